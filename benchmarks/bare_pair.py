@@ -73,6 +73,13 @@ class BarePair:
         self.ready_s = time.monotonic() - began
         return self
 
+    def pids(self) -> list[int]:
+        """Of the servers and of all that they started."""
+        import psutil
+
+        servers = [psutil.Process(process.pid) for process in self._processes]
+        return [each.pid for server in servers for each in (server, *server.children(recursive=True))]
+
     def network(self) -> contextlib.AbstractContextManager[None]:
         """Within it this thread, and what it starts, reaches the servers: on two hosts from that of prefill."""
         return network_of(self._pair.hosts[0].pid if self._pair else None)

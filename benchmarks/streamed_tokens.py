@@ -13,43 +13,21 @@ seconds without any request is taken off. The difference of the two, by the chun
 from __future__ import annotations
 
 import argparse
-import os
-import re
 import sys
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from process_cpu import cpu_s  # noqa: E402
 
 from pdlab.bench.client.processes import LoadClient  # noqa: E402
 from pdlab.bench.client.protocol import ClientLevel, slowed  # noqa: E402
 from pdlab.cluster import local_nodes  # noqa: E402
 from pdlab.deploy.endpoint import load_running  # noqa: E402
 
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-KINDS = {
-    "HAProxy": re.compile(r"(?:\S*/)?haproxy\s"),
-    "router": re.compile(r"ray::ServeReplica:[^:]*:LLMRouter"),
-    "ingress": re.compile(r"ray::ServeReplica:[^:]*:OpenAiIngress"),
-    "prefill": re.compile(r"ray::ServeReplica:[^:]*:Prefill"),
-    "decode": re.compile(r"ray::ServeReplica:[^:]*:(?:Decode|LLMServer|DPServer)"),
-}
-
-
-def cpu_s(nodes: local_nodes.LocalNodes) -> dict[str, float]:
-    """CPU seconds so far of every kind, user and system."""
-    total: dict[str, float] = {}
-    for pid in local_nodes.processes(nodes):
-        try:
-            title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-        except OSError:
-            continue
-        kind = next((name for name, pattern in KINDS.items() if pattern.match(f"{title} ")), None)
-        if kind is not None:
-            total[kind] = total.get(kind, 0.0) + (int(fields[11]) + int(fields[12])) / TICKS_PER_S
-    return total
+KINDS = ("HAProxy", "router", "ingress", "prefill", "decode")
 
 
 def main() -> int:
@@ -72,11 +50,11 @@ def main() -> int:
     with LoadClient() as client:
         warm = level.model_copy(update={"num_requests": 2 * args.concurrency, "seed": level.seed // 2})
         client.run(slowed(warm, rehearsal.slow_down or 1.0))
-        before, began = cpu_s(nodes), time.monotonic()
+        before, began = cpu_s(local_nodes.processes(nodes)), time.monotonic()
         answer = client.run(slowed(level, rehearsal.slow_down or 1.0))
-        took_s, after = time.monotonic() - began, cpu_s(nodes)
+        took_s, after = time.monotonic() - began, cpu_s(local_nodes.processes(nodes))
         time.sleep(took_s)
-        idle = cpu_s(nodes)
+        idle = cpu_s(local_nodes.processes(nodes))
     answered = [record for record in answer.records if record.ok]
     if len(answered) < args.prompts:
         raise SystemExit(f"{args.prompts - len(answered)} of {args.prompts} requests failed")

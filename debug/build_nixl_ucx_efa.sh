@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Build UCX with EFA (SRD) and CUDA, and NIXL against it, into a prefix; --help for the options.
 #
-# Why: the nixl wheel bundles a UCX whose EFA module needs the system's libefa and an rdma-core that fits; where it
-# does not fit, UCX sees no EFA and KV goes over TCP without a word. Built here, both link against this system's own.
+# Why: the UCX in the nixl wheel has an EFA module that needs the system's libefa and a matching rdma-core. Without a
+# match UCX finds no EFA, and KV moves over TCP without a message. This build links both against the system's libraries.
 set -euo pipefail
 
-UCX_COMMIT=v1.21.0 # UCX_MAX_HCA_PER_GPU=auto, with which NIXL spreads over all devices of a GPU, is of 1.21
-NIXL_COMMIT=1.3.2  # what ray[serve,llm] 2.60 pins: prefill and decode must run the same
+UCX_COMMIT=v1.21.0 # the first with UCX_MAX_HCA_PER_GPU=auto, with which NIXL uses all devices of a GPU
+NIXL_COMMIT=1.3.2  # pinned by ray[serve,llm] 2.60: prefill and decode must have the same version
 UCX_LEAST=1.20
 UCX_GIT=https://github.com/openucx/ucx.git
 NIXL_GIT=https://github.com/ai-dynamo/nixl.git
@@ -24,20 +24,20 @@ usage: debug/build_nixl_ucx_efa.sh [options]
 
   --prefix DIR       install there (default $prefix)
   --build DIR        sources and objects (default PREFIX/build); finished steps are not repeated
-  --ucx-source PATH  folder or tarball of UCX, where $UCX_GIT is out of reach
-  --nixl-source PATH folder or tarball of NIXL, likewise
+  --ucx-source PATH  folder or tarball of UCX, if $UCX_GIT cannot be reached
+  --nixl-source PATH folder or tarball of NIXL, if $NIXL_GIT cannot be reached
   --python PATH      the Python that serves (default $python)
   --wheel            also make a wheel to ship to other nodes (debug/install_on_nodes.py)
-  --without-efa      leave out EFA: a host without it, for a try
-  --without-cuda     leave out CUDA, likewise
-  --without-devices  build with EFA and CUDA where neither device is, as in an image: look at what was built
-                     in place of trying it
+  --without-efa      build without EFA, for a test on a host without it
+  --without-cuda     build without CUDA, for a test on a host without it
+  --without-devices  build with EFA and CUDA on a machine without these devices, as for an image: check only the
+                     built files, and do not run them
   --jobs N           compilers at once (default $jobs)
   --dry-run          print the steps and their commands, do nothing
   --help             this text
 
-Steps: check, ucx-source, ucx, nixl-source, nixl, verify, and wheel. Run it again after a failure: it goes on with
-the step that failed. Then: python debug/test_nixl_connector_ray.py --strategy spread --backends UCX
+Steps: check, ucx-source, ucx, nixl-source, nixl, verify, and wheel. After a failure run it again: it continues with
+the failed step. Then: python debug/test_nixl_connector_ray.py --strategy spread --backends UCX
 END
 }
 
@@ -86,17 +86,17 @@ done
 [[ $prefix = /* ]] || bad_usage "--prefix $prefix: must be an absolute path"
 build=${build:-$prefix/build}
 
-# state PATH: what a source is now, so that one that was edited or downloaded anew is not taken for the old one.
+# state PATH: a checksum of a source, so that a changed source is built again.
 state() {
     if [ -d "$1" ]; then find "$1" -type f -printf '%T@ %s %P\n' | sort; else cat "$1"; fi | cksum | tr ' ' -
 }
 
-# What was built with which options: other options, or other sources, build anew.
+# Sources and options of the build: a finished step is repeated if they change.
 recipe="ucx=$UCX_COMMIT${ucx_source:+:$ucx_source:$(state "$ucx_source")}"
 recipe="$recipe nixl=$NIXL_COMMIT${nixl_source:+:$nixl_source:$(state "$nixl_source")}"
 recipe="$recipe efa=${efa:-no} cuda=${cuda:-no} prefix=$prefix python=$python"
 
-# Reads between two agents, checks every byte, and that the UCX which did it is the one just built.
+# Reads from one agent to another, checks every byte, and checks that this used the UCX of this build.
 READ='
 import ctypes, os, sys, time
 import nixl._api as api
@@ -130,7 +130,7 @@ run() {
     fi
 }
 
-step() { # step NAME: run the function of that name once for this recipe
+step() { # step NAME: run the function do_NAME once for this recipe
     local name=$1 stamp=$build/.done-$1
     if [ -n "$dry" ]; then
         printf '%s\n' "$name:"
@@ -139,7 +139,7 @@ step() { # step NAME: run the function of that name once for this recipe
         say "$name: done before"
     else
         say "$name"
-        # A subshell, so that a step that changes folder or fails does so alone; not in a condition, where -e is off.
+        # In a subshell, so that a step may change its folder or fail. Not in a condition, which would turn -e off.
         local code=0
         set +e
         (
@@ -148,7 +148,7 @@ step() { # step NAME: run the function of that name once for this recipe
         )
         code=$?
         set -e
-        [ "$code" -eq 0 ] || fail "$name failed; see above, mend it, and run this again: finished steps are kept"
+        [ "$code" -eq 0 ] || fail "$name failed; see above, fix the cause, and run this again: finished steps are kept"
         mkdir -p "$build"
         printf '%s' "$recipe" >"$stamp"
     fi
@@ -192,7 +192,7 @@ fetch() { # fetch SOURCE GIT COMMIT FOLDER
     run mkdir -p "$build"
     if [ -z "$1" ]; then
         run git clone --quiet "$2" "$4"
-        # Projects write their tags with and without a v.
+        # A project's tags may begin with v.
         if [ -z "$dry" ] && ! git -C "$4" rev-parse --quiet --verify "$3^{commit}" >/dev/null; then set -- "$1" "$2" "v$3" "$4"; fi
         run git -C "$4" checkout --quiet "$3"
         [ -n "$dry" ] || say "$2 $3 is commit $(git -C "$4" rev-parse HEAD)"
@@ -210,7 +210,7 @@ do_nixl_source() { fetch "$nixl_source" "$NIXL_GIT" "$NIXL_COMMIT" "$build/nixl"
 do_ucx() {
     run cd "$build/ucx"
     if [ -n "$dry" ] || [ ! -x configure ]; then run ./autogen.sh; fi
-    # As in UCX's contrib/configure-release, but for its logging: the table of protocols is what proves the wire.
+    # As in UCX's contrib/configure-release, but with logging: the table of protocols proves the wire.
     local options=(--prefix="$prefix" --enable-shared --disable-static --disable-doxygen-doc --enable-optimizations
         --disable-debug --disable-assertions --disable-params-check --enable-devel-headers --enable-cma --enable-mt
         --without-go --without-java)
@@ -232,7 +232,7 @@ do_nixl() {
     run rm -rf "$build/nixl-objects"
     run "$python" -m mesonbuild.mesonmain setup "$build/nixl-objects" "${options[@]}"
     run "$python" -m mesonbuild.mesonmain install -C "$build/nixl-objects"
-    # The Python package, built against the very same libraries.
+    # The Python package, built against the same libraries.
     run env PKG_CONFIG_PATH="$prefix/lib/pkgconfig" LD_LIBRARY_PATH="$prefix/lib" \
         "$python" -m pip install --no-deps --force-reinstall --target "$prefix/python" .
 }
@@ -250,7 +250,7 @@ verify_version() {
         "give --ucx-source of a later one"
 }
 
-do_verify_files() { # no device, no driver: ucx_info lists no srd here, and NIXL may not even load
+do_verify_files() { # without devices and drivers ucx_info lists no srd, and NIXL may not load
     verify_version
     local file wanted=("$prefix/lib/plugins/libplugin_UCX.so")
     if [ -n "$efa" ]; then wanted+=("$prefix/lib/ucx/libuct_ib_efa.so"); fi
@@ -274,16 +274,16 @@ do_verify() {
     fi
     if [ -n "$efa" ]; then
         "$prefix/bin/ucx_info" -d | grep 'Transport: srd' >/dev/null || fail "UCX built, but ucx_info shows no srd" \
-            "UCX_LOG_LEVEL=info UCX_MODULE_LOG_LEVEL=info $prefix/bin/ucx_info -d tells why"
+            "UCX_LOG_LEVEL=info UCX_MODULE_LOG_LEVEL=info $prefix/bin/ucx_info -d shows the reason"
     fi
     env LD_LIBRARY_PATH="$prefix/lib" NIXL_PLUGIN_DIR="$prefix/lib/plugins" PYTHONPATH="$prefix/python" \
         "$python" -c "$READ" "$prefix" || fail "the NIXL built does not read" \
         "built: $(cd "$prefix/python" 2>/dev/null && echo nixl*); \`import nixl\` takes nixl_cuNN of torch's CUDA version"
-    # That read may have gone through shared memory. Whether both ends of one process can meet over SRD was never tried
-    # on EFA hardware, so a refusal is told and does not stop the build.
+    # That read may have used shared memory. It is unknown whether one process can connect to itself over SRD (never run
+    # on EFA hardware), so a failure is reported and does not stop the build.
     if [ -n "$efa" ] && ! env UCX_TLS=srd LD_LIBRARY_PATH="$prefix/lib" NIXL_PLUGIN_DIR="$prefix/lib/plugins" \
         PYTHONPATH="$prefix/python" "$python" -c "$READ" "$prefix"; then
-        say "NIXL did not read with UCX_TLS=srd alone: prove the wire between two nodes before you trust this build"
+        say "NIXL did not read with only UCX_TLS=srd: check the wire between two nodes before you trust this build"
     fi
 }
 

@@ -203,6 +203,7 @@ FOREIGN: dict[str, str] = {
         ),
         "HAProxy's configuration and log": (
             "    option abortonclose\n",
+            "local function _route_via_ingress_request_router(txn, app, pool, replica_map)\n",
             "bind *:{{ config.stats_port }}",
             "bind :{{ config.metrics_port }}",
             "cannot bind socket .*:(\\d+)\\]",

@@ -1,10 +1,10 @@
-"""A curve and its bootstrap draws: what it gives at any bound, with a standard error.
+"""A curve and its bootstrap draws: its value at any bound, with a standard error.
 
-A curve is the straight line through its valid levels, in the order of load, and is never extended
-beyond them. A draw moves every level by resampled repeats (`intervals.resample`); the levels of one
-curve share the weights of a repeat, so that what one repeat has in common moves them together. The draws
-have the repeats' own scatter; a figure read off several curves is moderated as a whole
-(`shrinkage.moderate_all`), because how latency and throughput go together is as uncertain as each.
+A curve is the straight line through its valid levels, in the order of load. It is never extended beyond them. A draw
+moves every level by resampled repeats (`intervals.resample`). The levels of one curve share the weights of a repeat, so
+that the effect of one repeat moves them together. The draws have the repeats' own scatter. A figure read off several
+curves is moderated as a whole (`shrinkage.moderate_all`), because the relation of latency and throughput is as
+uncertain as each of them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from pdlab.analysis.intervals import Array, Basis, Estimate, multipliers, resamp
 from pdlab.analysis.polylines import highest
 from pdlab.analysis.power import SINGLE_REPEAT_SD
 
-# The standard error of a standard error from so many draws is 1 / sqrt(2 * 500), 3 %.
+# The standard error of a standard error is then 1 / sqrt(2 * 500), 3 %.
 DRAWS = 500
 SEED = 20251113
-# A bound that this share of the draws does not reach is at the edge of what was measured.
+# A bound is at the edge of the measurement if more than this share of the draws does not reach it.
 MAX_UNREACHED = 0.05
 
 PointFigure = Callable[[Point], Estimate | None]
@@ -41,8 +41,8 @@ class LevelFigure(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DrawnLine:
-    """One line of a curve: ``y`` (1 + draws, points) against figures that are better when lower, ``x``
-    (1 + draws, points, figures). Row 0 is the estimate."""
+    """One line of a curve: ``y`` (1 + draws, points) against figures that are better when lower, ``x`` (1 + draws,
+    points, figures). Row 0 is the estimate."""
 
     x: Array
     y: Array
@@ -50,7 +50,7 @@ class DrawnLine:
     basis: Basis | None
 
     def mirrored(self) -> DrawnLine:
-        """x, one figure, and y exchanged: "highest y at most x" answers "lowest x at least y" with its sign turned."""
+        """x (of one figure) and y exchanged and negated: "highest y at most x" then answers "lowest x at least y"."""
         return DrawnLine(-self.y[:, :, None], -self.x[:, :, 0], self.dof, self.basis)
 
     def reach(self, bounds: Array) -> Array:
@@ -58,7 +58,7 @@ class DrawnLine:
         return highest(self.x, self.y, bounds.reshape(len(bounds), -1))
 
     def estimates(self, reached: Array) -> list[Estimate | None]:
-        """One per column of what `reach` (or a function of it) gave; None if the estimate is NaN."""
+        """One per column of the result of `reach` (or a function of it); None if the estimate is NaN."""
         estimates: list[Estimate | None] = []
         for column in reached.T:
             value, draws = float(column[0]), column[1:]
@@ -85,8 +85,8 @@ def line(
 ) -> DrawnLine | None:
     """The line through ``points``, all figures known at each; None without points.
 
-    With a single repeat anywhere, a scatter between repeats is assumed, of latencies and of rates, common to all levels
-    of the curve.
+    If any level has a single repeat, an assumed scatter between repeats is added: one for the latencies and one for the
+    rates, common to all levels of the curve.
     """
     if not points:
         return None
@@ -102,7 +102,7 @@ def line(
         starts = 1 + SINGLE_REPEAT_SD[curve.gpus.device] * generator.standard_normal((len(weights), 2))
         drawn[1:] *= np.maximum(starts, 0.0)[:, [*(0 for _ in x), 1], None]
     if not np.ptp(drawn, axis=0).any():
-        drawn = drawn[:2]  # No scatter is known: one draw stands for all.
+        drawn = drawn[:2]  # Without a known scatter all draws are equal.
     return DrawnLine(
         x=drawn[:, :-1].swapaxes(1, 2) * x_factor,
         y=drawn[:, -1] * y_factor,

@@ -1,9 +1,9 @@
 """Faults and the requests around them -> outcomes, recovery, throughput, memory. Pure.
 
-A request belongs to a fault when it was in flight as the fault began, or was sent from then until the deployment had
-recovered (or the next fault began). Recovered: so many requests, one sent after the other after the fault's last act,
-were answered right; the moment is when the first of them ended. Requests are taken in the order in which they were
-sent, so that one that hangs does not count as a recovery's end.
+A request belongs to a fault if it was in flight when the fault began, or was sent from then until the deployment had
+recovered (or the next fault began). Recovery: a given number of requests, sent one after the other after the fault's
+last act, were all answered right. Its moment is the end of the first of them. Requests are taken in the order of
+sending, so that a hanging request does not end a recovery.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from pdlab.results.chaos import REQUEST_OUTCOMES, Chaos, ChaosRequest, ChaosSamp
 
 BUCKET_S = 1.0
 MOST_BUCKETS = 400
-FLAT = 0.05  # growth of resident memory from the first third to the last that is called flat
+FLAT = 0.05  # growth of resident memory from the first third to the last that counts as flat
 LEAST_SAMPLES = 6
-MIB_NOISE = 32.0  # of all processes together: allocators of fresh processes fill up
+MIB_NOISE = 32.0  # of all processes together: allocators of new processes fill up
 
 
 def recovery_s(fault: InjectedFault, requests: Sequence[ChaosRequest], answers: int) -> float | None:
-    """Seconds from the fault's beginning to the end of the first of ``answers`` right answers in a row, all sent after
-    the fault's last act: what a kill brings down may go on answering for a second. None: never.
+    """Seconds from the begin of the fault to the end of the first of ``answers`` right answers in a row; None: never.
 
-    Requests whose client left on purpose say nothing and are passed over."""
+    All of them are sent after the fault's last act, because a killed process may answer for another second. Requests
+    whose client left on purpose are skipped.
+    """
     over_s = max(fault.began_s, fault.ended_s)
     after = sorted((r for r in requests if r.sent_s >= over_s and r.outcome != "left"), key=lambda r: r.sent_s)
     row: list[ChaosRequest] = []
@@ -57,12 +58,12 @@ class FaultOutcome(NamedTuple):
 
     @property
     def requests(self) -> int:
-        """Those that say something: without clients that left."""
+        """Their number, without those whose client left."""
         return sum(count for outcome, count in self.outcomes.items() if outcome != "left")
 
 
 def fault_outcomes(chaos: Chaos) -> list[FaultOutcome]:
-    """Of every fault that was injected, in order of time."""
+    """One for each injected fault, in order of time."""
     injected = sorted((fault for fault in chaos.faults if fault.outcome == "injected"), key=lambda f: f.began_s)
     results = []
     for place, fault in enumerate(injected):
@@ -115,7 +116,7 @@ def total(requests: Sequence[ChaosRequest]) -> dict[RequestOutcome, int]:
 
 
 def faulted(chaos: Chaos) -> int:
-    """Requests that belong to at least one fault, each counted once, clients that left not."""
+    """Number of requests that belong to at least one fault, without those whose client left."""
     spans = [(each.fault.began_s, min(each.next_s, each.over_s)) for each in fault_outcomes(chaos)]
     return sum(
         any(r.end_s >= began and r.sent_s < until for began, until in spans)
@@ -136,14 +137,15 @@ class ServedByHealthy(NamedTuple):
 
 
 def served_by_healthy(chaos: Chaos) -> ServedByHealthy | None:
-    """Requests that healthy replicas could serve, and how many of them succeeded; None where there were none.
+    """Requests that healthy replicas could serve, and how many were answered right; None if there were none.
 
-    Such a request was sent at or after the beginning of a fault that spared a replica of every pool, and before the
-    deployment had recovered from it and all its replicas ran again (or the next fault began); no other fault that
-    spared none was in effect when it was sent. Requests in flight as the fault began are left out: part of their work
-    may be on what was hit, and which replica that was the client cannot know. A fault of a single act, a kill, takes
-    effect somewhere between its beginning and its end, tens of milliseconds on a busy machine: it counts from its end.
-    Clients that left are left out.
+    Such a request was sent at or after the begin of a fault that spared a replica of every pool. It was sent before the
+    deployment had recovered and all its replicas ran again (or the next fault began). No other fault that spared no
+    replica was in effect when it was sent.
+
+    Requests in flight when the fault began are left out: the client does not know whether a hit replica worked on them.
+    So are those whose client left. A fault of a single act (a kill) counts from its end, because it takes effect
+    between its begin and its end, tens of milliseconds apart on a busy machine.
     """
     within: dict[int, ChaosRequest] = {}
     without: set[int] = set()
@@ -162,8 +164,8 @@ def served_by_healthy(chaos: Chaos) -> ServedByHealthy | None:
 
 
 def whole_s(samples: Sequence[ChaosSample], since_s: float) -> float | None:
-    """When all replicas ran again, as a sample found, of which one was missed after ``since_s``; None: none was missed,
-    or they never did."""
+    """When all replicas ran again after one was missing after ``since_s``, by the samples. None: none was missing, or
+    they never all ran again."""
     wanted = next((each.running for each in samples if each.running), None)
     missed = False
     for each in samples:
@@ -175,7 +177,7 @@ def whole_s(samples: Sequence[ChaosSample], since_s: float) -> float | None:
 
 
 class ThroughputBin(NamedTuple):
-    """Requests that ended in a piece of time, by outcome, per second."""
+    """Requests per second that ended in a time bin, by outcome."""
 
     begins_s: float
     ends_s: float
@@ -183,7 +185,7 @@ class ThroughputBin(NamedTuple):
 
 
 def throughput(chaos: Chaos) -> list[ThroughputBin]:
-    """Over the time of the load, in pieces of a second or more."""
+    """Bins over the time of the load, of a second or more each."""
     length_s = max([chaos.run.loaded_s, *(r.end_s for r in chaos.requests)], default=0.0)
     width_s = max(BUCKET_S, math.ceil(length_s / MOST_BUCKETS))
     count = max(1, math.ceil(length_s / width_s))

@@ -1,6 +1,6 @@
-"""Which experiments may be compared: those of one model, one workload and one kind of device. Declared here alone.
+"""Which experiments may be compared: those of one model, one workload and one kind of device. Only declared here.
 
-Headlines, frontiers, rankings within bounds, crossovers and the P:D ratio all ask this module.
+Headlines, frontiers, rankings within bounds, crossovers and the P:D ratio all use this module.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Means of some hundred requests drawn from one set of conversations, whose length
 long, differ by 5 to 10 % by chance; so do answers that end at their end-of-sequence token. A workload that is meant to
 be another one differs by more. Rates and latencies may differ by about the same share, so the difference is printed.
 """
-# Kinds of load whose levels are compared, each with its own. A ramp is no level of one load: its figures are means over
-# rates of which a deployment keeps up with some. A replay is the same requests at the same moments.
+# Kinds of load whose levels are compared, each only within its kind. A ramp is left out: its figures are means over
+# several rates, and a deployment keeps up with some of them. A replay is the same requests at the same moments.
 COMPARED_LOADS: tuple[LoadKind, ...] = ("concurrency", "rate", "replay")
 HAVE = "the experiments have "
 Obstacle = Literal["model", "workload", "rehearsal", "device", "size"]
@@ -30,8 +30,8 @@ OBSTACLES: tuple[Obstacle, ...] = ("model", "workload", "rehearsal", "device", "
 
 
 class Group(NamedTuple):
-    """Curves of which every two may be compared. ``name``: what distinguishes them from other groups; None for one
-    group alone."""
+    """Curves of which every two may be compared. ``name`` distinguishes them from other groups; None for a single
+    group."""
 
     curves: tuple[Curve, ...]
     name: str | None
@@ -55,13 +55,15 @@ def same_model(first: str, second: str) -> bool:
 
 
 def same_workload(first: Iterable[Workload], second: Iterable[Workload]) -> bool:
-    """Whether the requests of two sweeps are alike: mode, kind of lengths and shared prefix are equal, and their ranges
-    of mean lengths are no further apart than `LENGTH_TOLERANCE`."""
+    """Whether the requests of two sweeps are alike.
+
+    Mode, kind of lengths and shared prefix must be equal. The ranges of mean lengths must be within `LENGTH_TOLERANCE`.
+    """
     return _asked(first).like(_asked(second))
 
 
 class WorkloadKey(NamedTuple):
-    """What is compared of the workloads of a sweep. ``means``: fewest and most tokens in the mean, of the input and of
+    """The compared properties of the workloads of a sweep. ``means``: (fewest, most) mean tokens of the input and of
     the output."""
 
     kinds: frozenset[tuple[str, str, int]]
@@ -78,7 +80,7 @@ def _asked(workloads: Iterable[Workload]) -> WorkloadKey:
 
 
 class ComparisonKey(NamedTuple):
-    """What decides with which other curves a curve may be compared. ``asked``: None where no level says it."""
+    """Decides with which other curves a curve may be compared. ``asked``: None if no level has a workload."""
 
     model: str | None
     asked: WorkloadKey | None
@@ -88,7 +90,7 @@ class ComparisonKey(NamedTuple):
     size: int | None
 
     def obstacles(self, other: ComparisonKey) -> list[Obstacle]:
-        """Why not with the other one; empty where they may be compared."""
+        """What prevents a comparison with the other one; empty if they may be compared."""
         if self == other:
             return []
         found: dict[Obstacle, bool] = {
@@ -106,7 +108,7 @@ class ComparisonKey(NamedTuple):
 
 
 def nature(curve: Curve, view: View) -> ComparisonKey:
-    """Of many curves it is worked out once each. The size counts where the view does not normalise."""
+    """The key of a curve; compute it once per curve. The size counts only if the view does not normalise."""
     workloads = workloads_of(curve)
     return ComparisonKey(
         model=curve.model,
@@ -123,7 +125,7 @@ def _kind(workload: Workload) -> tuple[str, str, int]:
 
 
 def near(first: float, second: float) -> bool:
-    """Whether two mean lengths are no further apart than `LENGTH_TOLERANCE`."""
+    """Whether two mean lengths are within `LENGTH_TOLERANCE`."""
     return max(first, second) <= (1 + LENGTH_TOLERANCE) * min(first, second)
 
 
@@ -133,12 +135,12 @@ def _ranges_near(first: tuple[float, float], second: tuple[float, float]) -> boo
 
 
 def alike_at(first: Point, second: Point) -> bool:
-    """Whether the requests of two levels are alike; True where a level does not say what was asked of it."""
+    """Whether the requests of two levels are alike; True if a level has no workload."""
     return not first.workloads or not second.workloads or same_workload(first.workloads, second.workloads)
 
 
 def one_model(first: str | None, second: str | None) -> bool:
-    """Whether two experiments are of one model. Two models that are not known are taken as one."""
+    """Whether two experiments are of one model. Two unknown models count as one."""
     if first is None or second is None:
         return first is second
     return same_model(first, second)
@@ -173,7 +175,7 @@ def _name(curves: Sequence[Curve], obstacle: Obstacle) -> str:
 
 
 def _between(members: Sequence[Sequence[Curve]], view: View) -> list[Obstacle]:
-    # Many curves are of a few natures.
+    # Many curves share few keys.
     natures = dict.fromkeys(frozenset(nature(curve, view) for curve in each) for each in members)
     found = {
         obstacle
@@ -186,7 +188,7 @@ def _between(members: Sequence[Sequence[Curve]], view: View) -> list[Obstacle]:
 
 
 def incomparable(curves: Sequence[Curve], view: View) -> str | None:
-    """Why not all of these experiments may be compared with each other; None if they may."""
+    """Why these experiments may not all be compared with each other; None if they may."""
     apart = _between([[curve] for curve in own(curves)], view)
     reasons = [_reason(curves, obstacle) for obstacle in apart]
     return (
@@ -198,7 +200,7 @@ def incomparable(curves: Sequence[Curve], view: View) -> str | None:
 
 
 def _reason(curves: Sequence[Curve], obstacle: Obstacle) -> tuple[str, str]:
-    """Two parts of a clause; the first is left out where another clause with it comes before."""
+    """Subject and predicate of a clause; a repeated subject is left out."""
     if obstacle == "rehearsal":
         return "", "some experiments were rehearsed with simulated engines and some were not"
     if obstacle == "device":
@@ -212,7 +214,7 @@ def _reason(curves: Sequence[Curve], obstacle: Obstacle) -> tuple[str, str]:
 
 
 def _words(curves: Sequence[Curve], obstacle: Obstacle) -> str:
-    """What curves of one group have in common there."""
+    """The common property of the curves of one group, in words."""
     first = curves[0]
     if obstacle == "model":
         return models_text(curves)
@@ -232,7 +234,7 @@ def models_text(curves: Sequence[Curve]) -> str:
 
 
 def workloads_text(curves: Sequence[Curve]) -> str:
-    """The workloads of these curves as one, where they say what was asked of them."""
+    """The workloads of these curves as one, if they are known."""
     known = [workload for curve in curves for workload in workloads_of(curve)]
     return workloads_name(known) if known else listed(list(dict.fromkeys(curve.workload for curve in curves)))
 

@@ -1,12 +1,11 @@
-"""Which configuration is best at which throughput, and where one takes over from another.
+"""Which configuration is best at which throughput, and where the best one changes.
 
-At a throughput y a configuration offers the lowest latency at which it gives at least y; below its
-lowest level it offers that level's, though it may be better there. Between two neighbouring valid
-levels its curve is taken as straight; above its highest throughput it offers nothing. The best at y
-has the lowest latency.
+At a throughput y a configuration offers its lowest latency at y or more. Below its lowest level it offers that level's
+latency, though the true one may be lower. Between two neighbouring valid levels its curve is straight; above its
+highest throughput it offers nothing. The best at y has the lowest latency.
 
-A crossing has an interval after Fieller: the throughputs around it at which the two cannot be told
-apart. If it extends to the end of what both have measured, that end of the interval is unknown.
+The interval of a crossing is Fieller's: the throughputs around it at which the two are not distinguishable. If it
+extends to the end of what both have measured, that end of the interval is unknown.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ STEPS = 120
 
 
 class BestRange(Frozen):
-    """``label`` is the best from ``low`` to ``high`` throughput; ``rivals`` are not distinguishable from it
-    over most of that range."""
+    """``label`` is the best from ``low`` to ``high`` throughput. ``rivals`` are not distinguishable from it over most
+    of that range."""
 
     label: str
     low: float
@@ -43,8 +42,8 @@ class BestRange(Frozen):
 class BestChange(Frozen):
     """At ``throughput``, ``after`` becomes better than ``before``; the interval is from ``low`` to ``high``.
 
-    None for a side on which the two are not distinguishable up to the end of the measurement. ``kind``:
-    the curves cross, or ``before`` ends there: its highest measured throughput.
+    None: on that side the two are not distinguishable up to the end of the measurement. ``kind``: the curves cross, or
+    ``before`` ends there at its highest measured throughput.
     """
 
     before: str
@@ -61,16 +60,17 @@ class BestChange(Frozen):
 
 
 class Crossovers(Frozen):
-    """In the order of throughput: which configuration is best, and where that changes. One reign and no takeover:
-    one configuration is best throughout."""
+    """The best configuration by increasing throughput, and its changes."""
 
     reigns: tuple[BestRange, ...]
     takeovers: tuple[BestChange, ...]
 
 
 class GroupCrossovers(NamedTuple):
-    """The crossovers of the ``curves`` of one group that may be compared, in one kind of load. ``kind`` is None if the
-    group was measured in one kind of load only; ``group`` as in `pdlab.analysis.comparable.Group`."""
+    """The crossovers of the ``curves`` of one comparable group in one kind of load.
+
+    ``kind``: None if the group was measured in only one kind. ``group``: see `pdlab.analysis.comparable.Group`.
+    """
 
     group: str | None
     kind: LoadKind | None
@@ -103,19 +103,19 @@ def group_crossovers(curves: Sequence[Curve], view: View) -> list[GroupCrossover
 def crossovers(curves: Sequence[Curve], view: View) -> Crossovers | None:
     """The best configuration at every measured throughput; None without two configurations to compare.
 
-    Latencies and throughputs as the view has them. With a single repeat anywhere the scatter between
-    repeats is assumed, see `pdlab.analysis.bootstrap`.
+    Latencies and throughputs are the view's. With a single repeat in any level the scatter between repeats is assumed,
+    see `pdlab.analysis.bootstrap`.
     """
     own_curves = own(curves)
     if sum(any(p.valid and p.latency(view) is not None for p in curve.points) for curve in own_curves) < 2:
-        return None  # before anything is drawn, which takes the time
+        return None  # before the draws, which take most of the time
     curve_lines = [(curve.label, lines_of(curve, view)) for curve in own_curves]
     curve_lines = [(label, its_lines) for label, its_lines in curve_lines if its_lines]
     if len(curve_lines) < 2:
         return None
     ends = [_range(line) for _, its_lines in curve_lines for line in its_lines]
     low, high = min(end[0] for end in ends), max(end[1] for end in ends)
-    # The top of every curve is on the grid, so that none is cut short by a step.
+    # The highest throughput of every curve is on the grid, so that a step cuts none short.
     grid = np.unique(np.concatenate([np.linspace(low, high, STEPS), np.array([end[1] for end in ends])]))
     columns = [
         moderate_all(column) for column in zip(*(_offer(its_lines, grid) for _, its_lines in curve_lines), strict=True)
@@ -184,7 +184,7 @@ def _is_better(offers: Sequence[_GridLatency], leader: int, rival: int, g: int, 
         return rival_latency is None
     if latency.edge:
         return False
-    # Interactivity is carried with its sign turned: the magnitudes compare the other way round.
+    # Interactivity is stored negated, so the magnitudes compare in reverse.
     higher, lower = (rival_latency, latency) if view.lower_is_better else (_positive(latency), _positive(rival_latency))
     comparison = compare(higher, lower, view.confidence)
     return comparison is not None and comparison.verdict == "better"
@@ -211,31 +211,18 @@ def _takeover(offers: Sequence[_GridLatency], a: int, b: int, last_step: int, gr
     if before.latency[last_step + 1] is None:
         return BestChange(before=before.label, after=after.label, kind="ends", throughput=float(grid[last_step]))
 
-    def low_side(g: int) -> bool:
-        return _is_better(offers, a, b, g, view)
+    def first_clear(steps: range, leader: int, rival: int) -> float | None:
+        measured = (g for g in steps if before.latency[g] is not None and after.latency[g] is not None)
+        return next((float(grid[g]) for g in measured if _is_better(offers, leader, rival, g, view)), None)
 
-    def high_side(g: int) -> bool:
-        return _is_better(offers, b, a, g, view)
-
-    low = next(
-        (float(grid[g]) for g in range(last_step, -1, -1) if _both_measured(before, after, g) and low_side(g)), None
-    )
-    high = next(
-        (float(grid[g]) for g in range(last_step + 1, len(grid)) if _both_measured(before, after, g) and high_side(g)),
-        None,
-    )
     return BestChange(
         before=before.label,
         after=after.label,
         kind="crosses",
         throughput=_crossing(before, after, last_step, grid),
-        low=low,
-        high=high,
+        low=first_clear(range(last_step, -1, -1), a, b),
+        high=first_clear(range(last_step + 1, len(grid)), b, a),
     )
-
-
-def _both_measured(offer_a: _GridLatency, offer_b: _GridLatency, g: int) -> bool:
-    return offer_a.latency[g] is not None and offer_b.latency[g] is not None
 
 
 def _crossing(before: _GridLatency, after: _GridLatency, last_step: int, grid: Array) -> float:

@@ -26,15 +26,15 @@ Rate = Literal["requests", "output", "input", "total"]
 RequestsOf = Mapping[RunKey, Requests]
 
 METRICS: tuple[Metric, ...] = ("ttft", "tpot", "itl", "e2el")
-UNKNOWN_MODEL = "unknown"  # of a folder that others wrote, whose files name none
+UNKNOWN_MODEL = "unknown"  # of a published folder whose files name none
 
 
 class Gpus(Frozen):
     """What an experiment ran on. On a CPU cluster the unit is an engine rank, the slot of one GPU.
 
-    ``prefill`` and ``decode`` are None for a collocated deployment and where roles are not known. ``node``: GPUs of one
-    of its nodes. ``whole``: of the fewest whole nodes that take it, filled with copies of it, per copy; None: all
-    that it uses (ranks on CPUs, and where it was not worked out).
+    ``prefill`` and ``decode``: None for a collocated deployment and for unknown roles. ``node``: GPUs of one node.
+    ``whole``: GPUs of the fewest whole nodes that hold it, per copy if filled with copies; None: those in use (ranks on
+    CPUs, or not computed).
     """
 
     total: int = Field(ge=1)
@@ -45,11 +45,11 @@ class Gpus(Frozen):
     device: Literal["gpu", "cpu"] = "gpu"
 
     def of(self, role: CountedRole) -> int | None:
-        """GPUs of that role, all of them for ``all``; None where the role is not known."""
+        """GPUs of that role, all of them for ``all``; None if the role is unknown."""
         return {"all": self.total, "prefill": self.prefill, "decode": self.decode}[role]
 
     def counted(self, count: Count) -> float:
-        """What the whole deployment is divided by."""
+        """The number by which the whole deployment is divided."""
         return self.total if count == "used" or self.whole is None else self.whole
 
     @property
@@ -58,9 +58,9 @@ class Gpus(Frozen):
 
 
 class Figures(Frozen):
-    """What one level gave, whole deployment, not normalised.
+    """Figures of one level, of the whole deployment, not normalised.
 
-    ``latency_ms`` is metric -> statistic -> ms and holds what is known.
+    ``latency_ms``: metric -> statistic -> ms, of what is known.
     """
 
     requests_per_s: float
@@ -74,14 +74,14 @@ class Figures(Frozen):
         return self.input_tokens_per_s if metric == "input" else self.output_tokens_per_s
 
     def ms(self, metric: Metric, statistic: str) -> float | None:
-        """That statistic of that latency; None when not known."""
+        """That statistic of that latency; None if unknown."""
         return self.latency_ms.get(metric, {}).get(statistic)
 
     def latency(self, view: View) -> float | None:
-        """What the latency axis shows: ms, or tokens/s per user; None when not known.
+        """The value on the latency axis: ms, or tokens/s per user; None if unknown.
 
-        A chunk is its first token and chunk_size - 1 more: (chunk_size - 1) * TPOT + TTFT, of the
-        same statistic each (the p90 of a sum is not the sum of p90s: see docs/metrics.md).
+        A chunk is its first token and chunk_size - 1 more: (chunk_size - 1) * TPOT + TTFT, of the same statistic each
+        (the p90 of a sum is not the sum of p90s: see docs/metrics.md).
         """
         tpot, ttft = self.ms("tpot", view.statistic), self.ms("ttft", view.statistic)
         if view.use_interactivity:
@@ -94,15 +94,15 @@ class Figures(Frozen):
 
 
 class Sample(Figures):
-    """One repeat of a level. ``requests``: its requests one by one, where they were kept and loaded. ``count``: how
-    many its latencies are of, None: not known."""
+    """One repeat of a level. ``requests``: its requests, if they were kept and loaded. ``count``: the number of
+    requests behind its latencies, None: unknown."""
 
     repeat: int
     count: int | None = None
     requests: InstanceOf[Requests] | None = Field(default=None, exclude=True, repr=False)
 
     def scatter(self, metric: Metric, statistic: str) -> Estimate | None:
-        """That latency in ms with the scatter within this run; None where it is not known."""
+        """That latency in ms with the scatter within this run; None if unknown."""
         if self.requests is None or metric == "itl":
             return None
         estimate = self.requests.estimates(metric).get(statistic)
@@ -112,11 +112,11 @@ class Sample(Figures):
 class Point(Figures):
     """One level of one experiment: means over its repeats.
 
-    Where some repeats are valid, the means are over these and ``excluded`` counts the others; where
-    none is, they are over the invalid ones and ``valid`` is False. ``samples`` are the repeats that
-    the means are over, ``study`` is what stands beside it and tells how repeats scatter at large.
-    ``first_reasons``: why the first results of repeats that were measured twice were invalid. ``fresh``: some of its
-    repeats began on a KV pool that had never been full. ``workloads``: what was asked of its repeats, each once.
+    If some repeats are valid, the means are over these and ``excluded`` counts the others. If none is valid, the means
+    are over the invalid ones and ``valid`` is False. ``samples``: the repeats behind the means. ``study``: all levels
+    beside it, which show how repeats scatter in general. ``first_reasons``: why the first results of repeats that were
+    measured twice were invalid. ``fresh``: some repeat began on a KV pool that had never been full. ``workloads``: the
+    workloads of its repeats, each once.
     """
 
     kind: LoadKind
@@ -137,14 +137,14 @@ class Point(Figures):
 
     @property
     def load(self) -> str:
-        """``8`` in flight, ``2.5/s``, of a ramp ``to 2.5/s``, of a replay ``replay x1``."""
+        """``8`` in flight, ``2.5/s``, ``to 2.5/s`` for a ramp, ``replay x1``."""
         shown = {"concurrency": "{:g}", "rate": "{:g}/s", "ramp": "to {:g}/s", "replay": "replay x{:g}"}
         return shown[self.kind].format(self.value)
 
     def rate_estimate(self, metric: Rate) -> Estimate:
-        """Requests/s or tokens/s of the whole deployment, with what is known of its scatter.
+        """Requests/s or tokens/s of the whole deployment, with its scatter as far as known.
 
-        Over repeats; for one repeat over stretches of its window.
+        The scatter is between repeats; for one repeat it is between stretches of its window.
         """
 
         def of(figures: Figures) -> float:
@@ -155,7 +155,7 @@ class Point(Figures):
         return self._estimate(("rate", metric), of, of(self), within)
 
     def ms_estimate(self, metric: Metric, statistic: str) -> Estimate | None:
-        """That statistic of that latency with what is known of its scatter; None when not known."""
+        """That statistic of that latency with its scatter as far as known; None if unknown."""
         value = self.ms(metric, statistic)
         if value is None:
             return None
@@ -165,12 +165,15 @@ class Point(Figures):
         return self._estimate((metric, statistic), lambda figures: figures.ms(metric, statistic), value, within)
 
     def carries(self, statistic: str) -> bool:
-        """Whether every repeat has enough requests beyond a tail percentile for the figure to mean something."""
+        """Whether every repeat has enough requests beyond a tail percentile for a meaningful figure."""
         return self._beyond(statistic, MIN_BEYOND)
 
     def supports_interval(self, statistic: str) -> bool:
-        """Whether an interval of that statistic would hold: a tail takes more requests than its figure alone; a single
-        run of an open loop does not tell its own tail, whose slow requests come in bursts."""
+        """Whether an interval of that statistic would hold.
+
+        A tail's interval takes more requests than the tail itself. A single run of an open loop has no interval for its
+        tail, because slow requests come in bursts.
+        """
         if is_tail(statistic) and self.repeats == 1 and self.kind != "concurrency":
             return False
         return self._beyond(statistic, SURE_BEYOND)
@@ -180,7 +183,7 @@ class Point(Figures):
         return not is_tail(statistic) or all(beyond(statistic, count) >= least for count in counts)
 
     def latency_estimate(self, view: View) -> Estimate | None:
-        """`latency` with what is known of its scatter; None when the latency is not known."""
+        """`latency` with its scatter as far as known; None if the latency is unknown."""
         value = self.latency(view)
         if value is None:
             return None
@@ -193,7 +196,7 @@ class Point(Figures):
     def _estimate(
         self, key: Hashable, of: Callable[[Figures], float | None], value: float, within: Estimate | None
     ) -> Estimate:
-        """``value`` with the scatter between repeats; of one repeat that within the run, in relation."""
+        """``value`` with the scatter between repeats; for one repeat the relative scatter within the run."""
         values = [sample_value for sample in self.samples if (sample_value := of(sample)) is not None]
         if len(values) > 1:
             own = of_repeats(values)._replace(value=value)
@@ -203,7 +206,7 @@ class Point(Figures):
         return within.scaled(value / within.value)._replace(value=value)
 
     def _scatter(self, view: View) -> Estimate | None:
-        """Within one run. TTFT and TPOT of a chunk's sum are taken as unrelated."""
+        """Within one run. TTFT and TPOT of a chunk's sum count as independent."""
         parts: dict[Metric, float] = {"ttft": 1.0} if view.latency_mode != "token" else {}
         if view.latency_mode != "first_token":
             parts["tpot"] = view.chunk_size - 1.0 if view.latency_mode == "chunk" else 1.0
@@ -222,14 +225,11 @@ class Point(Figures):
 class Curve(Frozen):
     """One experiment ready to compare: points ordered by (load kind, load).
 
-    ``name`` is the folder's, ``label`` a short one that is unique among the curves loaded with it.
-    ``folder``: of several curves, empty where the curve is the only one of its folder.
-    ``settings`` are what the files of others say, key -> value. ``model`` is the one that was served, None where no
-    file says it. ``published`` names the source of a table taken
-    from elsewhere: shown, never ranked. ``splits`` has where the TTFT goes, by (kind of load, load), mean over valid
-    repeats, where the engines told.
-    ``searches`` are those for the highest rate within an SLO, of any repeat. ``tuning``: where its engine settings come
-    from, if they were searched for.
+    ``name``: the folder's. ``label``: short and unique among the curves loaded with it. ``folder``: empty if the curve
+    is the only one of its folder. ``settings``: key -> value in the files of others. ``model``: the served model, None
+    if no file names it. ``published``: source of a published table; such a curve is shown, never ranked. ``splits``:
+    breakdown of the TTFT by (kind of load, load), mean over valid repeats, if the engines reported it. ``searches``:
+    for the highest rate within an SLO, of any repeat. ``tuning``: the search for its engine settings, if any.
     """
 
     name: str
@@ -249,17 +249,17 @@ class Curve(Frozen):
     rehearsed: bool = False
 
     def scale(self, view: View) -> float:
-        """Factor from whole deployment to what the view shows: per node of ``gpus_per_node``, or 1.
+        """Factor from the whole deployment to the view's unit: per node of ``gpus_per_node``, or 1.
 
-        With a role in the view, only the GPUs of that role count. Raises StoreError where the
-        experiment has no such role: `has_role` tells.
+        With a role in the view, only the GPUs of that role count. Raises StoreError if the experiment has no such role
+        (`has_role`).
         """
         if not view.normalized:
             return 1.0
         return view.gpus_per_node / self.counted(view)
 
     def counted(self, view: View) -> float:
-        """GPUs by which the view divides: of whole nodes or those used, or a role's. Raises StoreError, see `scale`."""
+        """GPUs by which the view divides: of whole nodes, in use, or a role's. Raises StoreError, see `scale`."""
         gpus = self.gpus.counted(view.count) if view.role == "all" else self.gpus.of(view.role)
         if not gpus:
             raise StoreError(f"{self.name}: the number of its {view.role} {self.gpus.unit}s is not known")
@@ -270,7 +270,7 @@ class Curve(Frozen):
         return not view.normalized or bool(self.gpus.of(view.role))
 
     def throughput(self, point: Point, view: View) -> float:
-        """What the throughput axis shows, in tokens/s."""
+        """The value on the throughput axis, in tokens/s."""
         return point.tokens_per_s(view.throughput_metric) * self.scale(view)
 
     def lines(self) -> dict[LoadKind, list[Point]]:
@@ -282,9 +282,9 @@ class Curve(Frozen):
 
 
 def curves(experiments: Sequence[Experiment], requests: Sequence[RequestsOf] = ()) -> tuple[Curve, ...]:
-    """All experiments as curves, in the order given. Raises StoreError when GPUs are not known.
+    """All experiments as curves, in the order given. Raises StoreError if GPUs are unknown.
 
-    ``requests``: per experiment, in the same order, the requests of its runs as far as loaded.
+    ``requests``: per experiment, in the same order, the loaded requests of its runs.
     """
     labels = short_labels(experiments)
     loaded = requests or [{}] * len(experiments)
@@ -310,7 +310,7 @@ def curves(experiments: Sequence[Experiment], requests: Sequence[RequestsOf] = (
 
 
 def model_of(experiment: Experiment) -> str | None:
-    """The model that was served; None where no file says it."""
+    """The served model; None if no file names it."""
     deployment = experiment.manifest.deployment
     if experiment.model is not None or deployment is None or any(run.model for run in experiment.runs):
         return experiment.model
@@ -318,9 +318,9 @@ def model_of(experiment: Experiment) -> str | None:
 
 
 def drawn_once(curves: Sequence[Curve]) -> tuple[Curve, ...]:
-    """Curves of one measurement under several names as one, which carries them all: ``A = B``.
+    """Merges curves of one measurement under several names; the label is ``A = B``.
 
-    Those are alike in every figure of every level, in their GPUs and in their model.
+    Such curves are equal in every figure of every level, in their GPUs and in their model.
     """
     groups: dict[Hashable, list[Curve]] = {}
     for curve in curves:
@@ -359,7 +359,7 @@ def in_one_study(curves: Iterable[Curve]) -> tuple[Curve, ...]:
 
 
 def gpus_of(experiment: Experiment) -> Gpus:
-    """GPUs (or engine ranks) by role, from the manifest. Raises StoreError when it does not say."""
+    """GPUs (or engine ranks) by role, from the manifest. Raises StoreError if they are unknown."""
     manifest = experiment.manifest
     placement, cluster, deployment = manifest.placement, manifest.cluster, manifest.deployment
     device = placement.device if placement else cluster.device if cluster else "cpu" if manifest.local else "gpu"
@@ -376,7 +376,7 @@ def gpus_of(experiment: Experiment) -> Gpus:
 
 
 def _points(runs: Iterable[Run], requests: RequestsOf) -> Iterable[Point]:
-    # A repeat is a start: of several looks of a search in one of them the longest stands for it.
+    # A repeat is one start. If a search has several looks in it, the longest represents it.
     longest: dict[tuple[LoadKind, float, int], Run] = {}
     for run in sorted(runs, key=lambda run: run.num_requests if run.key.look else 0):
         longest[run.key.kind, run.key.value, run.key.repeat] = run
@@ -391,7 +391,7 @@ def _point(kind: LoadKind, value: float, runs: list[Run], requests: RequestsOf) 
     valid = [run for run in runs if run.validity.valid]
     used = valid or runs
     steady = [run.steady for run in used if run.steady is not None and run.steady.ttft is not None]
-    # A mean of steady and whole-run figures would be neither: all repeats of a level use one window.
+    # All repeats of a level use one window: a mean of steady and whole-run figures would be neither.
     window: Literal["steady", "whole"] = "steady" if len(steady) == len(used) else "whole"
     summaries = steady if window == "steady" else [run.whole for run in used]
     samples = tuple(
@@ -457,9 +457,9 @@ def _means(repeats: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def short_labels(experiments: Sequence[Experiment]) -> list[str]:
-    """One short unique label each: the configuration; where several share it, their workload or name too.
+    """One short unique label each: the configuration, with the workload or name if several share it.
 
-    Where all experiments are parts of one folder of others, its name is left out.
+    If all experiments are parts of one folder of others, its name is left out.
     """
     one_folder = len({e.manifest.label for e in experiments}) == 1
     short = [
@@ -486,7 +486,7 @@ def short_labels(experiments: Sequence[Experiment]) -> list[str]:
 
 
 def shared_settings(curves: Sequence[Curve]) -> dict[str, str]:
-    """Key -> value of what all of these curves have in common."""
+    """Key -> value of the settings that all of these curves share."""
     first, *others = curves
     return {
         key: value for key, value in first.settings.items() if all(each.settings.get(key) == value for each in others)
@@ -516,7 +516,8 @@ def workload_name(experiment: Experiment) -> str:
 
 
 def workloads_name(workloads: Iterable[Workload]) -> str:
-    """``5000:250``; ``1000:62-66`` where mean lengths differ from level to level, with what else distinguishes them."""
+    """``5000:250``; ``1000:62-66`` if mean lengths differ from level to level; with any other distinguishing
+    property."""
     means: dict[str, list[tuple[int, int]]] = {}
     for each in workloads:
         words = [each.lengths.label, "" if each.mode == "mixed" else each.mode]

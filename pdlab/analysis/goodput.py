@@ -1,18 +1,18 @@
-"""The most that a configuration serves within an SLO, who serves most, and by how much.
+"""The most that a configuration serves within an SLO, the best configuration, and its lead.
 
-Goodput as DistServe has it (Zhong et al., OSDI 2024): the highest rate at which the share of requests
-within every bound is at least the SLO's quantile. The share is counted request by request where the
-requests were kept. Where only percentiles are known, each bound alone is held against its own
-percentile: that is a necessary condition, not the same one (a request may miss one bound or the other).
-Where that very SLO was searched for (`pdlab.bench.slo_search`), the search's bracket is the answer, at its confidence.
+Goodput is DistServe's (Zhong et al., OSDI 2024): the highest rate at which the share of requests within every bound is
+at least the SLO's quantile. If the requests were kept, the share is counted request by request. If only percentiles are
+known, each bound is compared with its own percentile. That is a necessary condition, not the same one, because each
+request may miss another bound. If that SLO was searched for (`pdlab.bench.slo_search`), the search's bracket is the
+answer, at its confidence.
 
-A bound on the gaps between chunks (ITL p99, the longest stall) is answered by a search alone: gaps are not loaded here.
+Only a search answers a bound on the gaps between chunks (ITL p99, the longest stall): gaps are not loaded here.
 
-Between two neighbouring valid levels share and throughput are taken as straight; nothing is extended
-beyond the levels measured.
+Between two neighbouring valid levels share and throughput are straight lines; nothing is extended beyond the measured
+levels.
 
-That is goodput of open loops alone, which levels at request rates, ramps and searches are. The most that a closed loop
-gets through within the SLO is its capacity, another figure: the two are never in one ranking.
+Goodput is of open loops: levels at request rates, ramps and searches. The most that a closed loop serves within the SLO
+is its capacity, another figure. The two are never in one ranking.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ Loop = Literal["open", "closed"]
 
 
 class Capacity(Frozen):
-    """``throughput`` in tokens/s as the view counts them, ``requests_per_gpu_s`` good requests per GPU.
+    """``throughput`` in tokens/s in the view's unit; ``requests_per_gpu_s``: good requests per GPU.
 
-    ``how``: share counted over requests, each bound against its percentile, or searched for. ``capped``:
-    the highest load measured still meets the SLO, so there may be more. ``searches``: one for each repeat
-    that searched; the figures are then at the mean of their best rates, and one request/s of the whole
-    deployment is ``throughput_of_one`` as the view counts it.
+    ``how``: share counted over requests, each bound against its percentile, or searched for. ``capped``: the highest
+    measured load still meets the SLO, so there may be more. ``searches``: one for each repeat that searched; the
+    figures are then at the mean of their best rates. ``throughput_of_one``: throughput in the view's unit per request/s
+    of the whole deployment.
     """
 
     label: str
@@ -63,8 +63,8 @@ class Capacity(Frozen):
 
     @property
     def bracket_rps(self) -> Bracket:
-        """What the searches found, in requests/s of the whole deployment: the lowest end that meets the SLO
-        and the highest that misses it; None where one of them has no such end."""
+        """The result of the searches, in requests/s of the whole deployment: the lowest end that meets the SLO and the
+        highest that misses it. None if one of the searches has no such end."""
         lows = [each.low_rps for each in self.searches if each.low_rps is not None]
         highs = [each.high_rps for each in self.searches if each.high_rps is not None]
         count = len(self.searches)
@@ -72,12 +72,12 @@ class Capacity(Frozen):
 
     @property
     def bracket_confidence(self) -> float:
-        """Of each search; the lowest where they differ."""
+        """Of each search; the lowest if they differ."""
         return min(each.confidence for each in self.searches)
 
     def interval(self, level: float) -> Interval | None:
-        """Of the throughput. A search's requests are judged anew at that level; of several searches it
-        reaches from the lowest end to the highest."""
+        """Of the throughput. The requests of a search are judged anew at that level. Over several searches it reaches
+        from the lowest end to the highest."""
         if not self.searches:
             return self.throughput.interval(level)
         ends = [bracket_at(search, level) for search in self.searches]
@@ -88,11 +88,11 @@ class Capacity(Frozen):
 
 
 class SloRanking(Frozen):
-    """Capacities of one kind of loop by throughput, highest first, with the first compared with each other one.
+    """Capacities of one kind of loop by throughput, highest first; the first is compared with each other one.
 
-    ``missed`` meet the SLO at no level measured; ``unknown`` have neither requests nor the percentile; ``elsewhere``
-    were measured in the other kind of loop alone. ``group``: what distinguishes these experiments from others that
-    they may not be compared with.
+    ``missed``: meet the SLO at no measured level. ``unknown``: have neither requests nor the percentile. ``elsewhere``:
+    were measured only in the other kind of loop. ``group``: distinguishes these experiments from others that they may
+    not be compared with.
     """
 
     slo: Slo
@@ -106,7 +106,7 @@ class SloRanking(Frozen):
 
     @property
     def best(self) -> str | None:
-        """The configuration that is best beyond the noise; None where there is none or no telling."""
+        """The configuration that is best beyond the noise; None without one."""
         others = self.ranking[1:]
         return self.ranking[0].label if self.ranking and not any(ranked.tied for ranked in others) else None
 
@@ -115,7 +115,7 @@ class SloRanking(Frozen):
 def met_share(requests: Requests, slo: Slo) -> float:
     """Share of the requests of one run within every bound.
 
-    A request that failed is within none; one of a single output token has no TPOT to miss.
+    A failed request is within none; one of a single output token has no TPOT to miss.
     """
     count = len(requests) + requests.failed
     return int(_met(requests, slo).sum()) / count if count else 0.0
@@ -129,7 +129,7 @@ def met_estimate(requests: Requests, slo: Slo) -> Estimate:
     estimate = of_blocks(met.astype(np.float64), cut, met_share(requests, slo))
     if cut is None or estimate.standard_error is None:
         return estimate
-    # All or none within the bounds is no proof of certainty: at least the error of a share with two
+    # A share of 0 or 1 is not certain. The least error is that of a share with two
     # more hits and two more misses (Agresti and Coull 1998).
     guess = (int(met.sum()) + 2) / (count + 4)
     least = math.sqrt(guess * (1 - guess) / (count + 4))
@@ -141,7 +141,7 @@ def _met(requests: Requests, slo: Slo) -> NDArray[np.bool_]:
 
 
 def share_at(point: Point, slo: Slo) -> Estimate | None:
-    """Share of a level's requests within the SLO, mean over repeats; None where requests are not known."""
+    """Share of a level's requests within the SLO, mean over repeats; None if requests are unknown."""
     known = [sample.requests for sample in point.samples if sample.requests is not None]
     if len(known) < point.repeats or slo.of_gaps:
         return None
@@ -149,7 +149,7 @@ def share_at(point: Point, slo: Slo) -> Estimate | None:
 
 
 def goodput_at(point: Point, slo: Slo) -> Estimate | None:
-    """Requests/s within the SLO at one level, whole deployment; None where requests are not known."""
+    """Requests/s within the SLO at one level, whole deployment; None if requests are unknown."""
     known = [(sample.requests, sample) for sample in point.samples if sample.requests is not None]
     if len(known) < point.repeats or slo.of_gaps:
         return None
@@ -164,7 +164,7 @@ def goodput_at(point: Point, slo: Slo) -> Estimate | None:
 
 
 def capacity(curve: Curve, slo: Slo, view: View, loop: Loop) -> Capacity | Literal["missed", "unknown", "elsewhere"]:
-    """The most that the curve gives within the SLO in that kind of loop: by a search for it where there was one."""
+    """The most that the curve serves within the SLO in that kind of loop; by a search if there was one."""
     searches = tuple(search for search in curve.searches if search.slo == slo)
     if searches and curve.points and loop == "open":
         return _searched(curve, searches, view)
@@ -194,7 +194,7 @@ def capacity(curve: Curve, slo: Slo, view: View, loop: Loop) -> Capacity | Liter
 
 
 def _searched(curve: Curve, searches: tuple[SloSearch, ...], view: View) -> Capacity | Literal["missed", "unknown"]:
-    """The answer of finished and unfinished searches; a rate is turned into tokens by the requests measured."""
+    """The answer of finished and unfinished searches. The measured requests convert a rate into tokens."""
     best = [search.best_rps for search in searches if search.best_rps is not None]
     if not best:
         return "missed" if any(search.high_rps is not None for search in searches) else "unknown"
@@ -213,8 +213,7 @@ def _searched(curve: Curve, searches: tuple[SloSearch, ...], view: View) -> Capa
 
 
 def slo_rankings(curves: Sequence[Curve], slo: Slo, view: View) -> list[SloRanking]:
-    """`slo_ranking` of open loops, then of closed ones, as far as either was measured, for each group of experiments
-    that may be compared."""
+    """`slo_ranking` for each comparable group, of open loops, then of closed loops, as far as they were measured."""
     return [
         slo_ranking(group.curves, slo, view, loop, group.name)
         for group in groups(curves, view)
@@ -257,18 +256,18 @@ def slo_ranking(curves: Sequence[Curve], slo: Slo, view: View, loop: Loop, group
 
 
 def _how(points: Sequence[Point], slo: Slo) -> How | None:
-    """How the SLO can be judged at every one of these levels; None where it cannot."""
+    """How the SLO can be judged at every one of these levels; None if it cannot."""
     if not points or slo.of_gaps:
         return None
     if all(sample.requests is not None for point in points for sample in point.samples):
         return "requests"
-    # A point leaves out the tails that its repeats are too short to carry.
+    # A point lacks the tails for which its repeats are too short.
     known = all(_worst(figures, slo) is not None for point in points for figures in (point, *point.samples))
     return "percentiles" if known else None
 
 
 def _worst(figures: Figures, slo: Slo) -> float | None:
-    """The largest of latency percentile / bound, at most 1 where each bound is met; None: not known."""
+    """The largest ratio of a latency percentile to its bound; at most 1 if each bound is met. None: unknown."""
     statistic = f"p{100 * slo.quantile:g}"
     bounds: dict[Metric, float | None] = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "e2el": slo.e2el_s}
     times_s: list[float] = []

@@ -1,8 +1,7 @@
-"""Goodput per GPU over a grid of bounds on TTFT and TPOT, and which configuration has most of it in each cell.
+"""Goodput per GPU over a grid of bounds on TTFT and TPOT, and the best configuration in each cell.
 
-Goodput is of an open loop (DistServe, Zhong et al., OSDI 2024): levels at request rates alone are taken, never closed
-loops, whose capacity is another figure. Between two levels the share within the bounds is taken as straight; nothing
-is extended beyond the levels.
+Goodput is of open loops (DistServe, Zhong et al., OSDI 2024): only levels at request rates count. Between two levels
+the share within the bounds is a straight line; nothing is extended beyond the levels.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ if TYPE_CHECKING:
     from pdlab.analysis.loading import Loaded
 
 MILLION, HOUR_S = 1e6, 3600.0
-ALIKE = 0.05  # of two of which one is measured and one simulated, or both once, no closer ones are told apart
+ALIKE = 0.05  # configurations within this relative difference count as equal (single runs, or one is simulated)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RateLevel:
     """One open-loop level: ``served_rps`` requests/s of the whole deployment, and the latencies of its requests in
-    seconds (TPOT NaN where there was one token); ``failed`` were not answered."""
+    seconds (TPOT NaN for one token); ``failed``: requests without an answer."""
 
     served_rps: float
     ttft_s: Array
@@ -33,16 +32,16 @@ class RateLevel:
     failed: int = 0
 
     def share(self, slo: Slo) -> float:
-        """Of its requests within every bound."""
+        """Share of its requests within every bound."""
         count = len(self.ttft_s) + self.failed
-        # Without a bound on E2EL any number stands for it.
+        # There is no bound on E2EL: any number will do.
         return float(within(slo, self.ttft_s, self.tpot_s, self.ttft_s).sum()) / count if count else 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RateSweep:
-    """One configuration under growing request rates. ``gpus`` are those that are counted; ``output_tokens``: mean of
-    an answer."""
+    """One configuration under increasing request rates. ``gpus``: the number counted. ``output_tokens``: mean of an
+    answer."""
 
     label: str
     origin: Literal["measured", "simulated"]
@@ -53,21 +52,21 @@ class RateSweep:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Goodput in requests/s per GPU counted; 0 where the lowest rate misses the bounds. ``more``: the highest rate
-    meets them, so there may be more."""
+    """Goodput in requests/s per counted GPU; 0 if the lowest rate misses the bounds. ``more``: the highest rate meets
+    them, so there may be more."""
 
     goodput: float
     more: bool = False
 
     def cost(self, price_per_gpu_hour: float, output_tokens: float) -> float | None:
-        """Of a million output tokens; None where nothing is served."""
+        """Of a million output tokens; None if nothing is served."""
         per_s = self.goodput * output_tokens
         return price_per_gpu_hour / HOUR_S / per_s * MILLION if per_s else None
 
 
 @dataclass(frozen=True, slots=True)
 class GoodputMap:
-    """Of each configuration a cell per (TPOT bound, TTFT bound), in their order."""
+    """For each configuration a cell per (TPOT bound, TTFT bound), in their order."""
 
     ttft_s: tuple[float, ...]
     tpot_s: tuple[float, ...]
@@ -104,15 +103,18 @@ def cell(served: RateSweep, slo: Slo) -> Cell:
 
 
 class ShareAtRate(NamedTuple):
-    """``share`` of the requests is within the bounds at ``rate_rps``."""
+    """``share``: of the requests within the bounds at ``rate_rps``."""
 
     rate_rps: float
     share: float
 
 
 def crossing(levels: Sequence[ShareAtRate], quantile: float) -> tuple[float, bool]:
-    """Of levels by rate: the highest rate at which the share is at least the quantile, below the first that misses,
-    straight between the two (0: the lowest misses it); and whether every rate meets the SLO."""
+    """The highest rate with a share of at least the quantile, below the first rate that misses, straight between the
+    two.
+
+    ``levels`` are by rate. The rate is 0 if the lowest one misses. The second value: whether every rate meets the SLO.
+    """
     most, meeting = 0.0, None
     for level in levels:
         if level.share < quantile:
@@ -125,7 +127,7 @@ def crossing(levels: Sequence[ShareAtRate], quantile: float) -> tuple[float, boo
 
 
 def measured(loaded: Loaded) -> RateSweep | None:
-    """The valid open-loop levels of an experiment whose requests were kept; None where there is none."""
+    """The valid open-loop levels of an experiment whose requests were kept; None if there is none."""
     from pdlab.analysis.curves import gpus_of
 
     experiment = loaded.experiment

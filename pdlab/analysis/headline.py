@@ -1,15 +1,15 @@
-"""Whole curves compared: the mean ratio of two deployments over the loads that both were measured at.
+"""Whole curves compared: the mean ratio of two deployments over the loads at which both were measured.
 
-Of every repeat the mean logarithm of a figure over these loads is taken; a repeat is a start of its own, so their
-scatter is what the interval rests on (Student's t after Welch, `pdlab.analysis.intervals.compare`), and it does not
-matter how alike the levels of one start are. Every load counts alike, and no bound has to be chosen: another curve
-beside the two changes nothing but the share of the error that each comparison has.
+For every repeat the mean logarithm of a figure over these loads is taken. A repeat is an independent start, so the
+interval rests on the scatter of the repeats (Student's t after Welch, `pdlab.analysis.intervals.compare`). The
+correlation of the levels of one start does not matter. Every load counts alike, and no bound has to be chosen. Another
+curve changes only the share of the error that each comparison has.
 
-Closed loops are compared with closed loops and open ones with open ones; between deployments of different sizes the
-loads per GPU are held against each other.
+Closed loops are compared with closed loops and open ones with open ones. Deployments of different sizes are compared at
+equal load per GPU.
 
-Of many curves there is a matrix. It compares every two at the loads that both have, and also at equal latency: what
-they serve within a bound on the latency, over all bounds that both meet.
+Many curves are compared in a matrix. It compares every two at the loads that both have, and also at equal latency:
+their throughput within a latency bound, over all bounds that both meet.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ Mask = NDArray[np.bool_]
 Figure = Literal["throughput", "ttft", "tpot"]
 FIGURES: tuple[Figure, ...] = ("throughput", "ttft", "tpot")
 MOST_SPELLED = 6
-"""Curves of a group that are compared one by one; of more there is a matrix."""
+"""Most curves of a group that are compared one by one; more are compared in a matrix."""
 LATENCY_STEPS = 64
 """Latencies of a matrix, evenly spaced on a logarithmic axis, from the lowest to the highest of all its curves."""
 
 
 class Ratio(Frozen):
-    """One figure over that of the reference; ``comparison`` is None where it is not known at every load. ``first`` and
-    ``second`` are the geometric means over the loads that are compared."""
+    """One figure over that of the reference. ``comparison``: None if it is not known at every load. ``first`` and
+    ``second``: geometric means over the compared loads."""
 
     figure: Figure
     comparison: Comparison | None
@@ -59,8 +59,8 @@ class Repeats(NamedTuple):
 
 
 class PairComparison(Frozen):
-    """One deployment against another, the ``reference``. ``loads`` entered, each of the whole deployment or
-    ``per_gpu``; ``left_out`` counts further loads of the two."""
+    """One deployment against another, the ``reference``. ``loads``: those compared, of the whole deployment or
+    ``per_gpu``; ``left_out``: number of other loads of the two."""
 
     label: str
     reference: str
@@ -75,8 +75,11 @@ class PairComparison(Frozen):
 
 
 class Headline(Frozen):
-    """Deployments of one kind of load against ``reference``, most throughput first: all that may be compared with it
-    and share a load with it that is valid in all repeats of both. They share the error of a figure."""
+    """Deployments of one kind of load against ``reference``, most throughput first.
+
+    They may be compared with it and share a load that is valid in all repeats of both. They share the error of a
+    figure.
+    """
 
     kind: LoadKind
     reference: str
@@ -85,9 +88,11 @@ class Headline(Frozen):
 
 
 class OtherPairs(Frozen):
-    """The other pairs of one kind of load: as many GPUs counted, a shared load, neither the reference of the other. The
-    one of more throughput is over the other; ``comparisons`` has the widest differences in throughput first. They share
-    the error of a figure among themselves."""
+    """The other pairs of one kind of load: equal GPU counts, a shared load, neither the reference of the other.
+
+    The one with more throughput is over the other. ``comparisons``: widest differences in throughput first. They share
+    the error of a figure among themselves.
+    """
 
     kind: LoadKind
     confidence: float
@@ -95,8 +100,10 @@ class OtherPairs(Frozen):
 
 
 class EqualLatency(Frozen):
-    """The throughput of one curve over that of another at equal latency: the geometric mean over the latencies from
-    ``low`` to ``high``, as the view has them, that both reach."""
+    """The throughput of one curve over another at equal latency.
+
+    It is the geometric mean over the latencies from ``low`` to ``high``, in the view's unit, that both reach.
+    """
 
     label: str
     reference: str
@@ -106,10 +113,12 @@ class EqualLatency(Frozen):
 
 
 class Matrix(Frozen):
-    """Every curve of a group over every other, of one kind of load. ``labels``: most throughput first. ``comparisons``:
-    in either order, of those that share a load; they share the error of a figure. ``equal_latency``: in either order,
-    of those that reach a common latency; they share the error, too. ``group``: what distinguishes these curves from
-    others that they may not be compared with."""
+    """Every curve of a group over every other, of one kind of load. ``labels``: most throughput first.
+
+    ``comparisons``: in either order, of those that share a load. ``equal_latency``: in either order, of those that
+    reach a common latency. Each of the two sets shares the error of a figure. ``group``: distinguishes these curves
+    from others that they may not be compared with.
+    """
 
     kind: LoadKind
     group: str | None
@@ -134,7 +143,7 @@ class Matrix(Frozen):
 
 class Compared(Frozen):
     """All comparisons of whole curves. ``matrices``: of groups of more than `MOST_SPELLED` curves. ``apart``: labels
-    that were compared with no other."""
+    without any comparison."""
 
     headlines: tuple[Headline, ...]
     pairs: tuple[OtherPairs, ...] = ()
@@ -142,7 +151,7 @@ class Compared(Frozen):
     matrices: tuple[Matrix, ...] = ()
 
     def spelled(self) -> Compared:
-        """Without what the matrices have."""
+        """Without the comparisons that the matrices have."""
         within = {(each.kind, label) for each in self.matrices for label in each.labels}
         pairs = [
             found.model_copy(update={"comparisons": left})
@@ -165,14 +174,16 @@ class _ValidLevels(Frozen):
 
 
 def _per_gpu(lines: Sequence[_ValidLevels], view: View) -> bool:
-    """Whether loads of lines of one kind are compared per GPU: where sizes differ. A replay is one load, whatever the
-    size of what it is sent to."""
+    """Whether loads of lines of one kind are compared per GPU: if sizes differ.
+
+    A replay is one load, whatever the size of its deployment.
+    """
     replays = any(point.kind == "replay" for line in lines for point in line.points)
     return not replays and len({line.curve.gpus.counted(view.count) for line in lines}) > 1
 
 
 class _SharedLoads(NamedTuple):
-    """The levels of two lines at the loads that enter their comparison, and the repeats of each that do."""
+    """The levels of two lines at the compared loads, and the compared repeats of each."""
 
     loads: tuple[float, ...]
     per_gpu: bool
@@ -186,11 +197,12 @@ class _SharedLoads(NamedTuple):
 
 
 def compared(curves: Sequence[Curve], view: View) -> Compared:
-    """Every deployment against one that as many others as possible share loads with, for each kind of load.
+    """Every deployment against a reference, for each kind of load.
 
-    Of deployments that share loads with equally many others the reference is a collocated one, of several collocated
-    ones that of most throughput over the loads that they all share; else the first given. What shares no load with that
-    reference is compared with another one by the same rule. A comparison of two curves rests on these two alone.
+    The reference shares loads with as many others as possible. Of several candidates it is a collocated one; of several
+    collocated ones that of most throughput over their common loads; else the first given. A deployment that shares no
+    load with that reference is compared with another one by the same rule. A comparison of two curves depends only on
+    these two.
     """
     headlines: list[Headline] = []
     pairs: list[OtherPairs] = []
@@ -247,7 +259,7 @@ def _throughput(each: PairComparison) -> float:
 
 
 def _all_shared(lines: Sequence[_ValidLevels], view: View) -> dict[tuple[int, int], _SharedLoads]:
-    """What every two lines share, by their numbers in either order; without those that share nothing."""
+    """The shared loads of every two lines, by their numbers in either order; without those that share nothing."""
     found: dict[tuple[int, int], _SharedLoads] = {}
     natures = [nature(line.curve, view) for line in lines]
     for i, j in combinations(range(len(lines)), 2):
@@ -260,7 +272,7 @@ def _all_shared(lines: Sequence[_ValidLevels], view: View) -> dict[tuple[int, in
 def _stars(
     lines: Sequence[_ValidLevels], shared: Mapping[tuple[int, int], _SharedLoads], view: View
 ) -> list[tuple[int, list[int]]]:
-    """References with those that are compared with each, by their numbers; no line is in two of them."""
+    """References with those that are compared with each, by number; no line is in two of them."""
     stars: list[tuple[int, list[int]]] = []
     left = list(range(len(lines)))
     while True:
@@ -274,8 +286,10 @@ def _stars(
 
 
 def _of_one_model(numbers: Sequence[int], lines: Sequence[_ValidLevels]) -> list[int]:
-    """Those of which every two are of one model, the first given first: a name without an organisation may be the
-    model of either of two organisations, and these two must not share a headline over it."""
+    """Those of which every two are of one model, the first given first.
+
+    A name without an organisation may match the models of two organisations, which must not share a headline over it.
+    """
     kept: list[int] = []
     for i in numbers:
         if all(one_model(lines[i].curve.model, lines[j].curve.model) for j in kept):
@@ -327,7 +341,7 @@ def _matrix(
     shared: Mapping[tuple[int, int], _SharedLoads],
     view: View,
 ) -> list[Matrix]:
-    """One, or none where few curves of the group share loads."""
+    """One, or none if few curves of the group share loads."""
     partners = {i: [j for j in numbers if (i, j) in shared] for i in numbers}
     members = [i for i in numbers if partners[i]]
     if len(members) <= MOST_SPELLED:
@@ -355,8 +369,10 @@ def _matrix(
 
 
 def _at_equal_latency(lines: Sequence[_ValidLevels], view: View) -> list[EqualLatency]:
-    """Of every two that may be compared and reach a common latency. Each curve is read once on a grid that all share;
-    it is never extended beyond its levels."""
+    """Of every two comparable curves that reach a common latency.
+
+    Each curve is read once on a common grid and never extended beyond its levels.
+    """
     known = [(line, [p for p in line.points if p.latency(view) is not None]) for line in lines]
     drawn = [(line, of) for line, points in known if (of := line_of(line.curve, points, view))]
     if len(drawn) < 2:
@@ -383,8 +399,8 @@ def _at_equal_latency(lines: Sequence[_ValidLevels], view: View) -> list[EqualLa
 
 
 class _ThroughputWithin(NamedTuple):
-    """``logs`` (1 + draws, latencies): logarithm of the highest throughput within each latency. ``on``: which of them
-    are between the ends of the curve, in nearly all of its draws."""
+    """``logs`` (1 + draws, latencies): logarithm of the highest throughput within each latency. ``on``: latencies
+    between the ends of the curve in nearly all of its draws."""
 
     logs: Array
     on: Mask
@@ -406,7 +422,7 @@ def _mean_of(line: DrawnLine, reached: _ThroughputWithin, on: Mask) -> Estimate 
 
 
 def _shared(first: _ValidLevels, second: _ValidLevels, view: View) -> _SharedLoads | None:
-    """What two that may be compared share; None where no load is shared by complete repeats."""
+    """The shared loads of two comparable lines; None if complete repeats share no load."""
     both = (first, second)
     per_gpu = view.normalized and _per_gpu(both, view)
     levels = first.by_load(view, per_gpu=per_gpu), second.by_load(view, per_gpu=per_gpu)
@@ -445,7 +461,8 @@ def _pair_comparison(
 
 
 def _repeats(points: Sequence[Point]) -> set[int]:
-    """Those that are valid in at least half of the levels: one that has hardly begun would cost every other load."""
+    """Those that are valid in at least half of the levels: a repeat that has hardly begun would exclude every other
+    load."""
     counts: dict[int, int] = {}
     for point in points:
         for sample in point.samples:
@@ -456,7 +473,7 @@ def _repeats(points: Sequence[Point]) -> set[int]:
 def _over_loads(
     curve: Curve, points: Sequence[Point], repeats: set[int], figure: Figure, view: View
 ) -> Estimate | None:
-    """Geometric mean over the levels; None where the figure is not known, or 0, in one of them."""
+    """Geometric mean over the levels; None if the figure is unknown, or 0, in one of them."""
 
     def of(sample: Sample) -> float | None:
         if figure == "throughput":

@@ -1,18 +1,18 @@
 """Uncertainty of figures: standard errors, Student intervals, and whether two figures differ. Pure; numpy only.
 
-**Repeats** are the unit. A figure is measured once per repeat; its estimate is the mean, its interval
-is mean +- t * s / sqrt(R), with Student's t of R - 1 degrees of freedom. A percentile bootstrap of
-three repeats covers far less than its nominal level (docs/decisions has the measured rates): resampling 3
-values cannot look beyond the smallest and the largest. So the bootstrap here gives the standard error,
-also of figures that are no means (throughput at a bound, a crossover), and Student's t the width.
-Hesterberg, What Teachers Should Know About the Bootstrap (2015), sections 4 and 5: bootstrap t with
-bootstrap standard errors, and the factor R / (R - 1) that a resampled variance lacks.
+**Repeats** are the unit. A figure is measured once per repeat. Its estimate is the mean, its interval is mean +- t * s
+/ sqrt(R), with Student's t of R - 1 degrees of freedom. A percentile bootstrap of three repeats covers far less than
+its nominal level (docs/decisions has the measured rates), because resampled values never exceed the smallest and the
+largest. So the bootstrap here gives the standard error, also of figures that are no means (throughput at a bound, a
+crossover), and Student's t gives the width. Source: Hesterberg, What Teachers Should Know About the Bootstrap (2015),
+sections 4 and 5: bootstrap t with bootstrap standard errors, and the factor R / (R - 1) that a resampled variance
+lacks.
 
-The scatter between repeats already holds the scatter of requests within each, so requests are not
-resampled a second time beneath repeats (Davison and Hinkley, Bootstrap Methods, 1997, section 3.8).
+The scatter between repeats already contains the scatter of requests within each. Requests are therefore not resampled
+beneath repeats (Davison and Hinkley, Bootstrap Methods, 1997, section 3.8).
 
-**One repeat** has no scatter to measure. Its requests, in blocks of neighbours because neighbours are
-alike, give the precision of this run; they give no information about another run.
+**One repeat** has no measured scatter. Blocks of its neighbouring requests, because neighbours are correlated, give the
+precision of this run. They give no information about another run.
 """
 
 from __future__ import annotations
@@ -34,19 +34,20 @@ ComparisonVerdict = Literal["better", "worse", "not distinguishable"]
 
 MAX_BLOCKS = 20
 MIN_BLOCKS = 5
-# A quantile with fewer requests than this beyond it, in any repeat, is set by single requests and mostly too low.
+# With fewer requests beyond a quantile, single requests determine it and it is mostly too low.
 MIN_BEYOND = 5
-# Requests of a queue are slow in bursts: with fewer beyond it a tail has no interval that would hold
+# Requests of a queue are slow in bursts: with fewer beyond it the interval of a tail would not hold
 # (docs/decisions/011).
 SURE_BEYOND = 20
 
 
 class Interval(Frozen):
-    """From ``low`` to ``high`` at a confidence ``level``; ``basis`` says which scatter it covers.
+    """From ``low`` to ``high`` at a confidence ``level``; ``basis``: the scatter that it covers.
 
-    ``repeats``: between repeats of the level, so also what changes from start to start. ``requests``:
-    one repeat, the scatter within that run alone. ``assumed``: one repeat, with a repeat-to-repeat
-    scatter that was not measured here. ``search``: the bracket of a search for the highest rate.
+    - ``repeats``: between repeats of the level, including changes from start to start
+    - ``requests``: one repeat, only the scatter within that run
+    - ``assumed``: one repeat, with an unmeasured scatter between repeats
+    - ``search``: the bracket of a search for the highest rate
     """
 
     low: float
@@ -61,8 +62,8 @@ class Interval(Frozen):
 class Estimate(NamedTuple):
     """A figure with its standard error, in the figure's unit, and the degrees of freedom of that error.
 
-    All three are None if the scatter is unknown. ``dof`` may be infinite. ``edge``: read off the end of a curve; more
-    draws than chance allows do not reach the bound, so the figure may not exist.
+    These are None if the scatter is unknown. ``dof`` may be infinite. ``edge``: read off the end of a curve; more draws
+    than by chance do not reach the bound, so the figure may not exist.
     """
 
     value: float
@@ -91,7 +92,7 @@ class Estimate(NamedTuple):
 
 
 class Comparison(Frozen):
-    """``first`` against ``second`` as a ratio with its interval; ``better`` means that first is higher."""
+    """``first`` against ``second`` as a ratio with its interval; ``better``: first is higher."""
 
     ratio: float
     low: float
@@ -102,7 +103,7 @@ class Comparison(Frozen):
 
 
 def of_repeats(values: Sequence[float]) -> Estimate:
-    """Mean of one value per repeat. One value alone has no measured scatter."""
+    """Mean of one value per repeat. A single value has no measured scatter."""
     count = len(values)
     mean = math.fsum(values) / count
     if count < 2:
@@ -114,9 +115,9 @@ def of_repeats(values: Sequence[float]) -> Estimate:
 def compare(first: Estimate, second: Estimate, level: float, comparisons: int = 1) -> Comparison | None:
     """Ratio first / second of two independent positive figures; None if either scatter is unknown.
 
-    On the logarithm, with relative standard errors: ln(a/b) +- t * sqrt(ra^2 + rb^2), degrees of
-    freedom after Welch and Satterthwaite (the two need not scatter alike). With ``comparisons`` > 1
-    made for one statement each takes its share of the error (Bonferroni).
+    On the logarithm, with relative standard errors: ln(a/b) +- t * sqrt(ra^2 + rb^2), degrees of freedom after Welch
+    and Satterthwaite (the two need not scatter alike). With ``comparisons`` > 1 for one statement each takes its share
+    of the error (Bonferroni).
     """
     errors = first.relative_error, second.relative_error
     if None in errors or not first.dof or not second.dof or first.value <= 0 or second.value <= 0:
@@ -146,10 +147,10 @@ def _verdict(low: float, high: float) -> ComparisonVerdict:
 
 
 def compare_intervals(ratio: float, first: Interval, second: Interval, level: float) -> Comparison:
-    """Ratio of two figures that are known by their intervals alone: they differ if the intervals do not overlap.
+    """Ratio of two figures known only by their intervals: they differ if the intervals do not overlap.
 
-    Each end of an interval fails with half of its error at most, and a wrong verdict needs the lower end of
-    one or the upper end of the other to fail: together no more than the error of one interval (union bound).
+    Each end of an interval fails with at most half of its error. A wrong verdict needs the lower end of one or the
+    upper end of the other to fail. Together that is no more than the error of one interval (union bound).
     """
     low = first.low / second.high if second.high else 0.0
     high = first.high / second.low if second.low else math.inf
@@ -168,9 +169,9 @@ def multipliers(seed: Sequence[int], draws: int, repeats: int) -> Array:
 def resample(values: Array, weights: Array) -> Array:
     """Draws of the mean over repeats. values: (R, ...), weights: (draws, R) -> (draws, ...).
 
-    mean + sum over r of w_r (x_r - mean) / sqrt(R (R - 1)): its standard deviation is the standard
-    error s / sqrt(R) exactly. Against resampling whole repeats it is smooth at R = 2 or 3, and a level
-    that lacks one of the repeats still has draws. Figures that share the weights keep their correlation.
+    mean + sum over r of w_r (x_r - mean) / sqrt(R (R - 1)): its standard deviation is exactly the standard error s /
+    sqrt(R). Unlike resampling of whole repeats it is smooth at R = 2 or 3, and a level that lacks one of the repeats
+    still has draws. Figures that share the weights keep their correlation.
     """
     count = values.shape[0]
     mean = values.mean(axis=0)
@@ -181,7 +182,7 @@ def resample(values: Array, weights: Array) -> Array:
 
 
 def blocks(count: int, least: int) -> int | None:
-    """Blocks of neighbours for ``count`` requests of which ``least`` belong together; None: too few."""
+    """Number of blocks of neighbours for ``count`` requests of which ``least`` belong together; None: too few."""
     block_count = min(MAX_BLOCKS, count // max(1, least))
     return block_count if block_count >= MIN_BLOCKS else None
 
@@ -189,11 +190,10 @@ def blocks(count: int, least: int) -> int | None:
 def of_requests(values: Array, percentiles: Sequence[float], least: int) -> dict[str, Estimate]:
     """Mean and percentiles of one run's requests, ordered in time, keyed ``mean``, ``p50``, ...
 
-    The run is cut into at most 20 blocks of at least ``least`` neighbours. The block bootstrap's
-    variance of a mean is known without drawing: the variance between block means over their number.
-    A percentile takes the share of requests at or below it as that mean, and the interval of the
-    share back through the ordered values (Woodruff 1952). Percentiles with too few requests beyond
-    them (`beyond`), and runs of fewer than 5 blocks, have an estimate without an error.
+    The run is cut into at most 20 blocks of at least ``least`` neighbours. The block bootstrap's variance of a mean is
+    known without drawing: the variance between block means over their number. For a percentile that mean is the share
+    of requests at or below it; the ordered values convert the interval of the share back (Woodruff 1952). Percentiles
+    with too few requests beyond them (`beyond`), and runs of fewer than 5 blocks, have an estimate without an error.
     """
     ordered = np.sort(values)
     count = len(ordered)
@@ -230,13 +230,13 @@ def is_tail(statistic: str) -> bool:
 
 
 def beyond(statistic: str, count: float) -> float:
-    """How many of ``count`` requests lie beyond a percentile (``p95``), on the side where fewer do."""
+    """How many of ``count`` requests lie beyond a percentile (``p95``), on the side with fewer."""
     share = float(statistic[1:]) / 100
     return round(min(share, 1 - share) * count, 6)
 
 
 def requests_for(statistic: str) -> int:
-    """So many requests a repeat needs for a percentile above the median to be given."""
+    """Number of requests per repeat that a percentile above the median takes."""
     return math.ceil(round(MIN_BEYOND / (1 - float(statistic[1:]) / 100), 6))
 
 

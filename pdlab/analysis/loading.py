@@ -1,6 +1,6 @@
-"""Folders -> experiments with as many of their requests as the question needs, read in parallel.
+"""Folders -> experiments with the requests that are needed, read in parallel.
 
-Reading requests is decompressing for the most part, which threads do side by side.
+Reading requests is mostly decompression, which threads do in parallel.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ THREADS = 4
 
 
 class Loaded(NamedTuple):
-    """An experiment, its folder, and those requests of its runs that were kept and are needed. ``sourced``: of others,
-    the experiment as its files have it, impossible figures included."""
+    """An experiment, its folder, and the needed requests of its runs. ``sourced``: an experiment of others as in its
+    files, impossible figures included."""
 
     folder: Path
     experiment: Experiment
@@ -35,11 +35,10 @@ class Loaded(NamedTuple):
 
 
 def load(folders: Sequence[Path], gpus: Mapping[Path, Stated], *, every_request: bool = False) -> list[Loaded]:
-    """Read experiments, ours or imported, as many as each folder holds. ``gpus``: what is said of folders.
-    Raises StoreError or UsageError, see `load_experiments`.
+    """Read experiments, pdlab's own or imported, all of each folder. ``gpus``: what is stated about folders.
 
-    Requests are read where intervals need them: of levels measured once; with ``every_request`` of all
-    levels, which is what goodput needs.
+    Requests are read if intervals need them, which is for levels measured once; with ``every_request`` for all levels,
+    which goodput needs. Raises StoreError or UsageError, see `load_experiments`.
     """
     with ThreadPoolExecutor(THREADS) as pool:
         read = pool.map(
@@ -68,7 +67,7 @@ def load(folders: Sequence[Path], gpus: Mapping[Path, Stated], *, every_request:
 
 
 def of_others(loaded: Sequence[Loaded]) -> dict[Path, list[SourcedExperiment]]:
-    """Folder of others -> what was read in it, which the audit need not read again."""
+    """Folder of others -> its experiments, which the audit need not read again."""
     read: dict[Path, list[SourcedExperiment]] = {}
     for each in loaded:
         if each.sourced is not None:
@@ -87,8 +86,8 @@ def hashes(loaded: Sequence[Loaded]) -> dict[Path, str]:
 
 
 def possible(experiment: Experiment) -> Experiment:
-    """The experiment without impossible figures: a level that has one is not valid; latencies below 0 or not a number
-    become unknown."""
+    """The experiment without impossible figures: a level with one is invalid, and impossible latencies become
+    unknown."""
     return experiment.model_copy(update={"runs": tuple(_possible(run) for run in experiment.runs)})
 
 

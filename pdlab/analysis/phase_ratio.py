@@ -1,10 +1,10 @@
-"""From the phases alone to the P:D ratio that they imply: ``python -m pdlab ratio``.
+"""The P:D ratio that measurements of the single phases imply: ``python -m pdlab ratio``.
 
-One prefill replica serves r_P requests/s (prefill-only), one decode replica r_D (decode-only, at the
-real context length). A deployment of p and d replicas serves at most min(p r_P, d r_D), and wastes
-nothing where p r_P = d r_D: the rate-matched ratio P:D is r_D : r_P (DistServe, Zhong et al., OSDI 2024,
-section 4). r_D is a function of the batch and so of the TPOT that is accepted: one line per level.
-Neither phase includes the KV transfer, so this is an upper bound, printed beside measured deployments.
+One prefill replica serves r_P requests/s (prefill-only), one decode replica r_D (decode-only, at the real context
+length). A deployment of p and d replicas serves at most min(p r_P, d r_D), and wastes nothing if p r_P = d r_D. The
+rate-matched ratio P:D is therefore r_D : r_P (DistServe, Zhong et al., OSDI 2024, section 4). r_D depends on the batch
+and so on the accepted TPOT: one line per level. Neither phase includes the KV transfer, so this is an upper bound,
+printed beside measured deployments.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class PhaseRate(Frozen):
 
 
 class RatioAtLevel(Frozen):
-    """Rate-matched ratio at one decode level: ``prefill_per_decode`` = r_D / r_P; ``ratio`` the nearest
-    of small whole numbers; ``rps_per_gpu`` what that ratio could serve per GPU, without any transfer."""
+    """Rate-matched ratio at one decode level. ``prefill_per_decode``: r_D / r_P. ``ratio``: the nearest of small whole
+    numbers. ``rps_per_gpu``: what that ratio could serve per GPU, without any transfer."""
 
     decode: PhaseRate
     prefill_per_decode: float
@@ -58,8 +58,8 @@ class MeasuredDeployment(Frozen):
 
 
 def rates(experiment: Experiment, mode: str) -> tuple[PhaseRate, ...]:
-    """Requests/s per replica of each closed-loop level. Raises UsageError if it is another phase or has no
-    valid level."""
+    """Requests/s per replica of each closed-loop level. Raises UsageError for another phase or without a valid
+    level."""
     pool = _pool(experiment)
     runs = [r for r in experiment.runs if r.workload.mode == mode and r.validity.valid and r.key.kind == "concurrency"]
     if not runs:
@@ -80,7 +80,7 @@ def rates(experiment: Experiment, mode: str) -> tuple[PhaseRate, ...]:
 
 
 class ImpliedRatios(NamedTuple):
-    """The prefill rate used, that of its best level, and the ratio at every decode level."""
+    """The prefill rate of the best level, and the ratio at every decode level."""
 
     prefill: PhaseRate
     levels: tuple[RatioAtLevel, ...]
@@ -89,7 +89,7 @@ class ImpliedRatios(NamedTuple):
 def implied(prefill: Experiment, decode: Experiment) -> ImpliedRatios:
     """The ratios of replicas that the rates of the two phases imply.
 
-    Raises UsageError when the two are of different models or prompt lengths.
+    Raises UsageError if the two are of different models or prompt lengths.
     """
     if not _of_one_model(prefill, decode):
         names = " and ".join(each.model or "a model that is not known" for each in (prefill, decode))
@@ -137,7 +137,7 @@ def _of_one_model(first: Experiment, second: Experiment) -> bool:
 
 
 def measured(experiments: Iterable[Experiment], phase: Experiment | None = None) -> tuple[MeasuredDeployment, ...]:
-    """The PD deployments among them, best first; with ``phase`` those of its model alone."""
+    """The PD deployments among them, best first; with ``phase`` only those of its model."""
     deployments = []
     for experiment in experiments:
         if phase is not None and not _of_one_model(experiment, phase):
@@ -169,7 +169,7 @@ MEASURED_HEAD = ("P:D", "requests/s per GPU", "at", "TPOT p50 ms", "deployment")
 
 
 def report(prefill: Experiment, decode: Experiment, measured_experiments: Sequence[Experiment]) -> str:
-    """Both phases, the ratios that they imply, and those that were measured, as text."""
+    """Both phases, the ratios that they imply, and the measured ratios, as text."""
     best, levels = implied(prefill, decode)
     lines = [
         f"prefill only ({prefill.name}): {best.per_replica_rps:.2f} requests/s per replica (concurrency "

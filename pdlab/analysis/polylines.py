@@ -10,8 +10,8 @@ from pdlab.analysis.intervals import Array
 def highest(x: Array, y: Array, bounds: Array) -> Array:
     """Highest y of the straight lines between neighbouring points where every x is within its bound.
 
-    ``x`` (lines, points, figures), ``y`` (lines, points), ``bounds`` (n, figures) -> (lines, n); NaN where a line is
-    nowhere within. One point is a line of itself.
+    ``x`` (lines, points, figures), ``y`` (lines, points), ``bounds`` (n, figures) -> (lines, n); NaN if a line is
+    nowhere within. A single point is a line.
     """
     best = np.full((y.shape[0], len(bounds)), -np.inf)
     for i in range(y.shape[1]):
@@ -20,7 +20,7 @@ def highest(x: Array, y: Array, bounds: Array) -> Array:
         if i + 1 == y.shape[1]:
             break
         slope, rise = x[:, i + 1, None, :] - x0, y[:, i + 1, None] - y0
-        # Of the way from one point to the next every figure is within its bound on one stretch.
+        # Between two points all figures are within their bounds on one interval, from `opens` to `closes`.
         with np.errstate(divide="ignore", invalid="ignore"):
             crossing = (bounds - x0) / slope
         opens = np.where(slope < 0, crossing, 0.0).max(axis=2)

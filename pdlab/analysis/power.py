@@ -1,6 +1,6 @@
-"""Which difference a number of repeats can see, and how several looks share the error.
+"""The difference that a number of repeats can resolve, and how several looks share the error.
 
-Pure, and free of heavy imports: a dry run prints it.
+Pure, and without heavy imports: a dry run prints it.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ class LookSchedule(Frozen):
         return max(1, self.cap - self.first + 1)
 
     def level(self, confidence: float) -> float:
-        """Of the interval at each look, so that all of them together hold with ``confidence`` (union bound)."""
+        """Confidence of the interval at each look so that all of them together hold with ``confidence`` (union
+        bound)."""
         return 1 - (1 - confidence) / self.count
 
 
 def detectable(sd: float, repeats: int, level: float, comparisons: int = 1) -> float:
-    """The ratio above 1 of two deployments that `pdlab.analysis.intervals.compare` tells from 1 with probability
-    `POWER`.
+    """The smallest ratio above 1 of two deployments that `compare` distinguishes from 1 with probability `POWER`.
 
-    ``sd`` is that of the logarithm of one repeat of either, between starts. Drawn, with a fixed seed: of three repeats
-    the scatter of the scatter matters, which no formula with normal quantiles has. Of one repeat each, whose scatter
-    is assumed, the quantiles are normal.
+    ``sd``: standard deviation between starts of the logarithm of one repeat. The result is simulated with a fixed seed,
+    because with three repeats the scatter of the scatter matters, which formulas with normal quantiles lack. With one
+    repeat each, whose scatter is assumed, the quantiles are normal.
     """
     tail = (1 - level) / 2 / max(1, comparisons)
     if repeats < 2:
@@ -75,7 +75,7 @@ def detectable(sd: float, repeats: int, level: float, comparisons: int = 1) -> f
 
 
 def repeats_for(ratio: float, sd: float, level: float, comparisons: int = 1, most: int = 1000) -> int | None:
-    """The fewest repeats, at least two, that see a ratio; None where ``most`` do not."""
+    """The fewest repeats, at least two, that resolve a ratio; None if ``most`` do not."""
     if detectable(sd, most, level, comparisons) > ratio:
         return None
     low, high = 1, most

@@ -26,6 +26,7 @@ import csv
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pdlab.analysis.curves import METRICS, Curve, Gpus, Point, Sample
 from pdlab.core import notation
@@ -44,7 +45,7 @@ OPTIONAL = ("concurrency", "rate_rps", "per", "gpus_per_node", "model", "tp", *R
 def load(path: Path) -> list[Curve]:
     """One curve per source, configuration, lengths and model, in the order of the table.
 
-    Raises StoreError when it cannot be read, UsageError naming line, column and rule.
+    Raises StoreError if it cannot be read, UsageError with line, column and rule.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -119,24 +120,10 @@ def _point(where: str, row: Mapping[str, str]) -> tuple[Deployment, Point]:
         input_tokens=_integer(where, row, "input_tokens"), output_tokens=_integer(where, row, "output_tokens")
     )
     load = _load(where, row)
-    requests, input_tokens, output_tokens = _rates(where, row, deployment, workload, gpus_per_node)
-    sample = Sample(
-        repeat=0,
-        requests_per_s=requests,
-        input_tokens_per_s=input_tokens,
-        output_tokens_per_s=output_tokens,
-        latency_ms=_latencies(where, row),
-    )
-    point = Point(
-        kind=load.kind,
-        value=load.value,
-        window="whole",
-        samples=(sample,),
-        requests_per_s=requests,
-        input_tokens_per_s=input_tokens,
-        output_tokens_per_s=output_tokens,
-        latency_ms=sample.latency_ms,
-    )
+    rates = _rates(where, row, deployment, workload, gpus_per_node)
+    figures: dict[str, Any] = {**dict(zip(RATES, rates, strict=True)), "latency_ms": _latencies(where, row)}
+    sample = Sample(repeat=0, **figures)
+    point = Point(kind=load.kind, value=load.value, window="whole", samples=(sample,), **figures)
     return deployment, point
 
 
@@ -164,28 +151,20 @@ def _rates(
         sizes = {"prefill": deployment.topology.prefill.gpus, "decode": deployment.topology.decode.gpus}
     unit = gpus_per_node if per.endswith("node") else 1
     factors = {role: 1.0 if per == "deployment" else gpus / unit for role, gpus in sizes.items()}
-    published_rates = {name: _number(where, row, name) for name in RATES if name in row}
-    if not published_rates:
+    roles = {name: "decode" if name == "output_tokens_per_s" else "prefill" for name in RATES}
+    rates = {name: _number(where, row, name) * factors[roles[name]] for name in RATES if name in row}
+    if not rates:
         raise UsageError(f"{where}: no rate; give at least one of {', '.join(RATES)}")
-    input_tokens = (
-        published_rates["input_tokens_per_s"] * factors["prefill"] if "input_tokens_per_s" in published_rates else None
-    )
-    output_tokens = (
-        published_rates["output_tokens_per_s"] * factors["decode"] if "output_tokens_per_s" in published_rates else None
-    )
-    requests = published_rates["requests_per_s"] * factors["prefill"] if "requests_per_s" in published_rates else None
+    requests, input_tokens, output_tokens = (rates.get(name) for name in RATES)
     if requests is None:
-        # Every request makes its output at the end: a published output rate is of finished requests.
-        requests = (
-            output_tokens / workload.output_tokens
-            if output_tokens is not None
-            else (input_tokens or 0.0) / workload.input_tokens
-        )
-    if input_tokens is None:
-        input_tokens = requests * workload.input_tokens
-    if output_tokens is None:
-        output_tokens = requests * workload.output_tokens
-    return requests, input_tokens, output_tokens
+        # A published output rate is that of finished requests.
+        known = (input_tokens or 0.0) / workload.input_tokens
+        requests = known if output_tokens is None else output_tokens / workload.output_tokens
+    return (
+        requests,
+        requests * workload.input_tokens if input_tokens is None else input_tokens,
+        requests * workload.output_tokens if output_tokens is None else output_tokens,
+    )
 
 
 def _latencies(where: str, row: Mapping[str, str]) -> dict[Metric, dict[str, float]]:

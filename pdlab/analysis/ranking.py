@@ -45,7 +45,7 @@ def level_key(curve: Curve, point: Point) -> LevelKey:
 
 
 class DrawnPoint(NamedTuple):
-    """A drawable point of a curve: ``x`` latency or interactivity, ``y`` throughput, as the view shows them."""
+    """A drawable point of a curve: ``x`` latency or interactivity, ``y`` throughput, in the view's units."""
 
     curve: Curve
     point: Point
@@ -73,7 +73,7 @@ class FrontierPoint(NamedTuple):
 
 
 def drawn_points(all_curves: Sequence[Curve], view: View) -> list[DrawnPoint]:
-    """Every point that can be drawn, invalid ones included; a point without that latency cannot."""
+    """Every point with that latency, invalid ones included."""
     drawable = []
     for curve in all_curves:
         for point in curve.points:
@@ -84,7 +84,7 @@ def drawn_points(all_curves: Sequence[Curve], view: View) -> list[DrawnPoint]:
 
 
 def require_latency(all_curves: Sequence[Curve], view: View) -> None:
-    """Raises UsageError when no point has the latency that the view asks for."""
+    """Raises UsageError if no point has the latency of the view."""
     if drawn_points(all_curves, view):
         return
     latency = f"{view.statistic} of {view.latency_name}"
@@ -106,8 +106,7 @@ def require_latency(all_curves: Sequence[Curve], view: View) -> None:
 def pareto(points: Sequence[tuple[float, float]], lower_x_is_better: bool = True) -> list[int]:
     """Indexes of the points that no other beats, by increasing x; higher y is better.
 
-    A point is beaten by one that is at least as good in both and better in one; equal points
-    are both kept.
+    A point is beaten by one that is at least as good in both and better in one. Equal points are both kept.
     """
     sign = 1.0 if lower_x_is_better else -1.0
     order = sorted(range(len(points)), key=lambda i: (sign * points[i][0], -points[i][1]))
@@ -119,7 +118,7 @@ def pareto(points: Sequence[tuple[float, float]], lower_x_is_better: bool = True
 
 
 def frontiers(all_curves: Sequence[Curve], view: View) -> list[Frontier]:
-    """The Pareto frontiers over experiments that may be compared, one for each kind of load; valid points only."""
+    """The Pareto frontiers over experiments that may be compared, one for each kind of load; only valid points."""
     return [
         Frontier(kind, [valid[i] for i in pareto([(s.x, s.y) for s in valid], view.lower_is_better)])
         for group in groups(all_curves, view)
@@ -128,7 +127,7 @@ def frontiers(all_curves: Sequence[Curve], view: View) -> list[Frontier]:
 
 
 def _valid_points(all_curves: Sequence[Curve], view: View) -> dict[LoadKind, list[DrawnPoint]]:
-    """By kind of load: what a closed loop serves beats nothing that arrives by itself, nor the other way."""
+    """By kind of load: closed and open loops are not compared with each other."""
     points_by_kind: dict[LoadKind, list[DrawnPoint]] = {}
     for drawn in drawn_points(all_curves, view):
         if drawn.point.valid:
@@ -148,8 +147,7 @@ def frontier_points(all_curves: Sequence[Curve], view: View) -> list[FrontierPoi
 
 
 def _shares(all_curves: Sequence[Curve], kind: LoadKind, view: View) -> dict[LevelKey, float]:
-    """Level of that kind of load -> share of draws in which no other such point beats it; empty where none has
-    repeats."""
+    """Level of that kind of load -> share of draws in which no other such point beats it; empty without repeats."""
     lines = [(curve, [p for p in curve.lines().get(kind, []) if p.valid]) for curve in all_curves]
     if not any(point.repeats > 1 for _, points in lines for point in points):
         return {}
@@ -161,7 +159,7 @@ def _shares(all_curves: Sequence[Curve], kind: LoadKind, view: View) -> dict[Lev
         if curve_line:
             keys += [level_key(curve, point) for point in usable]
             drawn.append(curve_line)
-    # A curve whose repeats do not scatter has one draw, which stands for all.
+    # A curve whose repeats do not scatter has one draw; it is used for all.
     draws = max(len(curve_line.y) - 1 for curve_line in drawn)
     x, y = (
         np.concatenate([np.broadcast_to(each, (draws, each.shape[1])) for each in figures], axis=1)
@@ -179,7 +177,7 @@ def _shares(all_curves: Sequence[Curve], kind: LoadKind, view: View) -> dict[Lev
 
 
 def order_changes(all_curves: Sequence[Curve], view: View) -> list[tuple[Curve, Curve]]:
-    """Pairs whose order by highest throughput depends on how GPUs are counted: (above, below) as the view counts."""
+    """Pairs whose order by highest throughput depends on how GPUs are counted: (above, below) in the view's count."""
     other = view.model_copy(update={"count": other_count(view.count)})
     return [
         (first, second) if sign > 0 else (second, first)
@@ -191,7 +189,7 @@ def order_changes(all_curves: Sequence[Curve], view: View) -> list[tuple[Curve, 
 
 
 def _over(first: Curve, second: Curve, kind: LoadKind, view: View) -> float:
-    """By how much the highest throughput of the first is above that of the second; 0 where one has no valid level."""
+    """The highest throughput of the first minus that of the second; 0 if one has no valid level."""
     most = [
         max((curve.throughput(point, view) for point in curve.lines()[kind] if point.valid), default=None)
         for curve in (first, second)
@@ -200,7 +198,7 @@ def _over(first: Curve, second: Curve, kind: LoadKind, view: View) -> float:
 
 
 def line_of(curve: Curve, points: Sequence[Point], view: View) -> DrawnLine | None:
-    """Throughput (y) against latency (x, lower is better whatever the view) with draws; points valid and known."""
+    """Throughput (y) against latency (x, lower is better in every view) with draws; points must be valid and known."""
     sign = 1.0 if view.lower_is_better else -1.0
     metric = view.throughput_metric
     return line(
@@ -220,10 +218,9 @@ def lines_of(curve: Curve, view: View) -> list[DrawnLine]:
 
 
 def estimate_at(curve: Curve, points: Sequence[Point], bounds: Bounds, view: View) -> Estimate | None:
-    """Highest throughput of a line of levels within all bounds; None when no valid level is known to be.
+    """Highest throughput of a line of levels within all bounds; None if no valid level is known to be within.
 
-    Between two neighbouring valid levels the curve is taken as straight; it is never extended beyond
-    what was measured.
+    Between two neighbouring valid levels the curve is straight; it is never extended beyond what was measured.
     """
     metric = view.throughput_metric
     figures = [_bounded(bound) for bound in bounds.bounds]
@@ -246,8 +243,8 @@ def _bounded(bound: Bound) -> LevelFigure:
 
 
 class Ranked(Frozen):
-    """One configuration at the bound. ``best_over_it`` compares the first of the ranking with it (None
-    for the first itself), all of these together at the level of confidence."""
+    """One configuration at the bound. ``best_over_it``: the first of the ranking over this one (None for the first
+    itself). All of these comparisons together hold at the level of confidence."""
 
     label: str
     estimate: Estimate
@@ -262,11 +259,10 @@ class Ranked(Frozen):
 class BoundsRanking(Frozen):
     """The comparison within latency bounds, of the levels of one kind of load, best first.
 
-    ``group``: what distinguishes these experiments from others that they may not be compared with.
-    ``single_repeat``: a scatter between repeats is assumed, not measured. ``missed`` meet the bounds
-    nowhere; ``unsure`` neither, but these are within the noise of their best level. ``capped`` meet them at all
-    levels, so their throughput may be higher than their sweep shows. ``unknown`` have no level with every bounded
-    figure.
+    ``group``: distinguishes these experiments from others that they may not be compared with. ``single_repeat``: a
+    scatter between repeats is assumed, not measured. ``missed``: meet the bounds at no level. ``unsure``: the same, but
+    the bounds are within the noise of their best level. ``capped``: meet them at all levels, so their throughput may be
+    higher than measured. ``unknown``: no level has every bounded figure.
     """
 
     bounds: Bounds
@@ -286,7 +282,7 @@ class BoundsRanking(Frozen):
 
 
 class LabelledEstimate(NamedTuple):
-    """``estimate`` is of the configuration ``label``."""
+    """``estimate``: a figure of the configuration ``label``."""
 
     label: str
     estimate: Estimate
@@ -297,7 +293,7 @@ def rank(
 ) -> tuple[Ranked, ...]:
     """Highest first, each compared with the first; the comparisons share the error (Bonferroni).
 
-    ``searched`` are figures known by the bracket of a search, by label: they are compared by their ends.
+    ``searched``: figures known by the bracket of a search, by label; they are compared by their ends.
     """
     ordered = sorted(estimates, key=lambda each: -each.estimate.value)
     if not ordered:
@@ -329,7 +325,7 @@ def rank(
 def _compared_with_best(
     best: Estimate, candidate: Estimate, confidence: float, comparisons: int = 1
 ) -> Comparison | None:
-    # Where the best is at its edge, another start might not give it at all; a second that is at its own is only worse.
+    # If the best is at its edge, another start might not reach it. A second at its edge can only be worse.
     return None if best.edge else compare(best, candidate, confidence, comparisons)
 
 
@@ -343,9 +339,10 @@ def _ratio(numerator: Estimate, denominator: Estimate) -> float:
 
 
 def bounds_rankings(all_curves: Sequence[Curve], bounds: Bounds, view: View) -> list[BoundsRanking]:
-    """The configuration with the highest throughput within the bounds, for each kind of load by itself: what a closed
-    loop serves and what an open one does are not compared, nor what `groups` keeps apart. A kind without a valid level
-    has no such ranking, nor have ramps."""
+    """The configuration with the highest throughput within the bounds, for each kind of load and comparable group.
+
+    There is none for a kind without a valid level, nor for ramps.
+    """
     answers = []
     for group in groups(all_curves, view):
         lines = [(curve, kind, points) for curve in group.curves for kind, points in curve.lines().items()]
@@ -387,7 +384,7 @@ def _reading(
 
 def _may_reach(curve: Curve, points: Sequence[Point], bounds: Bounds, view: View, ranking: Sequence[Ranked]) -> bool:
     """Whether the bounds are within the intervals of the curve's nearest level, at a throughput that is not clearly
-    below the most."""
+    below the best."""
     if not ranking:
         return False
 
@@ -410,7 +407,7 @@ def _may_reach(curve: Curve, points: Sequence[Point], bounds: Bounds, view: View
 
 
 def _with_starts(estimate: Estimate, start_sd: float) -> Estimate:
-    """With the scatter from start to start: the repeats' own, or one that is assumed."""
+    """With the scatter from start to start: the repeats' own, or an assumed one."""
     if estimate.basis == "repeats":
         return estimate
     error = math.hypot(estimate.relative_error or 0.0, start_sd) * abs(estimate.value)

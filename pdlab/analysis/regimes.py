@@ -1,7 +1,7 @@
-"""Which of several curves of TPOT over throughput is best where, in few stretches. Pure.
+"""The best of several curves of TPOT over throughput in each range of throughput, in few ranges. Pure.
 
-At a throughput a curve offers its lowest TPOT at that throughput or more, straight between neighbouring points, and
-nothing beyond its last one.
+At a throughput a curve offers its lowest TPOT at that throughput or more, straight between neighbouring points. Beyond
+its last point it offers nothing.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ ThroughputCurve = Sequence[ThroughputPoint]  # by throughput
 
 @dataclass(frozen=True, slots=True)
 class Regime:
-    """Between two throughputs (output tokens/s per node) ``label`` gives the lowest TPOT, or one within the error.
+    """A range of throughput (output tokens/s per node) in which ``label`` has the lowest TPOT, or one within the error.
 
-    ``rivals`` are others that are within the error all the way.
+    ``rivals``: others that are within the error over the whole range.
     """
 
     label: str
@@ -43,7 +43,7 @@ class Regime:
 
 
 def stretches(curves: Mapping[str, ThroughputCurve], tolerance: float) -> list[Regime]:
-    """Fewest stretches of throughput within which one curve is within ``tolerance`` of the lowest TPOT."""
+    """The fewest ranges of throughput so that one curve is within ``tolerance`` of the lowest TPOT in each."""
     drawn = {label: curve for label, curve in curves.items() if curve}
     if not drawn:
         return []

@@ -1,7 +1,7 @@
-"""Which of several deployments that replayed the same requests is best for them, by which figure, and why.
+"""Which of several deployments that replayed the same requests is best, by which figure, and why.
 
-One replay has no interval. Of two replays of one deployment a figure is taken to scatter as other single repeats do
-(`SINGLE_REPEAT_SD`); a lead that equal deployments would have by chance once in twenty is none.
+One replay has no interval. Figures of two replays of one deployment are assumed to scatter as other single repeats do
+(`SINGLE_REPEAT_SD`). A lead counts only if equal deployments would show it by chance less than once in twenty.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pdlab.results.schema import Distribution, Run
 from pdlab.results.slo import bounds_of_one
 
 CONFIDENCE = 0.95
-# What is said of a difference in TTFT by the parts (`pdlab.results.timeline.PARTS`) that make most of it.
+# The finding on a difference in TTFT, by the parts (`pdlab.results.timeline.PARTS`) with most of it.
 CAUSES: Mapping[str, tuple[str, ...]] = {
     "replay_by_servers": ("front", "server", "prefill_server", "failed_calls", "out"),
     "replay_by_queue": ("queue", "admission", "wait"),
@@ -28,13 +28,13 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
     "replay_by_transfer": ("call", "submit", "post", "transfer", "step_lag", "guard"),
     "replay_by_first_step": ("first_step",),
 }
-# So much of a difference in computing prompts must follow from the tokens that were computed to be due to cache hits.
+# A difference in prefill time is due to cache hits if the computed tokens explain at least this share of it.
 DUE_TO_HITS = 0.5
 
 
 class ReplayedDeployment(NamedTuple):
-    """A deployment and its valid replays of the requests. ``parts``: where its TTFT went (None: nobody told).
-    ``failed``: replays that failed their checks."""
+    """A deployment and its valid replays of the requests. ``parts``: breakdown of its TTFT (None: unknown). ``failed``:
+    number of replays that failed their checks."""
 
     label: str
     gpus: int
@@ -45,7 +45,7 @@ class ReplayedDeployment(NamedTuple):
 
 
 class ComparedFigure(NamedTuple):
-    """``of``: its value in a replay (None: not known). ``why``: of the best and another one."""
+    """``of``: its value in a replay (None: unknown). ``why``: explains the best one's lead over another."""
 
     name: str
     unit: str
@@ -62,8 +62,8 @@ class ReplayScore(NamedTuple):
 
 
 def verdict(workload: str, deployments: Sequence[ReplayedDeployment]) -> list[Finding]:
-    """Findings on deployments that replayed one compiled workload at one speed: which is best overall, then each figure
-    with why. Empty where fewer than two have a valid replay."""
+    """Findings on deployments that replayed one compiled workload at one speed: the best overall, then each figure with
+    its reason. Empty if fewer than two have a valid replay."""
     failed = [found("replay_not_compared", label=each.label, workload=workload) for each in deployments if each.failed]
     judged = [each for each in deployments if each.replays]
     if len(judged) < 2:
@@ -80,7 +80,7 @@ def verdict(workload: str, deployments: Sequence[ReplayedDeployment]) -> list[Fi
 
 
 def figures(facts: ReplayFacts) -> Iterator[ComparedFigure]:
-    """What is compared: goodput of sessions under each SLO, TTFT, TPOT and normalised interactivity."""
+    """The compared figures: goodput of sessions under each SLO, TTFT, TPOT and normalised interactivity."""
     for index, slo in enumerate(facts.within):
         name = f"goodput of sessions ({bounds_of_one(slo.slo)})"
         yield ComparedFigure(name, "sessions/s", _goodput(index), _why_goodput(index), higher=True)
@@ -93,8 +93,10 @@ def figures(facts: ReplayFacts) -> Iterator[ComparedFigure]:
 
 
 def _limit(deployments: Sequence[ReplayedDeployment]) -> float:
-    """The factor that single starts of one deployment may differ by; the widest of any two of these. The error is
-    split among the others that the best one is compared with."""
+    """The factor by which single starts of one deployment may differ; the widest of any two of these.
+
+    The others that the best one is compared with share the error.
+    """
     sd = max(SINGLE_REPEAT_SD[each.device] for each in deployments)
     least = sorted(len(each.replays) for each in deployments)[:2]
     error = sd * math.sqrt(sum(1 / count for count in least))
@@ -111,7 +113,7 @@ def _standings(figure: ComparedFigure, deployments: Sequence[ReplayedDeployment]
 
 
 def _lead_factor(standings: Sequence[ReplayScore], each: ReplayScore) -> float:
-    """By which factor the best one leads it."""
+    """The factor by which the best one leads this one."""
     low, high = sorted((standings[0].value, each.value))
     return high / low if low > 0 else 1.0 if low == high else math.inf
 

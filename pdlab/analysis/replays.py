@@ -1,4 +1,4 @@
-"""What a replay of sessions shows beside its level's figures: turns, cached prompts, and whole sessions."""
+"""Facts of a replay of sessions: turns, cached prompts, and whole sessions."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pdlab.results.slo import bounds_of_one, stresses
 LAST_TURN = 6
 """Turns from this one on are one class."""
 LENGTH_STEP = 4
-"""Prompt lengths from one power of it to the next are one class: some five classes of any trace."""
+"""Ratio of the longest prompts of two neighbouring classes: about five classes for any trace."""
 HitSource = Literal["server", "rules"]
 
 
 class TimesOfSome(NamedTuple):
-    """TTFT and TPOT of so many answered requests, seconds. ``tpot`` None: none has a second output token."""
+    """TTFT and TPOT of ``requests`` answered requests, seconds. ``tpot`` None: none has a second output token."""
 
     requests: int
     ttft: Distribution | None
@@ -37,23 +37,22 @@ class TimesOfSome(NamedTuple):
 
 
 class RequestsByHit(NamedTuple):
-    """Requests of which some of the prompt came from a cache, and others."""
+    """Requests with some of the prompt from a cache, and others."""
 
     hit: TimesOfSome
     miss: TimesOfSome
 
 
 class SlowestTenth(NamedTuple):
-    """The tenth of the answers with most E2EL per output token: of each token's time, seconds, so much is of TTFT and
-    so much of decode."""
+    """The tenth of the answers with most E2EL per output token: seconds per token due to TTFT and due to decode."""
 
     ttft_s: float
     decode_s: float
 
 
 class WithinSlo(NamedTuple):
-    """Sessions of which every request was answered within an SLO, and how many of them per second. ``missed``: bound ->
-    complete sessions that did not keep it."""
+    """Sessions with every request answered within an SLO: their number, and per second. ``missed``: bound -> complete
+    sessions that missed it."""
 
     slo: Slo
     sessions: int
@@ -62,15 +61,16 @@ class WithinSlo(NamedTuple):
 
 
 class ReplayFacts(NamedTuple):
-    """A replay. ``sessions``: begun; ``complete``: of which every request was answered; ``completion``: of those, from
+    """A replay. ``sessions``: begun. ``complete``: those with every request answered. ``completion``: their time from
     the first request's sending to the last answer's end, pauses included, seconds.
 
-    ``interactivity_p90``: output tokens/s that a client sees, the wait for the first token included, of the request
-    that is slower than 90 %: the inverse of the 90th percentile of E2EL over output tokens. That quotient is the
-    normalised latency of Orca (Yu et al., OSDI 2022) and vLLM (Kwon et al., SOSP 2023). ``hit_share``: of the prompt
-    tokens of answered requests (None: not known), by what ``hits_from`` says: as the server counted them, or by vLLM's
-    rules. ``by_hit`` is None where nobody says it. ``by_turn``: keyed by turn, `LAST_TURN` and later ones together.
-    ``by_length``: keyed by the longest prompt of a class, tokens.
+    ``interactivity_p90``: output tokens/s that a client sees, including the wait for the first token, of the request
+    that is slower than 90 %. It is the inverse of the 90th percentile of E2EL over output tokens. That quotient is the
+    normalised latency of Orca (Yu et al., OSDI 2022) and vLLM (Kwon et al., SOSP 2023).
+
+    ``hit_share``: share of the prompt tokens of answered requests from a cache (None: unknown). ``hits_from``: the
+    server's count, or vLLM's rules. ``by_hit``: None if unknown. ``by_turn``: keyed by turn, `LAST_TURN` and later ones
+    together. ``by_length``: keyed by the longest prompt of a class, tokens.
     """
 
     requests: int
@@ -92,7 +92,7 @@ class ReplayFacts(NamedTuple):
 
 
 def replay_facts(records: Sequence[RequestRecord], slos: Iterable[Slo] = ()) -> ReplayFacts | None:
-    """Of the requests of one level; None where it replays nothing."""
+    """Of the requests of one level; None if it replays nothing."""
     replayed = [record for record in records if record.replayed is not None]
     if not replayed:
         return None
@@ -108,7 +108,7 @@ def replay_facts(records: Sequence[RequestRecord], slos: Iterable[Slo] = ()) -> 
     per_token_s = distribution(map(_per_token_s, spoken))
     slowest_s = per_token_s.percentiles_s["p90"] if per_token_s else 0.0
     known = [record for record in answered if record.replayed and record.replayed.hit_tokens is not None]
-    # A share of some of the requests would not be that of the replay.
+    # A share over only some of the requests would not be the replay's.
     whole = bool(answered) and len(known) == len(answered)
     prompts = sum(record.input_tokens for record in answered)
     told = any(record.replayed and record.replayed.cached_tokens is not None for record in known)

@@ -1,7 +1,7 @@
-"""The requests of one run as columns of numbers, read without building a value per request.
+"""The requests of one run as columns of numbers, read without an object per request.
 
-A level has thousands of requests and an experiment thousands of levels, of which intervals and
-goodput need three times each. The rule of the window is `metrics.steady`'s; a test holds the two equal.
+A level has thousands of requests and an experiment thousands of levels, and intervals and goodput need only three times
+of each request. The window's rule is that of `metrics.steady`; a test compares the two.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from pdlab.results.store import Store
 
 Latency = Literal["ttft", "tpot", "e2el"]
 
-# By far most of a record's text, and no latency here needs it: cut out before the numbers are read.
+# Most of a record's text, which no latency here needs: it is cut out before the numbers are read.
 _GAPS = b',"itl_s":['
 _NUMBER = re.compile(rb"-?\d[\d.]*")
 _OF_NUMBERS = b"0123456789.-"
 _COMMAS = bytes.maketrans(b"\n", b",")
 _TIME_AND_TOKEN_KEYS = b'{"arrival_s":', b',"first_token_s":', b',"finish_s":', b',"output_tokens":'
 
-# A size claimed beyond this is not believed before it is read.
+# A larger stated size is not allocated in advance.
 MAX_GUESS = 1 << 28
 
 
@@ -45,8 +45,8 @@ MAX_GUESS = 1 << 28
 class Requests:
     """The judged requests of one window, ordered by arrival; ``tpot_s`` is NaN for one output token.
 
-    ``finish_s`` are the finishes inside the window of ``window_s`` seconds, from its opening.
-    ``failed`` requests arrived inside the window and were not answered. ``sha256``: of the records that were read.
+    ``finish_s``: the finishes inside the window of ``window_s`` seconds, since its opening. ``failed``: number of
+    requests that arrived inside the window and were not answered. ``sha256``: of the records that were read.
     """
 
     ttft_s: Array
@@ -76,7 +76,7 @@ class Requests:
         return {}
 
     def estimates(self, latency: Latency) -> dict[str, Estimate]:
-        """Mean and percentiles in seconds with the scatter within this run; empty when not defined."""
+        """Mean and percentiles in seconds with the scatter within this run; empty if undefined."""
         if latency not in self._estimates:
             values = self.latency_s(latency)
             estimates = of_requests(values, PERCENTILES, self.together) if len(values) else {}
@@ -85,7 +85,7 @@ class Requests:
 
     @property
     def together(self) -> int:
-        """Neighbours that are alike: those in flight at once."""
+        """Number of correlated neighbours: those in flight at once."""
         return max(1, round(self.in_flight))
 
     @cached_property
@@ -100,9 +100,9 @@ class Requests:
 
 
 def load_requests(folder: Path, run: Run) -> Requests | None:
-    """The requests behind the figures of ``run``: of its steady window where it has one, else all.
+    """The requests behind the figures of ``run``: of its steady window if it has one, else all.
 
-    None where no records were kept. Raises StoreError when they cannot be read, or are fewer than were completed.
+    None if no records were kept. Raises StoreError if they cannot be read, or are fewer than were completed.
     """
     path = Store(folder).records_path(run.key)
     try:
@@ -132,8 +132,7 @@ def load_requests(folder: Path, run: Run) -> Requests | None:
 
 
 def of_times(times: RequestTimes, run: Run) -> Requests:
-    """The requests of a whole run that another client kept. Without the times at which they were sent the rate has no
-    scatter."""
+    """The requests of a whole run that another client kept. Without sending times the rate has no scatter."""
     finish_s = np.zeros(0)
     if times.start_s is not None and len(times.start_s):
         finish_s = np.sort(times.start_s + times.e2el_s) - times.start_s.min()
@@ -148,17 +147,16 @@ def of_times(times: RequestTimes, run: Run) -> Requests:
 
 
 def unpack(packed: bytes) -> bytes:
-    """The text of records as they are kept. Raises EOFError, OSError or zlib.error."""
+    """The text of stored records. Raises EOFError, OSError or zlib.error."""
     # The last four bytes of a gzip member are the size of its content: one call, one buffer, no copies.
     size = int.from_bytes(packed[-4:], "little")
     text = zlib.decompress(packed, wbits=31, bufsize=max(1, size)) if size < MAX_GUESS else b""
-    # Several members, of which one call reads the first, are the gzip module's work.
+    # One call reads only the first member; the gzip module reads several.
     return text if len(text) == size else gzip.decompress(packed)
 
 
 def parse(text: bytes) -> LevelData:
-    """Records as they are kept, of each request its times and output tokens. Raises KeyError, TypeError or
-    ValueError."""
+    """Stored records -> the times and output tokens of each request. Raises KeyError, TypeError or ValueError."""
     return LevelData.of_times(*_table(text))
 
 
@@ -176,20 +174,21 @@ def _table(text: bytes) -> Array:
     table = np.array(rows, dtype=np.float64).T.reshape(4, -1)
     if b'"error":' in bare:
         table[2, [record.get("error") is not None for record in records]] = nan
-    # The first token of a request that failed later still ends the burst of the start, it is no answer.
+    # A request that failed after its first token has no answer, though that token counts for the burst at the start.
     table[2, np.isnan(table[1])] = nan
     return table
 
 
 def _numbers(bare: bytes) -> Array | None:
-    """`_table` of records that are all alike, whose names, most of the work, need not be read; None of others."""
+    """`_table` of records with equal fields, without parsing their names, which is most of the work. None for other
+    records."""
     lines = b"\n" + bare + b"\n"
     count = lines.count(b"\n") - 1
     parts = _NUMBER.split(bare.partition(b"\n")[0])
     start, between, end = parts[0], parts[1:-1], parts[-1]
     if b'"error":' in bare or not set(_TIME_AND_TOKEN_KEYS) < set(parts) or end not in (b"}", b"]}"):
         return None
-    if lines.translate(None, _OF_NUMBERS) != b"\n" + b"".join([*parts, b"\n"]) * count:  # an exponent is more
+    if lines.translate(None, _OF_NUMBERS) != b"\n" + b"".join([*parts, b"\n"]) * count:  # not so with exponents
         return None
     names = [b"\n" + start, *(part for part in between if part != b","), end + b"\n"]
     if any(lines.count(name) != count for name in names) or not all(part.startswith(b",") for part in between):
@@ -205,7 +204,7 @@ def _without_gaps(text: bytes) -> bytes:
 
 
 def wrong_counts(text: bytes) -> int:
-    """Answers whose token counts are not those asked of their own request; 0 where lengths do not vary."""
+    """Number of answers whose token counts are not those asked of the request; 0 if lengths do not vary."""
     if b'"asked":' not in text:
         return 0
     records = from_json(b"[" + _without_gaps(text).replace(b"\n", b",") + b"]")

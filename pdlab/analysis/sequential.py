@@ -1,8 +1,8 @@
-"""When enough repeats were measured: a lead is resolved, or it is shown that it will not be.
+"""When enough repeats were measured: a lead is resolved, or it will not be.
 
-The headline's comparison (`pdlab.analysis.headline`) is looked at after every repeat, each time at a level at which
-all looks together err no more often than stated (`pdlab.analysis.power.LookSchedule`). Stopping early because nothing
-will be resolved costs no error: it names no winner.
+The headline's comparison (`pdlab.analysis.headline`) is evaluated after every repeat. The level of each look is chosen
+so that all looks together err no more often than stated (`pdlab.analysis.power.LookSchedule`). Stopping early because
+nothing will be resolved costs no error: it names no winner.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from pdlab.analysis.intervals import Comparison, Estimate, compare
 from pdlab.analysis.power import LookSchedule
 from pdlab.core.schema import Frozen
 
-# Of a resolution at the last look, given what is known: below it going on is a waste.
+# Probability of a resolution at the last look below which further repeats are a waste.
 FUTILE = 0.05
 LookOutcome = Literal["lead", "alike", "unresolvable", "open"]
 Targets = Mapping[Figure, float]
 
 
 class LookVerdict(Frozen):
-    """One figure of two deployments at one look. ``alike``: the interval excludes any lead of the size asked for;
-    ``unresolvable``: neither that nor a lead will be known at the last look, with 95 % predictive probability."""
+    """One figure of two deployments at one look. ``alike``: the interval excludes any lead of the target's size.
+    ``unresolvable``: with 95 % predictive probability neither that nor a lead will be known at the last look."""
 
     label: str
     reference: str
@@ -37,8 +37,10 @@ class LookVerdict(Frozen):
 def judge(
     headlines: Sequence[Headline], targets: Targets, looks: LookSchedule, repeats: int, confidence: float
 ) -> tuple[LookVerdict, ...]:
-    """Every comparison of the figures asked for after that many repeats. They share the error of a look. Output
-    tokens/s are those of closed loops: of an open one they are what arrives."""
+    """Every comparison of the target figures after that many repeats. They share the error of a look.
+
+    Output tokens/s count only for closed loops; in an open loop they are what arrives.
+    """
     ratios = [
         (each, headline, ratio)
         for headline in headlines
@@ -75,9 +77,11 @@ def _judged(
 
 
 def _will_resolve(first: Estimate, second: Estimate, cap: int, edge: float, level: float, comparisons: int) -> float:
-    """Predictive probability that a lead, or that there is none beyond ``edge``, is known after ``cap`` repeats, with
-    the scatter as it is: the estimate then is normal around that of now, with the variance that further repeats take
-    away (Spiegelhalter, Freedman and Blackburn, Controlled Clinical Trials 7, 1986)."""
+    """Predictive probability that a lead, or its absence beyond ``edge``, is known after ``cap`` repeats.
+
+    With the present scatter the later estimate is normal around the present one. Its variance is the reduction by
+    further repeats (Spiegelhalter, Freedman and Blackburn, Controlled Clinical Trials 7, 1986).
+    """
     at_cap = compare(_at(first, cap), _at(second, cap), level, comparisons)
     if at_cap is None:
         return 1.0
@@ -97,7 +101,7 @@ def _will_resolve(first: Estimate, second: Estimate, cap: int, edge: float, leve
 
 
 def _at(estimate: Estimate, repeats: int) -> Estimate:
-    """As it would be of so many repeats with the same scatter."""
+    """The estimate after ``repeats`` repeats with the same scatter."""
     now = (estimate.dof or 1.0) + 1
     error = None if estimate.standard_error is None else estimate.standard_error * math.sqrt(now / repeats)
     return estimate._replace(standard_error=error, dof=float(repeats - 1))
@@ -111,7 +115,7 @@ class StartScatter(NamedTuple):
 
 
 def scatter(headlines: Sequence[Headline], figure: Figure = "throughput") -> StartScatter | None:
-    """Pooled over deployments; None where nothing was repeated."""
+    """Pooled over deployments; None if nothing was repeated."""
     estimates: dict[str, Estimate] = {}
     for headline in headlines:
         for each in headline.comparisons:

@@ -1,20 +1,19 @@
 """Three repeats estimate their own scatter poorly; all levels together estimate the common scatter well.
 
-Of three values the standard deviation is wrong by a factor of two half of the time, so one level seems
-exact and the next hopeless by chance. Smyth's moderated variance (Linear Models and Empirical Bayes
-Methods, 2004, sections 3 and 6.2; known from the R package limma) takes the relative variances s_g^2 of
-all levels, estimates from how far they lie apart how alike their true values are, and moves each towards
-the common one by that much:
+The standard deviation of three values is wrong by a factor of two half of the time. By chance one level then seems
+exact and the next one useless. Smyth's moderated variance (Linear Models and Empirical Bayes Methods, 2004, sections 3
+and 6.2; known from the R package limma) takes the relative variances s_g^2 of all levels. It estimates from their
+spread how alike the true variances are, and moves each one towards the common one:
 
     s~^2 = (d0 s0^2 + d s^2) / (d0 + d)        with d0 + d degrees of freedom
 
-Never below its own, though: one that truly scatters more than the others must not be taken for as quiet
-as they are. That costs some width and keeps its coverage (tests/analysis/test_ranking.py has the trials).
-Where the levels truly scatter alike, d0 is large and this is the pooled variance of an analysis of
-variance; where they do not, d0 is small and each keeps its own.
+The result is never below a level's own variance, because a level that truly scatters more must not count as quiet. That
+widens some intervals and keeps their coverage (tests/analysis/test_ranking.py has the trials). If the levels scatter
+alike, d0 is large and this is the pooled variance of an analysis of variance. If they do not, d0 is small and each
+level keeps its own.
 
-Levels of one curve share its repeats, so they are not independent witnesses. The degrees of freedom are
-therefore never taken above those of the independent repeats: the sum over curves of repeats - 1.
+Levels of one curve share its repeats, so they are not independent. The degrees of freedom are therefore at most those
+of the independent repeats: the sum over curves of repeats - 1.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from typing import Generic, NamedTuple, TypeVar
 from pdlab.analysis.intervals import Estimate
 
 S = TypeVar("S")
-# With fewer levels their likeness cannot be estimated: coverage falls a per cent or two below nominal.
+# With fewer levels their likeness cannot be estimated: coverage is one or two per cent below nominal.
 LEAST = 5
 
 
@@ -38,7 +37,7 @@ class VariancePrior(NamedTuple):
 
 
 class RepeatStudy(Generic[S]):
-    """The repeats of every level that stands side by side: per curve, per level, one sample per repeat."""
+    """The repeats of all levels in one comparison: per curve, per level, one sample per repeat."""
 
     def __init__(self, curves: Sequence[Sequence[Sequence[S]]]) -> None:
         self._levels = [level for curve in curves for level in curve if len(level) > 1]
@@ -46,7 +45,7 @@ class RepeatStudy(Generic[S]):
         self._priors: dict[Hashable, VariancePrior | None] = {}
 
     def moderate(self, estimate: Estimate, key: Hashable, value_of: Callable[[S], float | None]) -> Estimate:
-        """``estimate`` (of repeats) with its scatter moderated. ``key`` names the figure ``value_of`` a sample."""
+        """``estimate`` (of repeats) with its scatter moderated. ``key`` identifies the figure ``value_of`` a sample."""
         if estimate.standard_error is None or estimate.dof is None or estimate.basis != "repeats" or not estimate.value:
             return estimate
         if key not in self._priors:
@@ -66,8 +65,7 @@ class RepeatStudy(Generic[S]):
 def moderate_all(estimates: Sequence[Estimate | None]) -> list[Estimate | None]:
     """One figure of several independent configurations, such as throughput at a bound: each moderated by all.
 
-    Nothing changes for fewer than five. Those that do not rest on repeats, or are at the edge of what
-    was measured, stay as they are.
+    Unchanged for fewer than five, for estimates without repeats, and at the edge of what was measured.
     """
     usable = [e for e in estimates if e is not None and _rests_on_repeats(e)]
     witnesses = [LevelVariance(_variance(e), round(e.dof or 1)) for e in usable if _variance(e) > 0]
@@ -122,7 +120,7 @@ def estimate_prior(variances: Sequence[LevelVariance]) -> VariancePrior | None:
     spread = math.fsum((e - mean) ** 2 for e in logs) / (count - 1)
     excess = spread - math.fsum(trigamma(d / 2) for _, d in variances) / count
     if excess <= 0:
-        # No further apart than chance: the pooled variance, which the mean of logs would put too low.
+        # They differ only by chance: the pooled variance, because the mean of logs is too low.
         pooled = math.fsum(v * d for v, d in variances) / sum(d for _, d in variances)
         return VariancePrior(pooled, math.inf)
     half = inverse_trigamma(excess)

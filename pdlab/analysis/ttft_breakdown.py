@@ -1,25 +1,23 @@
 """Breakdown of the time to the first token, from the engines' own metrics.
 
-vLLM's histograms, as differences over a level and means over requests (vllm/v1/metrics/stats.py and
-the NIXL connector's stats.py of vLLM 0.29):
+vLLM's histograms, as differences over a level and means over requests (vllm/v1/metrics/stats.py and the NIXL
+connector's stats.py of vLLM 0.29):
 
-- ``time_to_first_token_seconds``: from the request's arrival at this engine to the first token that it makes.
+- ``time_to_first_token_seconds``: from the request's arrival at this engine to its first token.
 - ``request_queue_time_seconds``: from the request's arrival in the engine core to its first scheduling.
 - ``request_prefill_time_seconds``: from there to the first token.
-- ``nixl_xfer_time_seconds``: one KV transfer, from posting it to the poll that finds it done.
+- ``nixl_xfer_time_seconds``: one KV transfer, from its posting to the poll that finds it done.
 
-Collocated: one engine, its queue, its prefill, rest. Prefill-decode: a request is queued and prefilled on P; on D
-it is first scheduled when its KV cache has come, so D's queue time holds the transfer, and D's "prefill" is the one
-step that makes the first token the client sees. The rest of the client's TTFT is outside of the engines: HTTP,
-routing, tokenising, streaming, and the network.
+Collocated: one engine, its queue, its prefill, rest. Prefill-decode: a request is queued and prefilled on P. D first
+schedules it when its KV cache has come, so D's queue time contains the transfer. D's "prefill" is the one step that
+makes the first token that the client sees. The rest of the client's TTFT is outside the engines: HTTP, routing,
+tokenising, streaming, and the network.
 
-Ray's exporter keeps a histogram's buckets and loses its sum (`pdlab.deploy.engine_metrics`). A mean is then known to
-lie between the means of the buckets' lower and upper ends: every part is a range, which is a point where the sum is
-known.
+Ray's exporter keeps a histogram's buckets and loses its sum (`pdlab.deploy.engine_metrics`). A mean then lies between
+the means of the buckets' lower and upper ends. Every part is therefore a range, which is a point if the sum is known.
 
-The engines' means are over every request that finished in the level, the client's TTFT is over the
-level's window: in the ramp-up requests queue longer, so parts can exceed the whole; the rest is then
-below 0.
+The engines' means are over every request that finished in the level, the client's TTFT is over the level's window.
+During ramp-up requests queue longer, so parts can exceed the whole; the rest is then below 0.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from pdlab.results.schema import EngineCounters, Run
 
 
 class MeanRange(Frozen):
-    """A mean in seconds that is at least ``low_s`` and at most ``high_s`` (None: no upper end is known)."""
+    """A mean in seconds that is at least ``low_s`` and at most ``high_s`` (None: the upper end is unknown)."""
 
     low_s: float
     high_s: float | None
@@ -50,10 +48,10 @@ class MeanRange(Frozen):
 class TtftSplit(Frozen):
     """Means in seconds per request; None if the engines did not report it.
 
-    ``engine`` is the prefill (or collocated) engine's whole part, of which ``queue`` and ``prefill``; ``decode_engine``
-    the decode engine's, of which ``kv_transfer``, ``decode_wait`` (its queue without the transfer: waiting for a free
-    place and for KV blocks) and ``first_step``. From ``rest_low_s`` to ``rest_high_s`` is what the client measured
-    beyond the engines (None: no end known).
+    ``engine``: the prefill (or collocated) engine's whole part, which contains ``queue`` and ``prefill``.
+    ``decode_engine``: the decode engine's, which contains ``kv_transfer``, ``decode_wait`` (its queue without the
+    transfer: waiting for a free place and for KV blocks) and ``first_step``. ``rest_low_s`` and ``rest_high_s``: range
+    of the client's time outside the engines (None: unknown end).
     """
 
     ttft_s: float
@@ -130,7 +128,7 @@ def _sum(*parts: MeanRange | None) -> MeanRange | None:
 
 
 def _mean(run: Run, pool: str, name: str, count: str) -> MeanRange | None:
-    """Of a sum and its count, else of buckets; None when nothing was counted, or an engine began anew."""
+    """From a sum and its count, else from buckets; None if nothing was counted, or an engine restarted."""
     after = run.engines_after.get(pool)
     before = run.engines_before.get(pool, EngineCounters())
     if after is None:

@@ -1,8 +1,8 @@
-"""Where the TTFT of a level went, from the timelines of its requests: facts for the report.
+"""Breakdown of the TTFT of a level, from the timelines of its requests: facts for the report.
 
-A part is of `pdlab.results.timeline.PARTS`; the parts of a request sum to its TTFT. Of a percentile the parts are means
-over the requests whose TTFT is next to it, for those of one request are a matter of chance. Only whole timelines count:
-where a mark is missing, a part has two names' time. Times in seconds.
+The parts are those of `pdlab.results.timeline.PARTS`; the parts of a request sum to its TTFT. The parts of a percentile
+are means over the requests whose TTFT is next to it, because those of a single request are random. Only whole timelines
+count: without a mark, one part contains two. Times in seconds.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pdlab.results.schema import Run
 from pdlab.results.timeline import PARTS, RequestTimeline, TimePart
 
 STATISTICS = ("p10", "p50", "p90", "p99")
-NEIGHBOURS = 0.025  # of the requests, to either side of a percentile
+NEIGHBOURS = 0.025  # share of the requests on either side of a percentile
 SLOWEST = 20
-# What is said of a level by the largest part of its mean TTFT.
+# The finding on a level, by the largest part of its mean TTFT.
 LARGEST: Mapping[str, str] = {
     "front": "ttft_mostly_front",
     "server": "ttft_mostly_server",
@@ -64,11 +64,12 @@ class SlowRequest(NamedTuple):
 
 
 class TtftParts(NamedTuple):
-    """One load of one curve. ``mean`` is over all ``told`` requests, ``around`` over those next to each percentile that
-    so many requests have; ``lacking``: requests with a timeline that is not whole. ``slowest`` come slowest first.
+    """One load of one curve. ``mean``: over all ``told`` requests (those with a whole timeline). ``around``: over those
+    next to each percentile that enough requests support. ``lacking``: requests with an incomplete timeline.
+    ``slowest``: slowest first.
 
-    ``until_second_s``: where first tokens were sent before their KV cache had moved, the parts from there to the second
-    token, means over those requests; else empty.
+    ``until_second_s``: for first tokens sent before their KV cache had moved, the parts from there to the second token,
+    means over those requests; else empty.
     """
 
     label: str
@@ -93,7 +94,7 @@ class TtftParts(NamedTuple):
 
     @property
     def finding(self) -> Finding:
-        """Which part is the largest, and what changes it."""
+        """The largest part, and what changes it."""
         seconds = self.mean.parts_s[self.largest]
         return found(
             LARGEST[self.largest],
@@ -106,8 +107,10 @@ class TtftParts(NamedTuple):
 
 
 def ttft_parts(label: str, runs: Iterable[tuple[Run, Sequence[RequestTimeline]]]) -> list[TtftParts]:
-    """Of every load of one curve that has timelines, over its valid repeats together. Of a level with a steady window
-    those requests count that came within it."""
+    """Of every load of one curve with timelines, over its valid repeats together.
+
+    In a level with a steady window only requests that arrived within it count.
+    """
     levels: dict[tuple[LoadKind, float], list[RequestTimeline]] = defaultdict(list)
     for run, timelines in runs:
         if run.validity.valid:
@@ -157,7 +160,7 @@ def _slow(timeline: RequestTimeline) -> SlowRequest:
 
 
 def _neighbours_of(statistic: str, ordered: Sequence[SlowRequest]) -> Sequence[SlowRequest]:
-    """Those next to a percentile, as many to either side."""
+    """Those next to a percentile, equally many on either side."""
     at = math.ceil(float(statistic[1:]) / 100 * len(ordered)) - 1
     aside = min(max(1, round(NEIGHBOURS * len(ordered))), at, len(ordered) - 1 - at)
     return ordered[at - aside : at + aside + 1]

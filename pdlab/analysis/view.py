@@ -1,4 +1,4 @@
-"""What to look at in measured curves: which latency, which throughput, counted per what."""
+"""Which figures of measured curves are shown: which latency, which throughput, and its unit."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SHOWN = "what is shown"
 
 
 class View(Frozen):
-    """What to look at: which latency, which statistic of it, which throughput, per node or not.
+    """Which latency is shown, which statistic of it, which throughput, per node or not.
 
-    Per node counts the GPUs of ``role`` alone; per GPU is a node of one. ``count``: the GPUs used, or those of
-    whole nodes, which are rented whole; a role's are always those used. ``confidence`` is the level of every interval
-    and verdict.
+    Per node counts only the GPUs of ``role``; per GPU is a node of one. ``count``: the GPUs in use, or those of whole
+    nodes, which are rented whole; a role's are always those in use. ``confidence``: level of every interval and
+    verdict.
     """
 
     normalized: bool = setting(
@@ -77,7 +77,7 @@ class View(Frozen):
 
     @property
     def latency_name(self) -> str:
-        """Name of what the latency axis shows, without unit."""
+        """Name of the latency axis, without unit."""
         if self.use_interactivity:
             return "interactivity"
         return {"token": "TPOT", "first_token": "TTFT", "chunk": f"{self.chunk_size}-token chunk latency"}[

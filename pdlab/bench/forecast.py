@@ -18,6 +18,7 @@ from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.served_model import served_model
 from pdlab.deploy.engine_metrics import KvPool
 from pdlab.deploy.serve_config import cpu_engine_kwargs
+from pdlab.results.columns import Growing, each, room, sorted_order
 from pdlab.results.kept import Kept
 from pdlab.results.schema import RequestRecord
 from pdlab.results.texts import Places, Texts
@@ -25,7 +26,7 @@ from pdlab.results.timeline import RequestTimeline
 from pdlab.traffic.bounded import LatestKeys
 
 if TYPE_CHECKING:
-    from pdlab.results.level_data import Codes
+    from pdlab.results.level_data import Codes, Column
     from pdlab.results.texts import TextColumn
     from pdlab.traffic.host_cache import HostCache
     from pdlab.traffic.oracle import HitOracle
@@ -119,17 +120,17 @@ def _most_bytes(shape: ModelShape, tp: int) -> float:
 def placed(records: Iterable[RequestRecord], timelines: Iterable[RequestTimeline], prefix: str) -> Kept[RequestRecord]:
     """The records of a replay with the replicas that served them, as their timelines tell; ids there begin with
     ``prefix``."""
-    ids, replicas, same = Texts(), [], dict[_Replicas, _Replicas]()
-    for each in timelines:
-        ids.add(each.id.removeprefix(prefix))
-        both = _Replicas(each.role_d, each.role_p)
-        replicas.append(same.setdefault(both, both))
+    ids, served_by, numbers = Texts(), Growing("q"), dict[_Replicas, int]()
+    for timeline in timelines:
+        ids.add(timeline.id.removeprefix(prefix))
+        served_by.append(numbers.setdefault(_Replicas(timeline.role_d, timeline.role_p), len(numbers)))
+    replicas, places = tuple(numbers), served_by.array()
     told, found = Places(ids.array()), Kept(RequestRecord)
     for record in records:
         own = record.replayed
         at = None if own is None else told.of(own.id)
         if own is not None and at is not None:
-            own = own.model_copy(update=replicas[at]._asdict())
+            own = own.model_copy(update=replicas[places[at]]._asdict())
         found.add(record.model_copy(update={"replayed": own}), record.arrival_s)
     return found
 
@@ -159,7 +160,7 @@ def foreseen(
     answered = _answered(records, rules)
     hits = None if answered is None else _hits(answered, told or _planned(plan, rules.block_tokens), rules)
     if hits is not None:
-        return _with(records, "foreseen_tokens", iter(hits))
+        return _with(records, "foreseen_tokens", each(hits))
     bounds = None if told else _bounds(records, _planned(plan, rules.block_tokens), rules)
     return records if bounds is None else _with(records, "foreseen_bounds", bounds)
 
@@ -177,46 +178,45 @@ def _with(records: Iterable[RequestRecord], field: str, values: Iterator[object]
 
 class _Answered(NamedTuple):
     """Of the requests that were answered, in the order of the records: their ids, when they came, and the engine that
-    computed each."""
+    computed each, by its place in `CacheRules.caches`."""
 
     ids: TextColumn
-    arrival_s: array[float]
-    engines: list[str]
+    arrival_s: Column
+    engines: Codes
 
 
 def _answered(records: Iterable[RequestRecord], rules: CacheRules) -> _Answered | None:
     """None where an engine is not known, or had decoded others before."""
     decodes_s = {} if rules.answers else _first_decoded(records)
-    known = {name: name for name in rules.caches}
-    ids, arrival_s, engines = Texts(), array("d"), list[str]()
+    known = {name: number for number, name in enumerate(rules.caches)}
+    ids, arrival_s, engines = Texts(), Growing("d"), Growing("q")
     for record in records:
         if record.replayed is None or not record.ok:
             continue
-        engine = known.get(_engine(record, rules) or "")
-        if engine is None or record.arrival_s >= decodes_s.get(engine, math.inf):
+        name = _engine(record, rules) or ""
+        if name not in known or record.arrival_s >= decodes_s.get(name, math.inf):
             return None
         ids.add(record.replayed.id)
         arrival_s.append(record.arrival_s)
-        engines.append(engine)
-    return _Answered(ids.array(), arrival_s, engines)
+        engines.append(known[name])
+    return _Answered(ids.array(), arrival_s.array(), engines.array())
 
 
-def _hits(answered: _Answered, prompts: Iterable[ComputedTokens], rules: CacheRules) -> array[int] | None:
+def _hits(answered: _Answered, prompts: Iterable[ComputedTokens], rules: CacheRules) -> Codes | None:
     """Tokens that each answered request had in a cache, in the order of the records; None: not known of one."""
     from pdlab.traffic.prompts import PromptBlocks
 
     order, by_arrival = _by_arrival(answered.ids, answered.arrival_s, prompts)
     if len(by_arrival) < len(order):
         return None
-    oracles = {replica: rules.oracle(replica) for replica in rules.caches}
-    hosts = {replica: rules.host(replica) for replica in rules.caches}
-    hits = array("q", bytes(8 * len(order)))
-    for at, each in zip(order, by_arrival, strict=True):
-        oracle, host = oracles[answered.engines[at]], hosts[answered.engines[at]]
-        prompt = PromptBlocks(each.tokens, each.keys[: each.tokens // rules.block_tokens])
+    caches = [(rules.oracle(replica), rules.host(replica)) for replica in rules.caches]
+    hits = room(len(order), "q")
+    for at, come in zip(each(order), by_arrival, strict=True):
+        oracle, host = caches[answered.engines[at]]
+        prompt = PromptBlocks(come.tokens, come.keys[: come.tokens // rules.block_tokens])
         device = oracle.hit(prompt)
         loaded = host.load(prompt, device).tokens
-        oracle.compute(prompt, PromptBlocks(each.computed, each.keys) if rules.answers else None, loaded)
+        oracle.compute(prompt, PromptBlocks(come.computed, come.keys) if rules.answers else None, loaded)
         if rules.host_blocks is not None:
             host.computed(prompt, device, loaded)
             if host.held > rules.host_blocks:
@@ -226,20 +226,19 @@ def _hits(answered: _Answered, prompts: Iterable[ComputedTokens], rules: CacheRu
 
 
 def _by_arrival(
-    ids: TextColumn, arrival_s: array[float], prompts: Iterable[ComputedTokens]
+    ids: TextColumn, arrival_s: Column, prompts: Iterable[ComputedTokens]
 ) -> tuple[Codes, Kept[ComputedTokens]]:
     """The requests' places in the order in which they came, and what was computed for them in that order: for fewer
     where that is not known of each."""
-    import numpy as np
-
-    places, order = Places(ids), np.argsort(np.asarray(arrival_s), kind="stable")
-    turn = np.empty(len(order))
-    turn[order] = np.arange(len(order))
+    places, order = Places(ids), sorted_order(arrival_s)
+    turn = room(len(order), "q")
+    for number, at in enumerate(each(order)):
+        turn[at] = number
     computed = Kept(ComputedTokens)
-    for each in prompts:
-        at = places.of(each.id)
-        if at is not None:
-            computed.add(each, float(turn[at]))
+    for prompt in prompts:
+        place = places.of(prompt.id)
+        if place is not None:
+            computed.add(prompt, float(turn[place]))
     return order, computed
 
 
@@ -262,7 +261,7 @@ def _bounds(
                 times_s.append(math.nan if moment_s is None else moment_s)
             engines.append(known.get(_engine(record, rules) or ""))
             decodes.append(record.replayed.replica)
-    order, computed = _by_arrival(ids.array(), arrival_s, prompts)
+    order, computed = _by_arrival(ids.array(), np.asarray(arrival_s), prompts)
     if len(computed) < len(order):
         return None
     sent = SentPrompts(

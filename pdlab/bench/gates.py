@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, InstanceOf
@@ -21,13 +22,14 @@ from pdlab.core.mixes import Mixes
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Closed, Open, Ramp, Replay, Workload
 from pdlab.results import metrics
+from pdlab.results.columns import by_parts, each, sorted_known, taken
 from pdlab.results.level_data import LevelData, ReplayedData
 from pdlab.results.schema import CanaryResult, NixlCounters, Run, Trend, Validity
-from pdlab.results.texts import Places, text_of
+from pdlab.results.texts import Places, numbered, text_of
 from pdlab.results.timeline import DISORDER_S, RequestTimeline
 
 if TYPE_CHECKING:
-    from pdlab.results.level_data import Codes, Column
+    from pdlab.results.level_data import Codes, Column, Mask
 
 MAX_CPU_SHARE = 0.9
 # At the 95th percentile a quarter of a median that is measured: the median itself is then off by far less. And the
@@ -149,7 +151,7 @@ def failed_requests(evidence: Evidence) -> Iterator[Finding]:
     unsent = ~requests.replayed.sent
     failed = np.flatnonzero(~requests.ok & ~unsent)
     if len(failed):
-        first = requests.errors[failed[0]] or "no answer"
+        first = requests.error_texts[requests.errors[failed[0]]] or "no answer"
         yield found("requests_failed", failed=len(failed), requests=total, first=first)
     if unsent.any():
         yield found("follow_ups_unsent", unsent=int(unsent.sum()), requests=total)
@@ -398,7 +400,7 @@ def affinity(evidence: Evidence) -> Iterator[Finding]:
     for pool in evidence.by_session:
         replicas = _served_by(replayed, pool)
         named = replicas >= 0
-        _, sessions = np.unique(replayed.sessions[named], return_inverse=True)
+        sessions = numbered(taken(replayed.sessions, named.nonzero()[0]))
         count = int(replicas.max(initial=0)) + 1
         homes = np.bincount(np.unique(sessions * count + replicas[named]) // count)
         moved = int((homes > 1).sum())
@@ -481,22 +483,23 @@ def lateness(evidence: Evidence) -> Iterator[Finding]:
 def dependencies(evidence: Evidence) -> Iterator[Finding]:
     """Requests of a replay were sent before the last token of what they wait for: their prompts cannot hold its
     answer, and the engines got another load than the sessions make."""
-    import numpy as np
-
     requests, replayed = evidence.requests, evidence.requests.replayed
-    places = Places(replayed.ids)
-    ended_s = np.fromiter(
-        (math.nan if (at := places.of(other)) is None else requests.finish_s[at] for other in replayed.after),
-        np.float64,
-    )
-    numbers = np.repeat(np.arange(len(requests)), replayed.after_counts)
-    # Where nothing is known of an end, nothing can have waited for it.
-    early = ~(requests.arrival_s[numbers] >= ended_s - ORDER_SLACK_S)
-    waiting = replayed.sent & (replayed.after_counts > 0)
-    violated = np.flatnonzero(waiting & (np.bincount(numbers[early], minlength=len(requests)) > 0))
-    if len(violated):
-        first = text_of(replayed.ids[violated[0]])
-        yield found("dependency_violated", violated=len(violated), waiting=int(waiting.sum()), first=first)
+    places, others = Places(replayed.ids), iter(replayed.after)
+    waiting, violated, first = 0, 0, ""
+    columns = (requests.arrival_s, replayed.sent, replayed.after_counts)
+    for number, (arrival_s, sent, count) in enumerate(zip(*map(each, columns), strict=True)):
+        if not count:
+            continue
+        ended_s = [requests.finish_s[at] for other in islice(others, count) if (at := places.of(other)) is not None]
+        if not sent:
+            continue
+        waiting += 1
+        # Where nothing is known of an end, nothing can have waited for it.
+        if len(ended_s) < count or not all(arrival_s >= end_s - ORDER_SLACK_S for end_s in ended_s):
+            first = first or text_of(replayed.ids[number])
+            violated += 1
+    if violated:
+        yield found("dependency_violated", violated=violated, waiting=waiting, first=first)
 
 
 def _late_limit(spans: dict[str, float | None]) -> tuple[float, str]:
@@ -511,10 +514,7 @@ def _late_limit(spans: dict[str, float | None]) -> tuple[float, str]:
 
 def _known_lateness_s(evidence: Evidence) -> Column:
     """Sorted."""
-    import numpy as np
-
-    late_s = evidence.requests.lateness_s
-    return np.sort(late_s[~np.isnan(late_s)])
+    return sorted_known(evidence.requests.lateness_s)
 
 
 def _median(values_s: Column) -> float | None:
@@ -527,13 +527,17 @@ def clock(evidence: Evidence) -> Iterator[Finding]:
     """The client's clock was set during the level, or times are in an impossible order."""
     import numpy as np
 
+    def disordered(*times_s: Column) -> Mask:
+        so_far_s = np.fmax.accumulate(times_s)  # a moment that never came is passed over
+        wrong: Mask = np.any(np.stack(times_s)[1:] < so_far_s[:-1] - ORDER_SLACK_S, axis=0)
+        return wrong
+
     requests = evidence.requests
-    times_s = np.stack([requests.arrival_s, requests.first_token_s, requests.ended_s])
-    so_far_s = np.fmax.accumulate(times_s)  # a moment that never came is passed over
-    wrong = np.flatnonzero((times_s[1:] < so_far_s[:-1] - ORDER_SLACK_S).any(axis=0))
+    columns = (requests.arrival_s, requests.first_token_s, requests.ended_s)
+    wrong = by_parts(disordered, *columns, kind="?").nonzero()[0]
     if len(wrong):
-        known_s = times_s[:, wrong[0]]
-        yield found("clock_backwards", times=", ".join(f"{t:g}" for t in known_s[~np.isnan(known_s)]))
+        times_s = [column[wrong[0]] for column in columns]
+        yield found("clock_backwards", times=", ".join(f"{t:g}" for t in times_s if not math.isnan(t)))
     step_s = evidence.run.client.clock_step_s if evidence.run.client else None
     if step_s is not None and abs(step_s) > CLOCK_SLACK_S + CLOCK_PPM * evidence.duration_s:
         yield found("clock_set", step_s=step_s)

@@ -1,16 +1,11 @@
-"""Command line of the sweep: ``./run_bm.sh`` or ``python -m pdlab bench``; with ``run FILE`` of a whole
-experiment (pdlab.bench.experiment.run), with ``ratio`` of the P:D ratio that the phases imply
-(pdlab.analysis.phase_ratio).
+"""Command line of the sweep: ``./run_bm.sh`` or ``python -m pdlab bench``. Its exit codes are in EPILOG.
 
-Exit codes: 0 every level is valid; 1 the load could not be driven; 2 bad input, which includes a
-server that does not answer and a folder that would be overwritten; 3 finished, but some level is
-invalid; 130 interrupted (finished levels are kept).
+``run FILE`` and ``ratio`` run the commands ``experiment`` and ``ratio``.
 """
 
 from __future__ import annotations
 
 import re
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,7 +34,7 @@ from pdlab.bench.traffic import read_traffic, replayed
 from pdlab.core.arguments import LENGTHS_HELP, MAX_HOLD_S, MAX_LOAD, MAX_TOKENS, SLO_QUANTILE
 from pdlab.core.commands import typed
 from pdlab.core.errors import UsageError
-from pdlab.core.exit_code import exit_code
+from pdlab.core.exit_code import exit_code, stop_by_signals
 from pdlab.core.length_distribution import LengthDistribution
 from pdlab.core.mixes import parse_mixes
 from pdlab.core.output_paths import check_folder
@@ -81,7 +76,7 @@ SEARCH_FLAGS = {
     "requests": "--prompts-per-level",
 }
 
-# What a replay's file says itself.
+# Fields that do not go with a replay, whose file sets the requests and their times.
 OF_ONE_LOAD = (
     "type", "concurrency", "request_rate", "per_gpu", "ramp", "ramp_shape", "burstiness", "itl", "otl", "lengths",
     "mixes", "mode", "shared_prefix", "final", "hold_s", "slo", "smoke", "soak_s", "prompts_per_level",
@@ -107,22 +102,20 @@ def parse_rates(text: str) -> tuple[float, ...]:
     """``all`` or ``1,2.5,4`` (requests/s). Raises UsageError."""
     if text.strip() == "all":
         return ALL_RATES_RPS
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError as error:
-        example = "--request-rate: expected all or numbers such as 1,2.5,4 (requests/s)"
-        raise UsageError(f"{example}, got {text!r}") from error
-    return _distinct("--request-rate", values)
+    return _floats("--request-rate", text, "all or numbers such as 1,2.5,4 (requests/s)")
 
 
 def parse_per_gpu(text: str) -> tuple[float, ...]:
     """``1,2.5,4`` requests in flight per GPU. Raises UsageError."""
+    return _floats("--concurrency-per-gpu", text, "numbers such as 1,2,4")
+
+
+def _floats(flag: str, text: str, expected: str) -> tuple[float, ...]:
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError as error:
-        example = "--concurrency-per-gpu: expected numbers such as 1,2,4"
-        raise UsageError(f"{example}, got {text!r}") from error
-    return _distinct("--concurrency-per-gpu", values)
+        raise UsageError(f"{flag}: expected {expected}, got {text!r}") from error
+    return _distinct(flag, values)
 
 
 def _distinct(flag: str, values: list[N]) -> tuple[N, ...]:
@@ -140,8 +133,8 @@ RATES, PER_GPU = Text(parse_rates, numbers), Text(parse_per_gpu, numbers)
 
 
 class BenchSettings(SweepOptions):
-    """A sweep as its command line says it: the flags of `SweepOptions`, and those that loads, lengths and searches are
-    made from. The flags of the published script are accepted as they were."""
+    """The flags of `SweepOptions`, and the flags from which loads, lengths and searches are made. They include the
+    flags of the published script."""
 
     COMMAND = "bench"
     ABOUT = "Sweep load levels against a running deployment; results go to OUT/EXP_NAME/."
@@ -271,17 +264,17 @@ class BenchSettings(SweepOptions):
             raise UsageError(f"the file of --workload sets the requests and their times: leave {flags[unused[0]]} out")
 
     def given(self, *names: str) -> list[str]:
-        """Which of the fields the command line sets."""
+        """Those of the fields that the command line sets."""
         return [name for name in names if name in self.model_fields_set]
 
 
 def options(argv: Sequence[str]) -> SweepOptions:
-    """Flags to options, without any I/O. Raises UsageError."""
+    """The sweep of a command line, without any I/O. Raises UsageError."""
     return sweep_of(parse(BenchSettings, argv), argv)
 
 
 def sweep_of(settings: BenchSettings, argv: Sequence[str]) -> SweepOptions:
-    """The sweep that the settings ask for. Raises UsageError."""
+    """The sweep of the settings. Raises UsageError."""
     varied: LengthDistribution | None = settings.lengths
     if settings.replay_file is not None:
         varied = read_traffic(settings.replay_file).lengths
@@ -316,7 +309,7 @@ def sweep_of(settings: BenchSettings, argv: Sequence[str]) -> SweepOptions:
 
 
 def _soak_s(settings: BenchSettings, loads: Sequence[Load]) -> float | None:
-    """Raises UsageError for flags that ask for anything but one load held for long."""
+    """Seconds of --soak; None without it. Raises UsageError for flags that do not go with one load held for long."""
     if settings.soak_s is None:
         return None
     many = len(loads) + len(settings.per_gpu) != 1
@@ -380,7 +373,7 @@ def _loads(settings: BenchSettings, *, implied: bool) -> tuple[Load, ...]:
     if settings.burstiness is not None and kind == "concurrency" and settings.slo is None:
         raise UsageError(f"--burstiness belongs to --type request-rate, but --type is {kind}")
     if not implied and settings.type is None and not named:
-        return ()  # a search only
+        return ()  # only a search
     shape = 1.0 if settings.burstiness is None else settings.burstiness
     if kind == "concurrency":
         if settings.concurrency is None and settings.per_gpu:
@@ -394,7 +387,7 @@ def _loads(settings: BenchSettings, *, implied: bool) -> tuple[Load, ...]:
 
 
 def table(runs: Sequence[Run]) -> str:
-    """The levels as text: whole-run figures, and the steady-state output rate beside them."""
+    """The levels as text: figures of whole runs, and the output rate of the steady window."""
     header = (
         "level", "ok/asked", "req/s", "out tok/s", "steady", "TTFT p50", "p99 ms", "TPOT p50", "p99 ms", "E2EL p50 ms"
     )  # fmt: skip
@@ -435,15 +428,13 @@ def _percentile(values: Distribution | None, name: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the sweep of the command line; returns the exit code."""
+    """Run the command line. Returns the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] in (["run"], ["ratio"]):
         from pdlab.cli import experiment, ratio
 
         return experiment.main(argv[1:]) if argv[0] == "run" else ratio.main(argv[1:])
-    # A shell starts background jobs with SIGINT ignored; a sweep must be stoppable all the same.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    stop_by_signals()
 
     def run() -> int:
         if argv and not argv[0].startswith("-"):
@@ -478,7 +469,7 @@ def _started(sweep_options: SweepOptions) -> SweepOptions:
 
 
 def describe(sweep: SweepOptions) -> str:
-    """What a sweep would measure, in words; nothing is asked of the server. Raises UsageError for what it would."""
+    """What a sweep would measure, in words, without a request to the server. Raises UsageError as the sweep would."""
     w = sweep.workload
     lines = [f"dry run: nothing is sent to {normal_url(sweep.base_url)}"]
     lines.append(f"workload: {w.mode} {w.label}, seed {w.seed}")
@@ -522,7 +513,7 @@ def _again(argv: Sequence[str]) -> str:
 
 
 def report(result: SweepResult) -> None:
-    """The sweep's table and what to do next, on standard output."""
+    """Print the sweep's table and the next command."""
     skipped = len(result.runs) - result.measured
     print(table(result.runs))
     for search in result.searches:
@@ -536,7 +527,7 @@ def report(result: SweepResult) -> None:
 
 
 def parse_ramps(text: str, shape: Literal["linear", "exponential"], burstiness: float) -> tuple[Ramp, ...]:
-    """``1:16,2:8``: from and to how many requests/s. Raises UsageError."""
+    """``1:16,2:8``: ramps from START to END requests/s. Raises UsageError."""
     ramps = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)\s*", part)

@@ -65,7 +65,7 @@ examples:
 
 
 MOST_PERCENT = 100.0
-DATA_SHEET = ("memory_gb", "memory_gb_per_s", "tensor_tflops")  # constants of the GPU itself, which no fit moves
+DATA_SHEET = ("memory_gb", "memory_gb_per_s", "tensor_tflops")  # constants of the GPU itself, which no fit changes
 CALIBRATED = "python -m pdlab calibrate, see fitted_on"
 NAME_RULE = r"[A-Za-z0-9][A-Za-z0-9._+-]*"
 
@@ -105,7 +105,7 @@ MEASURED, FIT, RESULT = "what was measured", "fit", "result"
 
 
 class CalibrateSettings(Settings):
-    """Which runs a hardware file is fitted to, how, and where it goes."""
+    """The runs to fit a hardware file to, how, and where the file goes."""
 
     COMMAND = "calibrate"
     ABOUT = "Fit a hardware file (configs/catalog/) to measured runs, and print its prediction errors."
@@ -195,7 +195,7 @@ def _shape(model: str | None, experiments: Sequence[MeasuredSweep]) -> ModelShap
 
 
 def _of_that_model(shape: ModelShape, experiments: Sequence[MeasuredSweep]) -> None:
-    """Raises UsageError where the runs record another model than the one that --model names."""
+    """Raises UsageError if a run records another model than --model names."""
     for experiment in experiments:
         recorded = load_model(experiment.deployment.model)
         if recorded is not None and recorded.name != shape.name:
@@ -203,8 +203,8 @@ def _of_that_model(shape: ModelShape, experiments: Sequence[MeasuredSweep]) -> N
 
 
 def _made_on(settings: CalibrateSettings, loaded: Sequence[Experiment]) -> Platform:
-    """GPU and vLLM version of all runs, from what they record and the flags. Raises UsageError where they differ, or
-    where neither says it."""
+    """GPU and vLLM version of all runs, from their records and the flags. Raises UsageError if they differ or are
+    unknown."""
     records = {experiment.name: ran_on(experiment) for experiment in loaded}
 
     def one(what: str, flag: str, stated: str | None, of_runs: dict[str, str | None]) -> str:
@@ -224,8 +224,8 @@ def _made_on(settings: CalibrateSettings, loaded: Sequence[Experiment]) -> Platf
 
 
 def _on_gpu(start: Hardware, gpu: str, node_gpus: int, sheet: dict[str, float]) -> Hardware:
-    """The start, as hardware of the GPU that was measured. Raises UsageError where it is of another GPU and the data
-    sheet of the measured one is not given."""
+    """The start, as hardware of the measured GPU. Raises UsageError if the start is of another GPU and ``sheet`` lacks
+    a value of the measured GPU's data sheet."""
     of_start = "cpu" if start.cpu else start.gpu_type
     if gpu != of_start and "cpu" in (gpu, of_start):
         raise UsageError(f"the runs are of {gpu}, --start {start.name} is of {of_start}: give another --start")
@@ -242,7 +242,7 @@ def _on_gpu(start: Hardware, gpu: str, node_gpus: int, sheet: dict[str, float]) 
 
 
 def _scheduled_as(start: Hardware, version: str | None) -> Hardware:
-    """The start, with as many steps in flight as vLLM of the measured version has, where that is another one."""
+    """The start, with the number of steps in flight of the measured vLLM version."""
     of_start = start.fit.version if start.fit is not None else None
     if start.cpu or version is None or version == of_start:
         return start
@@ -258,7 +258,7 @@ def _data_sheet_constants(start: Hardware, sheet: dict[str, float]) -> dict[str,
 
 
 def _stack(loaded: Sequence[Experiment], version: str) -> str:
-    """Versions of what served, as the runs record them."""
+    """The versions of vLLM, Ray and NIXL that the runs record."""
     names = {"vllm": "vLLM", "ray": "Ray", "nixl": "NIXL"}
     recorded = {
         key: {value for experiment in loaded if (value := experiment.manifest.versions.get(key))} for key in names
@@ -269,7 +269,7 @@ def _stack(loaded: Sequence[Experiment], version: str) -> str:
 
 
 def _refuse_rehearsed(settings: CalibrateSettings, loaded: Sequence[Experiment]) -> None:
-    """Raises UsageError where a file would be made of rehearsed runs."""
+    """Raises UsageError if a file would be fitted to rehearsed runs."""
     rehearsed = [experiment.name for experiment in loaded if experiment.manifest.rehearsal]
     if settings.out and rehearsed:
         raise UsageError(f"{rehearsed[0]} was rehearsed, not measured: hardware is fitted only to measured runs")
@@ -280,7 +280,7 @@ OF_A_FIT = ("coarse_start", "data_sheet", "rounds", "cross_validate", "days")
 
 
 def _start(settings: CalibrateSettings, loaded: Sequence[Experiment]) -> Hardware:
-    """What --start names: a file, or a GPU type with the engine's version that the runs record. Raises UsageError."""
+    """The hardware of --start: a file, or a GPU type with the recorded engine version. Raises UsageError."""
     if settings.start == RECORDED:
         made_on = _made_on(settings, loaded)
         assert made_on.gpu is not None
@@ -292,8 +292,7 @@ def _start(settings: CalibrateSettings, loaded: Sequence[Experiment]) -> Hardwar
 
 
 def _add_to_the_same_stack(settings: CalibrateSettings, start: Hardware, shape: ModelShape, made_on: Platform) -> None:
-    """Raises UsageError where the levels that the start has are of another model or version than the runs, or of which
-    nobody knows."""
+    """Raises UsageError if the levels in the start are of another model or version than the runs, or unknown."""
     if start.steps is None or not start.steps.correction.fitted_levels:
         return
     if start.fit is None:
@@ -313,7 +312,7 @@ def _add_to_the_same_stack(settings: CalibrateSettings, start: Hardware, shape: 
 
 
 def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Experiment]) -> int:
-    """A correction of the start's tabulated steps, from all levels of the runs."""
+    """Correct the start's tabulated steps by all levels of the runs. Returns the exit code."""
     not_given(settings, OF_A_FIT, f"--start {settings.start}, whose steps are tables: a correction is no fit")
     experiments = [measured(experiment, settings.prompts) for experiment in loaded]
     shape = _shape(settings.model, experiments)
@@ -339,24 +338,35 @@ def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Expe
     print("predicted with it:", errors_text(median_errors(points, skip_first=False)))
     print(table(points))
     if settings.out:
-        crossed = [network_of(each.deployment, ran_on(run).nic) for each, run in zip(experiments, loaded, strict=True)]
-        changed = {
-            "name": settings.name or settings.out.stem,
-            "stack": _stack(loaded, made_on.version),
-            "fitted_on": tuple(dict.fromkeys((*start.fitted_on, *(each.name for each in experiments)))),
-            "error": error_after(result.correction.fitted_settings),
-        }
-        domain = fit_domain(experiments, shape.name, made_on, [each for each in crossed if each is not None])
-        write_output(settings.out, to_yaml(signed(hardware.model_copy(update=changed), domain)), "--out")
-        print(f"wrote {settings.out}", file=sys.stderr, flush=True)
+        fitted_on = tuple(dict.fromkeys((*start.fitted_on, *(each.name for each in experiments))))
+        changed = {"fitted_on": fitted_on, "error": error_after(result.correction.fitted_settings)}
+        _write(settings, settings.out, hardware.model_copy(update=changed), shape, made_on, experiments, loaded)
     return 0
+
+
+def _write(
+    settings: CalibrateSettings,
+    out: Path,
+    hardware: Hardware,
+    shape: ModelShape,
+    made_on: Platform,
+    experiments: Sequence[MeasuredSweep],
+    loaded: Sequence[Experiment],
+) -> None:
+    """Write the hardware file, with the domain of the fit. ``experiments``: those of ``loaded``, in the same order."""
+    assert made_on.version is not None
+    crossed = [network_of(each.deployment, ran_on(run).nic) for each, run in zip(experiments, loaded, strict=True)]
+    domain = fit_domain(experiments, shape.name, made_on, [each for each in crossed if each is not None])
+    changed = {"name": settings.name or out.stem, "stack": _stack(loaded, made_on.version)}
+    write_output(out, to_yaml(signed(hardware.model_copy(update=changed), domain)), "--out")
+    print(f"wrote {out}", file=sys.stderr, flush=True)
 
 
 @command(CalibrateSettings)
 def main(settings: CalibrateSettings) -> int:
-    """Fit."""
+    """Fit or correct the hardware."""
     if settings.out is not None:
-        check_writable(settings.out, "--out")  # before the minutes of a fit, not after
+        check_writable(settings.out, "--out")  # before a fit, which takes minutes
         if settings.out.exists():
             raise UsageError(f"--out {settings.out}: is there already; remove it, or choose another")
     loaded = [load_experiment(folder) for folder in distinct(experiment_folders(settings.runs), "--runs")]
@@ -419,19 +429,14 @@ def main(settings: CalibrateSettings) -> int:
     else:
         print(table(inside))
     if settings.out:
-        assert made_on is not None and made_on.gpu is not None and made_on.version is not None
+        assert made_on is not None
         moved = {
             name: fitted.constants[name].model_copy(update={"source": CALIBRATED}) for name in fitted_names(fitted)
         }
         changed = {
-            "name": settings.name or settings.out.stem,
-            "stack": _stack(loaded, made_on.version),
-            "fitted_on": tuple(e.name for e in experiments),
+            "fitted_on": tuple(each.name for each in experiments),
             "constants": fitted.constants | moved,
             "error": error,
         }
-        crossed = [network_of(each.deployment, ran_on(run).nic) for each, run in zip(experiments, loaded, strict=True)]
-        domain = fit_domain(experiments, shape.name, made_on, [each for each in crossed if each is not None])
-        write_output(settings.out, to_yaml(signed(fitted.model_copy(update=changed), domain)), "--out")
-        print_line(f"wrote {settings.out}")
+        _write(settings, settings.out, fitted.model_copy(update=changed), shape, made_on, experiments, loaded)
     return 0

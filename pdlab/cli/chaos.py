@@ -1,4 +1,4 @@
-"""``python -m pdlab chaos``: faults on a running deployment under load, and what became of every request."""
+"""``python -m pdlab chaos``: make faults in a running deployment under load, and check every request."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WHAT, TO, OWN, KEPT = "what is done", "to what", "with deployments of its own", 
 
 
 class ChaosSettings(Settings):
-    """Which faults ``python -m pdlab chaos`` makes, and in which deployment."""
+    """Which faults to make, and in which deployment."""
 
     COMMAND = "chaos"
     ABOUT = "Inject faults into a running deployment under load, at seeded times, and compare every answer."
@@ -69,7 +69,7 @@ class ChaosSettings(Settings):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line. Returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     return exit_code(lambda: _run(parse(ChaosSettings, words), words))
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prove the KV transfer between prefill and decode: integrity, bandwidth, which wire. See readme_nixl_ray.md."""
+"""Check the KV transfer between prefill and decode: integrity, bandwidth and wire. See readme_nixl_ray.md."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _run(argv: list[str]) -> int:
     predicted = load_model(MODEL)
     assert predicted is not None
     model = kv_shape(predicted)
-    command_s = time.process_time()  # imports, which wait for nothing but the CPU
+    command_s = time.process_time()  # the imports until here; they wait only for the CPU
     outcomes = ray_ranks.check(plan, settings.local, lambda text: print(text, file=sys.stderr, flush=True), command_s)
     runs = []
     for outcome in outcomes:

@@ -19,7 +19,7 @@ they do not say: gpu_memory_gb and gpu_link of GPUs without NVML, nvlink_domain 
 
 
 class ClusterSettings(Settings):
-    """What the cluster is called in its file."""
+    """The name of the cluster in its file."""
 
     COMMAND = "cluster"
     ABOUT = "Print the cluster file of the running Ray cluster, for --cluster of launch and plan."
@@ -40,13 +40,13 @@ def main(settings: ClusterSettings) -> int:
 
 
 def cluster_file(view: ClusterView, name: str | None = None) -> str:
-    """The nodes with all that they have, whatever is free on them now; `pdlab.core.catalog.load_cluster` reads it."""
+    """The YAML file of the nodes, as if they were all free; `pdlab.core.catalog.load_cluster` reads it."""
     nodes = tuple(_whole(node) for node in view.nodes)
     return to_yaml(view.model_copy(update={"name": name or view.name, "nodes": nodes}))
 
 
 def _whole(node: ClusterNode) -> ClusterNode:
-    # A name stays when a node is replaced, Ray's id does not.
+    # A replacement node keeps the name, but has another id of Ray.
     labels = {
         key: value for key, value in node.labels.items() if key != NODE_ID_LABEL or NODE_NAME_LABEL not in node.labels
     }

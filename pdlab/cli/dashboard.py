@@ -1,4 +1,4 @@
-"""Grafana's dashboard, Prometheus' alerts and their provisioning: ``python -m pdlab dashboard``."""
+"""``python -m pdlab dashboard``: write Grafana's dashboard, Prometheus' alerts and their provisioning files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DISCOVERY = "/tmp/ray/prom_metrics_service_discovery.json"
 
 
 class DashboardSettings(Settings):
-    """Where metrics come from, and where the files go."""
+    """The sources of the metrics, and the folder of the files."""
 
     COMMAND = "dashboard"
     ABOUT = "Write a Grafana dashboard, Prometheus' configuration and alert rules, and their provisioning files."
@@ -69,13 +69,13 @@ def main(settings: DashboardSettings) -> int:
 
 
 def _place(url: str) -> SplitResult | None:
-    """The parts of a URL that names a host and a port that can be; None: of another one."""
+    """The parts of a URL with a host and a valid port; None for another text."""
     try:
         parts = urlsplit(url)
         known = parts.hostname and (parts.port is None or parts.port > 0)
     except ValueError:
         return None
-    return parts if known and not re.search(r"\s", url) else None  # urlsplit takes spaces too
+    return parts if known and not re.search(r"\s", url) else None  # urlsplit accepts spaces
 
 
 def _published(url: str) -> tuple[str, ...]:

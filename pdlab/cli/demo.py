@@ -1,8 +1,7 @@
-"""``make demo``: pd-spread, pd-pack and collocated on this machine, a short sweep of each, one plot.
+"""``make demo``: serve pd-spread, pd-pack and collocated on this machine, sweep each briefly, and draw one plot.
 
-It looks at the machine first and continues after a failure: a deployment that does not start is named with its error
-under the plot of the others, an invalid level is measured once more and then shown hollow and crossed. Ctrl-C ends it
-with the plot of what was measured.
+It continues after a failure: a deployment that does not start is named with its error under the plot of the others.
+An invalid level is measured once more. Ctrl-C ends the demo with the plot of the measured levels.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ MEASURED, WHERE = "what is measured", "where"
 
 
 class DemoSettings(Settings):
-    """What ``make demo`` measures, and where."""
+    """What ``make demo`` measures, and where its results go."""
 
     COMMAND = "demo"
     ABOUT = "Serve three deployments of a tiny model on this machine, sweep each, and plot them (make demo)."

@@ -1,4 +1,4 @@
-"""Command line of ``pdlab describe``: how a folder of results of others is understood, as a file to be corrected."""
+"""``pdlab describe``: write how pdlab reads a folder of other clients' results, as a file that a person can correct."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ model of each curve, or skip: true for what is no result. viz.py reads it with t
 
 
 class DescribeSettings(Settings):
-    """The folder that is described."""
+    """The folder to describe."""
 
     COMMAND = "describe"
     ABOUT = "Write a file, to be corrected by hand, with what pdlab reads from other clients' results."
@@ -65,7 +65,7 @@ def main(settings: DescribeSettings) -> int:
 
 
 def describing(curves: Sequence[UnderstoodCurve]) -> str:
-    """The description of these `UnderstoodCurve`, with what was found as comments."""
+    """The description of the curves as YAML, with the tools, loads and lengths that were found as comments."""
     import yaml
 
     lines = ["# How pdlab understands these results. Correct it; viz.py reads it with the results.", "results:"]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Ask every node what could make KV transfers slow or wrong, before or instead of guessing; see --help."""
+"""Examine every node for causes of slow or wrong KV transfers; see --help."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pdlab.transfer.doctor.findings import Concern
 
 CANNOT_RUN, HAS_ERRORS = 5, 3
-RANKS_PER_NODE = 8  # engines of each role whose side-channel ports are looked at
+RANKS_PER_NODE = 8  # number of engines per role whose side-channel ports are checked
 
 EPILOG = """\
 examples:
@@ -74,9 +74,9 @@ def main(settings: DoctorSettings) -> int:
     if settings.json_file is not None:
         check_writable(settings.json_file, "--json")
     before_s = time.time()
-    model = found_model(settings.model)[1] if settings.model else None  # None too for a model that pdlab builds itself
+    model = found_model(settings.model)[1] if settings.model else None  # also None for a model that pdlab builds
     facts, local = _this_machine(settings, model) if settings.here else _nodes(settings, model)
-    # The clock of a node is read first there, so a slow load of NIXL does not count.
+    # A node reads its clock before it loads NIXL, so a slow load does not count.
     concerns = diagnosis.concerns_of(facts, settings.placement) if settings.placement else local
     findings = diagnosis.diagnose(facts, query_clock=QueryClock(before_s, time.time()), concerns=concerns)
     print(diagnosis.render(facts, findings))
@@ -108,7 +108,7 @@ def _ports() -> tuple[int, ...]:
 
 
 def _nodes(settings: DoctorSettings, model: str | None) -> Examined:
-    """Facts of every node, and what deployments on local nodes have (None: the nodes are not local)."""
+    """The facts of every node, and the wires of deployments on local nodes (None: the nodes are not local)."""
     from pdlab.cluster import local_nodes
     from pdlab.cluster.connection import Cluster, prepare
     from pdlab.remote import node as node_probe
@@ -121,7 +121,7 @@ def _nodes(settings: DoctorSettings, model: str | None) -> Examined:
             cluster = stack.enter_context(Cluster(local))
         except ClusterError:
             if local or "RAY_ADDRESS" in os.environ:
-                raise  # somebody said that there is one
+                raise  # there should be a cluster
             print("no Ray cluster on this machine: only this machine is examined (as with --here)", file=sys.stderr)
             return _this_machine(settings, model)
         otherwise = ", or examine only this machine with --here"

@@ -1,13 +1,8 @@
-"""Command line of whole experiments: ``python -m pdlab experiment FILE``.
-
-Exit codes: 0 everything is measured and valid; 1 nothing could be measured; 2 bad input; 3 finished, but
-some deployment failed or some level is invalid; 130 interrupted (finished levels are kept).
-"""
+"""``python -m pdlab experiment FILE``: run a whole experiment. Its exit codes are in EPILOG."""
 
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +28,7 @@ from pdlab.core.arguments import MAX_REPEATS
 from pdlab.core.bounds import parse_bounds
 from pdlab.core.commands import typed
 from pdlab.core.errors import StoreError, UsageError
-from pdlab.core.exit_code import exit_code
+from pdlab.core.exit_code import exit_code, stop_by_signals
 from pdlab.core.output_paths import check_folder
 from pdlab.core.settings import Port, Processes, Settings, parse, setting, to_words
 from pdlab.core.status_line import minutes
@@ -61,7 +56,7 @@ EXPERIMENT, WHERE = "experiment", "where"
 
 
 class ExperimentSettings(Settings):
-    """Which experiment is run, and how far."""
+    """Which experiment to run, and with how many repeats."""
 
     COMMAND = "experiment"
     ABOUT = "Run an experiment file: launch and measure one configuration after another."
@@ -88,10 +83,8 @@ class ExperimentSettings(Settings):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the experiment of the command line; returns the exit code."""
-    # A shell starts background jobs with SIGINT ignored; an experiment must be stoppable all the same.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Run the command line. Returns the exit code."""
+    stop_by_signals()
     return exit_code(lambda: _run(parse(ExperimentSettings, list(argv)), argv), resume=_again(argv))
 
 
@@ -126,7 +119,7 @@ def _run(settings: ExperimentSettings, argv: Sequence[str]) -> int:
 
 
 def _started(plan: Schedule) -> Schedule:
-    """With the starts that the simulator gives its searches."""
+    """The plan, in which searches that start from the simulator have their first rate."""
     if not any(search.start_from for visit in plan.visits for part in visit.parts for search in part.searches):
         return plan
     from pdlab.cli.slo_start import of_experiment
@@ -142,7 +135,7 @@ def _again(argv: Sequence[str]) -> str:
 
 
 def describe(plan: Schedule, folder: Path, *, resume: bool = False, until: StopTargets | None = None) -> str:
-    """The plan in words: what is deployed, under what, in which order, how long that takes, and whether it may run."""
+    """The plan in words: deployments, workloads, order, estimated time, and why it may not run."""
     file = plan.file
     lines = [f"{file.name}: {file.description}" if file.description else file.name, ""]
     place = f"{file.where.local} local Ray nodes" if file.where.local else f"cluster {file.where.cluster}"
@@ -192,7 +185,7 @@ def describe(plan: Schedule, folder: Path, *, resume: bool = False, until: StopT
 
 
 def summary(plan: Schedule, result: RunResult) -> str:
-    """What is there now, what failed, and what to do next."""
+    """The measured levels, the failures, and the next command."""
     lines = []
     for folder, runs in result.runs.items():
         bad = [level for level in runs if not level.validity.valid]
@@ -211,8 +204,8 @@ def summary(plan: Schedule, result: RunResult) -> str:
 
 
 def ratios(result: RunResult) -> list[str]:
-    """For every prefill-only and decode-only deployment measured here, the P:D ratio that they imply, beside
-    the measured PD deployments of the same TP degrees."""
+    """The P:D ratio from each pair of prefill-only and decode-only deployments, beside measured PD deployments of the
+    same TP degrees."""
     from pdlab.analysis.phase_ratio import report
 
     experiments = [Store(result.folder / folder).load() for folder, runs in result.runs.items() if runs]
@@ -227,7 +220,7 @@ def ratios(result: RunResult) -> list[str]:
                 for e in experiments
                 if _tp(e) == (_tp(prefill)[0], _tp(decode)[-1]) and e.runs[0].workload.mode == "mixed"
             ]
-            with contextlib.suppress(UsageError):  # nothing valid in one of them: said above
+            with contextlib.suppress(UsageError):  # one of them has no valid level, which is printed above
                 texts.append(report(prefill, decode, alike))
     return texts
 

@@ -45,7 +45,7 @@ WHAT, HOW = "what is run, and where", "how"
 
 
 class FirstHourSettings(Settings):
-    """What ``python -m pdlab first-hour`` runs, and where."""
+    """What to run in the first hour, and where."""
 
     COMMAND = "first-hour"
     ABOUT = "Run all steps on newly booked nodes, from the doctor to a report, in under an hour."
@@ -106,7 +106,7 @@ def main(settings: FirstHourSettings) -> int:
 
 
 def describe(steps: Sequence[Step], state: FirstHourState | None = None) -> str:
-    """Every step with its estimate, its limit and its command, and the estimate of all."""
+    """The steps with their estimates, time limits and commands, and the total estimate."""
     lines = []
     for number, step in enumerate(steps, start=1):
         before = state.outcomes.get(step.name) if state else None
@@ -122,7 +122,7 @@ def describe(steps: Sequence[Step], state: FirstHourState | None = None) -> str:
 
 
 def verdicts(steps: Sequence[Step], state: FirstHourState) -> str:
-    """One line per step, and what to do about those that did not end well."""
+    """One line per step, and what to do after a step that did not end ok."""
     lines = []
     for step in steps:
         outcome = state.outcomes.get(step.name)

@@ -1,4 +1,4 @@
-"""Ship a wheel through Ray to every node, install it, and prove that every node loads the same files."""
+"""Send a wheel through Ray to every node, install it, and check that all nodes load the same files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ INSTALLED, CHECKED = "what is installed, and where", "what is checked afterwards
 
 
 class InstallWheelSettings(Settings):
-    """Which wheel is installed on every node, and what is checked afterwards."""
+    """Which wheel to install on every node, and what to check afterwards."""
 
     COMMAND = "install-wheel"
     ABOUT = "Install one wheel on every node of the Ray cluster, then compare the nodes."

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Model:
-    """What the engines load: ``shape`` is None for a model that is not in the catalogue."""
+    """What the engines load. ``shape``: None for a model that is not in the catalogue."""
 
     shape: ModelShape | None
     source: str
@@ -87,7 +87,7 @@ def _request_from_stdin(argv: Sequence[str]) -> LaunchRequest:
 
 
 def _start(request: LaunchRequest) -> None:
-    """Launch, once everything is checked that can be without a cluster."""
+    """Check everything that needs no cluster, then launch."""
     model = _checked_model(request)
     if request.rehearsal is None and (names := request.deployment.secrets):
         secret_values(dict.fromkeys(names), os.environ)
@@ -122,7 +122,7 @@ def _shutdown(settings: LaunchSettings) -> int:
 
 
 def _checked_model(request: LaunchRequest) -> Model:
-    """The deployment's model. Prints warnings; raises UsageError for what cannot be served, whatever the nodes."""
+    """The deployment's model. Prints warnings. Raises UsageError if no nodes can serve it."""
     deployment = request.deployment
     shape, source = served_model(deployment)
     if (text := where_checked(deployment, shape)) is not None:
@@ -148,7 +148,7 @@ def _checked_model(request: LaunchRequest) -> Model:
 
 
 def _plan(settings: LaunchSettings, request: LaunchRequest, argv: Sequence[str]) -> None:
-    """Print or export what would be started."""
+    """Print or export the deployment, without a start."""
     model = _checked_model(request)
     flag, file = settings.target or ("", None)
     if settings.dry_run and file == "-":
@@ -173,7 +173,7 @@ def _prepared(request: LaunchRequest, model: Model, view: ClusterView) -> Prepar
 
 
 def _check_exports(settings: LaunchSettings) -> None:
-    """Raises UsageError where nothing can be written, or where a file would be lost."""
+    """Raises UsageError if an output cannot be written, or would replace a file."""
     assert settings.target is not None
     files = [settings.target] if settings.target[1] != "-" else []
     files += [("--export-env", settings.export_env)] if settings.export_env is not None else []
@@ -185,7 +185,7 @@ def _check_exports(settings: LaunchSettings) -> None:
 
 
 def _for_pods(settings: LaunchSettings) -> LaunchSettings:
-    """The settings with the address at which a Service reaches pods, if they are for Kubernetes. Raises UsageError."""
+    """The settings; for Kubernetes with the address at which a Service reaches pods. Raises UsageError."""
     if settings.export_k8s is None:
         return settings
     if settings.cluster in (None, "auto"):
@@ -201,7 +201,7 @@ def _on_loopback(host: str) -> bool:
 
 
 def _key_file(request: LaunchRequest) -> Path | None:
-    """File with the key that clients have to send; None: none is asked for. Raises UsageError."""
+    """The file with the key that clients must send; None: no key. Raises UsageError."""
     if request.api_key is False:
         return None
     needed = request.api_key is True or not _on_loopback(request.host)
@@ -218,7 +218,7 @@ def _live_view() -> ClusterView:
 
 
 def _for_real(argv: Sequence[str]) -> str:
-    """The same command line without --dry-run and what exports take."""
+    """The same command line without --dry-run and the flags of exports."""
     exporting = {name: each.flag.bare for each in declared(ExportOptions) for name in each.flags}
     kept: list[str] = []
     words = iter(argv)
@@ -232,7 +232,7 @@ def _for_real(argv: Sequence[str]) -> str:
 
 
 def _export(settings: LaunchSettings, prepared: Prepared, request: LaunchRequest) -> None:
-    """Write the file that another tool deploys, with what must be known about it on standard error too."""
+    """Write the file that another tool deploys, and print its notes on standard error."""
     from pdlab.deploy import exports
     from pdlab.deploy.kubernetes import manifest
 

@@ -1,4 +1,4 @@
-"""Parameters, weights and KV cache of models, from their config.json; see --help."""
+"""``python -m pdlab models``: parameters, weights and KV cache of models, from their config.json."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ models of configs/models/: {", ".join(known_models())}
 
 
 class ModelsSettings(Settings):
-    """Which models are shown, and how."""
+    """Which models to show, and how."""
 
     COMMAND = "models"
     ABOUT = "Parameters, weights and KV cache of models, from their config.json."
@@ -62,7 +62,7 @@ def main(settings: ModelsSettings) -> int:
 
 
 def row(shape: ModelShape) -> tuple[str, ...]:
-    """The cells of `HEAD`; ``-`` for what is not known."""
+    """The cells of `HEAD` for one model; ``-`` for an unknown value."""
     try:
         counted = _billions(parameters(shape))
         weights_gb = (expert_bytes(shape) + dense_bytes(shape, with_embedding=True)) / 1e9
@@ -88,6 +88,6 @@ def _billions(count: float) -> str:
 
 
 def markdown(rows: Sequence[tuple[str, ...]]) -> str:
-    """The table as in docs/models.md."""
+    """The table in Markdown, as in docs/models.md."""
     lines = ["| " + " | ".join(HEAD) + " |", "|---" + "|---:" * 5 + "|---" * 2 + "|"]
     return "\n".join([*lines, *("| " + " | ".join(cells) + " |" for cells in rows)])

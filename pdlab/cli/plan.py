@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Predict before a GPU is booked: which P:D ratio, TP degrees and placement to run; see --help."""
+"""Predict which P:D ratio, TP degrees and placement to run, before GPUs are booked; see --help."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from pdlab.core.nodes import ClusterNode, ClusterView
     from pdlab.core.workload import Slo, Workload
     from pdlab.plan.extrapolation import OutsideFit
-    from pdlab.plan.planner import Plan
+    from pdlab.plan.planner import Candidate, Plan
     from pdlab.plan.scenario import Scenario
     from pdlab.results.schema import Experiment
     from pdlab.sim.hardware import Hardware
@@ -71,11 +71,10 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "gpt-oss-120b"
 FORMATTED = ("gemm", "moe", "kvcache", "fmha")
-CPUS_PER_GPU = 24  # of a node that nobody described: as of p5.48xlarge, more than engines need
-MAX_GPUS = 1024  # more are copies of what is best on fewer
+MAX_GPUS = 1024  # the best deployment on more GPUs is copies of a smaller one
 MAX_IN_FLIGHT = 20_000
 MOST_UNREAD = 12  # names of columns in a note
-MAPPED = 5  # of the ranking, in a goodput map
+DRAWN = 5  # at least this many candidates are drawn
 SHOWN_AFTER_S, SHOWN_EVERY_S = 2.0, 5.0
 
 EPILOG = """\
@@ -147,12 +146,12 @@ Bound = Annotated[float, Gt(0), PerUnit(1000)]
 OF_HARDWARE = (
     *("hardware", "p_hardware", "d_hardware", "engine", "engine_version", "table_mode", "quant", "without_ray"),
     *("acceptance_length", "draft_tokens"),
-)  # what step times depend on
-ANSWER = "answer"  # one of the fields that ask for something else than a ranking
+)  # fields on which step times depend
+ANSWER = "answer"  # group of the fields that replace the ranking
 
 
 class PlanSettings(Settings):
-    """What plan.py simulates, under which load, and what it prints and writes."""
+    """What to simulate, under which load, and what to print and write."""
 
     COMMAND = "plan"
     ABOUT = "Predict throughput and latency of collocated and PD deployments, and rank them for an SLO."
@@ -372,7 +371,7 @@ class PlanSettings(Settings):
         return self.model or DEFAULT_MODEL
 
     def check(self) -> None:
-        """Flags that would have no effect are refused. Raises UsageError."""
+        """Raises UsageError for flags that would have no effect."""
         load: tuple[str, ...] = ("itl", "otl", "lengths", "workload", "rate", "burstiness", "concurrency")
         load = (*load, "prefix_hit_rate", "kv_offload_gb")
         slo = ("slo_ttft_s", "slo_tpot_s", "slo_e2el_s", "slo_quantile")
@@ -416,14 +415,14 @@ class PlanSettings(Settings):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Plan, predict or compare; returns the exit code."""
+    """Run the command line. Returns the exit code."""
     with _uncollected():
         return exit_code(lambda: _run(parse(PlanSettings, sys.argv[1:] if argv is None else argv)))
 
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Simulations make millions of objects and hardly a cycle among them: looking for cycles takes 7 % of a plan."""
+    """Turn the garbage collector off: it takes 7 % of a plan's time, and simulations make hardly any cycles."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -434,7 +433,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def _hardware(settings: PlanSettings) -> Hardware:
-    """What --hardware names, with the engine that is planned for. Raises UsageError."""
+    """The hardware of the flags, with its engine and speculative decoding. Raises UsageError."""
     from pdlab.core.schema import validate
     from pdlab.core.text import choices
     from pdlab.sim.computed_hardware import beside, computed_gpus, hardware_of, is_gpu
@@ -473,7 +472,7 @@ def _hardware(settings: PlanSettings) -> Hardware:
 
 
 def _base_node(settings: PlanSettings) -> ClusterNode | None:
-    """The first of the nodes that --node names; None: not given. Raises UsageError."""
+    """The first node of --node; None without the flag. Raises UsageError."""
     if "node" not in settings.model_fields_set:
         return None
     return _nodes(settings.node)[0]
@@ -512,7 +511,7 @@ def _run(settings: PlanSettings) -> int:
 
 
 def _with_prior(hardware: Hardware, shape: ModelShape) -> Hardware:
-    """Tabulated steps with what is known of stacks like this one; fitted constants as they are."""
+    """Tabulated steps with the prior of public stacks; fitted constants unchanged."""
     if hardware.steps is None and not hardware.beside:
         return hardware
     from pdlab.plan.error_catalog import with_stack_prior
@@ -543,7 +542,7 @@ def _workload(settings: PlanSettings) -> Workload:
 
 
 def _trace(settings: PlanSettings) -> Trace | None:
-    """The requests of a --workload that says lengths and moments of its requests itself."""
+    """The requests of a --workload file that has their lengths and times; None for another one or none."""
     if settings.workload is None:
         return None
     from pdlab.plan.traffic import says_requests, trace_of_file
@@ -562,12 +561,13 @@ def _trace(settings: PlanSettings) -> Trace | None:
 
 
 def _view(settings: PlanSettings, hardware: Hardware) -> ClusterView:
-    """As many nodes of the asked kind as the GPUs need; the last one only in part where they are no multiple. Raises
-    UsageError for nodes that the hardware file is not of.
+    """Enough nodes of --node for --gpus GPUs; only part of the last node is free if they are no multiple of a node.
 
-    For hardware that is CPUs: nodes of this machine, on which an engine rank's slot stands for a GPU.
+    For hardware of CPUs: nodes of this machine, whose slots for engine ranks count as GPUs. Raises UsageError for nodes
+    that the hardware file does not describe.
     """
     from pdlab.core.nodes import ClusterNode, ClusterView
+    from pdlab.placement.copies import CPUS_PER_GPU
     from pdlab.plan.extrapolation import require_node
 
     of_file = settings.node.endswith((".yaml", ".yml"))
@@ -712,9 +712,7 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
         )
     )
     if settings.plot:
-        collocated = ranked_plan.best_candidate(collocated=True)
-        drawn = list(ranked_plan.candidates[: max(settings.top, 5)])
-        drawn += [collocated] if collocated is not None and collocated not in drawn else []
+        drawn = _drawn(ranked_plan, settings.top)
         beyond = {
             f"{each.deployment.label} {next_steps.PREDICTED}": found
             for each in drawn
@@ -728,7 +726,7 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
 
 
 def _measured(settings: PlanSettings) -> list[RateSweep]:
-    """Experiments for the map. Raises UsageError for one that is not of this workload, or has no request rates."""
+    """The experiments of --measured. Raises UsageError for another workload, or if one has no request rates."""
     from dataclasses import replace
 
     from pdlab.analysis import goodput_map, loading
@@ -755,6 +753,13 @@ def _measured(settings: PlanSettings) -> list[RateSweep]:
     return loads
 
 
+def _drawn(ranked_plan: Plan, top: int) -> list[Candidate]:
+    """The candidates that pictures show: the first ``top``, at least DRAWN, and the best collocated one."""
+    drawn = list(ranked_plan.candidates[: max(top, DRAWN)])
+    collocated = ranked_plan.best_candidate(collocated=True)
+    return [*drawn, collocated] if collocated is not None and collocated not in drawn else drawn
+
+
 def _draw_map(
     settings: PlanSettings, path: Path, scenario: Scenario, ranked_plan: Plan, measured: Sequence[RateSweep]
 ) -> None:
@@ -762,12 +767,9 @@ def _draw_map(
     from pdlab.plan.open_loop import under_rates
     from pdlab.report.goodput_map import draw
 
-    shown = list(ranked_plan.candidates[: max(settings.top, MAPPED)])
-    collocated = ranked_plan.best_candidate(collocated=True)
-    shown += [collocated] if collocated is not None and collocated not in shown else []
     labels = {served.label for served in measured}
     every = [*measured]
-    for candidate in shown:
+    for candidate in _drawn(ranked_plan, settings.top):
         if candidate.deployment.label not in labels:
             most_rps = max(outcome.requests_per_s for outcome in candidate.outcomes)
             gpus = candidate.total_gpus / candidate.copies
@@ -792,7 +794,7 @@ def _draw_map(
 
 
 class _Progress:
-    """What is being simulated, on standard error once it takes long."""
+    """Shows on standard error what is simulated, if a plan takes long."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -817,7 +819,7 @@ def _fluid(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int
 
 
 def _on_two_types(deployment: Deployment, hardware: Hardware) -> Deployment:
-    """The deployment with prefill on the first GPU type, and what else it has on the second."""
+    """The deployment with prefill on the first GPU type, and decode on the second."""
     from pdlab.core.deployment import Disaggregated
 
     topology, first, second = deployment.topology, hardware.gpu_type, hardware.beside[0].gpu_type
@@ -938,7 +940,7 @@ def _compare(settings: PlanSettings, hardware: Hardware) -> int:
 
 
 def _measured_shape(model_flag: str | None, model: str, folder: Path) -> ModelShape:
-    """The shape to predict with: of the model that was measured, or of the one that --model names."""
+    """The shape of the model of --model, else of the measured model."""
     from pdlab.core.catalog import load_model, require_shape, whole_shape
 
     name = model.rpartition("/")[2]
@@ -988,8 +990,10 @@ def plot(
     count: Count,
     extrapolated: Mapping[str, tuple[OutsideFit, ...]],
 ) -> None:
-    """Measured and predicted curves in one picture, predicted ones with bands, but those that are extrapolated (name ->
-    in what). Raises StoreError."""
+    """Draw measured and predicted curves in one picture, predicted ones with bands. Raises StoreError.
+
+    ``extrapolated``: name of a predicted experiment without a band -> in what it is extrapolated.
+    """
     from pdlab.analysis.curves import curves
     from pdlab.analysis.view import View
     from pdlab.core.rendering import rendered
@@ -1010,7 +1014,7 @@ def plot(
     said = step_findings(hardware)
     template = TEMPLATES / "curves.txt"
     notes = rendered(template, hardware=hardware, findings=said, bands=bands, extrapolated=alike).splitlines()
-    # Labels of each kind by themselves: told apart by the word, not by folder names.
+    # Measured and predicted curves have the same labels: a word tells them apart.
     drawn = [
         curve if curve.rehearsed else curve.model_copy(update={"label": f"{curve.label}, {word}"})
         for word, group in (("measured", measured), (PREDICTED, predicted))

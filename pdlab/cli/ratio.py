@@ -1,4 +1,4 @@
-"""Command line of the P:D ratio that the phases imply: ``python -m pdlab ratio``."""
+"""``python -m pdlab ratio``: the P:D ratio from measured prefill-only and decode-only rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m pdlab roles``: which fluid engines prefill and which decode, why, and another split by hand."""
+"""``python -m pdlab roles``: show which fluid engines prefill and which decode, and why; or set another split."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ examples:
 
 
 class RolesSettings(Settings):
-    """What ``python -m pdlab roles`` does: look, or set another split."""
+    """Whether ``python -m pdlab roles`` shows the roles or sets a split."""
 
     COMMAND = "roles"
     ABOUT = "Look at the roles of a deployment of launch_gptoss.py --pd-fluid, or set them."

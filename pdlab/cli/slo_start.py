@@ -1,4 +1,4 @@
-"""Where a search for an SLO's highest rate begins: at what the same search finds on the simulator."""
+"""Start the search for the highest rate within an SLO at the rate that the same search finds on the simulator."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from pdlab.sim.simulator import simulate
 GPU_HARDWARE, LOCAL_HARDWARE = "h100-vllm-0.11", "cpu-vllm-0.29"
 STEP = 1.25
 FIX = "give the rate to begin at (--slo-start RATE; start_rps in a file)"
-# The simulator's error is more than what a finer search would tell.
+# A finer search would be finer than the simulator's error.
 QUICK = {"confidence": 0.8, "resolution": 0.2, "max_points": 12, "longest_s": 60.0, "requests": None}
 
 
 class StartedSearch(NamedTuple):
-    """The search with its start and a small first step, and in words what the simulator predicted."""
+    """The search with its start and a small first step, and the simulator's prediction in words."""
 
     search: SloSearchOptions
     sentence: str
 
 
 class StartedExperiment(NamedTuple):
-    """The schedule, each of its searches that starts from the simulator with its start, and a sentence for each."""
+    """The schedule, in which the searches have their starts, and a sentence for each start from the simulator."""
 
     schedule: Schedule
     sentences: list[str]
 
 
 def from_plan(search: SloSearchOptions, workload: Workload, base_url: str) -> StartedSearch:
-    """`begun` on what is deployed at ``base_url``. Raises UsageError where that is not known, too."""
+    """`begun` on the deployment at ``base_url``. Raises UsageError, also if no record names that deployment."""
     running = load_running(base_url)
     if running is None or running.manifest.deployment is None:
         raise UsageError(
@@ -81,9 +81,9 @@ def of_experiment(plan: Schedule) -> StartedExperiment:
 
 
 def begun(search: SloSearchOptions, workload: Workload, deployment: Deployment, *, local: bool) -> StartedSearch:
-    """Start the search where the simulator finds the highest rate.
+    """Start the search at the highest rate on the simulator, which serves ``deployment`` with ``workload``.
 
-    Raises UsageError where the simulator knows nothing of what is deployed, or of what is asked.
+    Raises UsageError if the simulator cannot simulate the deployment, the workload or the SLO.
     """
     calibrated = load_hardware(search.hardware or (LOCAL_HARDWARE if local else GPU_HARDWARE))
     simulated_search = simulated(search, workload, deployment, calibrated)
@@ -100,7 +100,7 @@ def begun(search: SloSearchOptions, workload: Workload, deployment: Deployment, 
 
 
 def simulated(search: SloSearchOptions, workload: Workload, deployment: Deployment, calibrated: Hardware) -> SloSearch:
-    """A quick search on the simulator. Bounds on gaps between chunks are left out: it has none. Raises UsageError."""
+    """A quick search on the simulator, without bounds on gaps between chunks: it has none. Raises UsageError."""
     try:
         shape = as_served(require_shape(deployment.model), calibrated)
     except UsageError as error:

@@ -1,4 +1,4 @@
-"""``tune_baseline:`` of an experiment's file: what it would launch, what came of it, and the plan that then is run."""
+"""``tune_baseline:`` of an experiment's file: find the best settings of the collocated side, then run with them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from pdlab.results.store import Store
 
 
 def tuned(plan: Schedule, options: RunOptions) -> Schedule:
-    """``plan`` with the settings that the search finds, which is made as far as it is not finished; as it is without
-    one. Raises StoreError as `run` does, BenchError where nothing of a deployment could be measured."""
+    """``plan`` with the settings that the search finds; unchanged if the file has no search. A search that is not
+    finished is continued. Raises StoreError as `run` does, BenchError if a deployment has no valid level."""
     from pdlab.report.tuning import tried_text, tuning_text
 
     search = search_of(plan)
@@ -27,7 +27,7 @@ def tuned(plan: Schedule, options: RunOptions) -> Schedule:
         return plan
     earlier = earlier_record(options.out / plan.file.name, plan.file, resume=options.resume)
     if earlier is not None and earlier.tuned:
-        return tuned_plan(plan, earlier.tuned)  # what is measured by now has these settings
+        return tuned_plan(plan, earlier.tuned)  # the levels measured so far have these settings
     done = run(search.plan, options)
     tunings = {name: judged(search, name, done.folder, done.record) for name in search.deployments}
     for name, tuning in tunings.items():
@@ -36,9 +36,10 @@ def tuned(plan: Schedule, options: RunOptions) -> Schedule:
 
 
 def judged(search: TuningSearch, name: str, folder: Path, record: ExperimentRecord) -> Tuning:
-    """What the search says of one deployment, from what is in ``folder``: the most output tokens/s within the bounds
-    wins, and the settings that it was launched with stay where none is within. Raises BenchError without a valid
-    level."""
+    """The best settings of one deployment, from the results in ``folder``: most output tokens/s within the bounds.
+
+    If no settings are within the bounds, the deployment keeps its own. Raises BenchError without a valid level.
+    """
     from pdlab.analysis.curves import curves
     from pdlab.analysis.loading import load
     from pdlab.analysis.ranking import bounds_rankings
@@ -84,14 +85,14 @@ def judged(search: TuningSearch, name: str, folder: Path, record: ExperimentReco
 
 
 class Description(NamedTuple):
-    """A search in words, and the seconds that it takes."""
+    """A search in words, and its estimated seconds."""
 
     lines: list[str]
     seconds: float
 
 
 def described(plan: Schedule, out: Path) -> Description:
-    """The search that comes first; nothing without one. Raises UsageError."""
+    """The search before the experiment; empty without one. Raises UsageError."""
     search = search_of(plan)
     if search is None:
         return Description([], 0.0)

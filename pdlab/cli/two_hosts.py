@@ -1,4 +1,4 @@
-"""``python -m pdlab two-hosts up|down|shape|shell``: two hosts on this machine, with Ray on them."""
+"""``python -m pdlab two-hosts up|down|shape|shell``: two hosts on this machine, each with a Ray node."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LINK, SHELL = "the link (up and shape)", "the shell"
 
 
 class TwoHostsSettings(Settings):
-    """What is done with the two hosts of this machine."""
+    """What to do with the two hosts of this machine."""
 
     COMMAND = "two-hosts"
     ABOUT = (
@@ -67,7 +67,7 @@ class TwoHostsSettings(Settings):
 
 
 def run(settings: TwoHostsSettings) -> int:
-    """Do it; returns the exit code. Raises PdlabError."""
+    """Run the action. Returns the exit code. Raises PdlabError."""
     delay_ms = None if settings.delay_s is None else 1000 * settings.delay_s
     link = two_hosts.parse_shape(settings.rate, delay_ms)
     two_hosts.require()
@@ -93,7 +93,7 @@ def run(settings: TwoHostsSettings) -> int:
 
 
 def describe(nodes: LocalNodes) -> str:
-    """What is up, for the person."""
+    """The hosts, their link and Ray's address, as text."""
     assert nodes.two_hosts is not None
     lines = [f"{host.name}  {host.address}  PID 1 is {host.pid} here" for host in nodes.two_hosts.hosts]
     return "\n".join([*lines, f"link     {nodes.two_hosts.shape}", f"Ray      {nodes.address} on {HOST_NAMES[0]}"])
@@ -119,13 +119,13 @@ def _shell(nodes: LocalNodes, host_name: str, command: list[str]) -> int:
         child = spawn_in(host.pid, words, dies_with_parent=True, env=env)
     except FileNotFoundError as error:
         raise UsageError(f"{words[0]}: no such command") from error
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the command's, which shares this terminal
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command shares this terminal and gets Ctrl-C itself
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: child.terminate())
     code = child.wait()
-    return code if code >= 0 else 128 - code  # as a shell says that a signal ended it
+    return code if code >= 0 else 128 - code  # a shell's code for an end by a signal
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line of ``python -m pdlab two-hosts``; returns the exit code."""
+    """Run the command line. Returns the exit code."""
     return exit_code(lambda: run(parse(TwoHostsSettings, sys.argv[1:] if argv is None else argv)))

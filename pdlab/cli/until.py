@@ -1,4 +1,4 @@
-"""``--until lead=5%`` of an experiment: what it can see, when it has seen enough, and what it then says."""
+"""``--until lead=5%`` of an experiment: which differences it can detect, when it may stop, and its result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 CONFIDENCE = 0.95
 DEFAULT_CAP = 12
-LEAST_LOOK = 2  # repeats: one tells no scatter
+LEAST_LOOK = 2  # repeats; one repeat shows no scatter
 NAMES: dict[str, Figure] = {"lead": "throughput", "ttft": "ttft", "tpot": "tpot"}
 SHOWN = {"throughput": "output tokens/s", "ttft": "TTFT p50", "tpot": "TPOT p50"}
 OUTCOME_TEXT = {
@@ -32,7 +32,7 @@ OUTCOME_TEXT = {
 
 
 class StopTargets(Frozen):
-    """``targets``: figure -> the share by which two deployments must differ to matter."""
+    """``targets``: figure -> the smallest share of difference between two deployments that matters."""
 
     text: str
     targets: dict[str, float]
@@ -60,7 +60,7 @@ def parse_until(text: str, file: ExperimentFile, cap: int | None) -> StopTargets
 
 
 def check(until: StopTargets, plan: Schedule) -> None:
-    """Raises UsageError where nothing that it asks for can be resolved."""
+    """Raises UsageError if the experiment has nothing to compare, or no closed loop for ``lead``."""
     if not comparisons(plan):
         raise UsageError(f"--until {until.text}: no workload runs on two deployments; there is nothing to compare")
     closed = any(isinstance(load, Closed) for visit in plan.visits for part in visit.parts for load in part.loads)
@@ -72,14 +72,14 @@ def check(until: StopTargets, plan: Schedule) -> None:
 
 
 def comparisons(plan: Schedule) -> int:
-    """Of deployments with the one that they are compared with, over all workloads."""
+    """The number of comparisons of a deployment with its reference, over all workloads."""
     pairs = {(part.workload.name, visit.configuration.name) for visit in plan.visits for part in visit.parts}
     workloads = {workload for workload, _ in pairs}
     return sum(sum(workload == name for name, _ in pairs) - 1 for workload in workloads)
 
 
 class Stopping:
-    """Looks at what ``plan`` has measured in ``folder``; the last look is kept."""
+    """Judges the results of ``plan`` in ``folder`` after each repeat. ``last``: the verdicts of the last look."""
 
     def __init__(self, until: StopTargets, plan: Schedule, folder: Path) -> None:
         self._until, self._plan, self._folder = until, plan, folder
@@ -87,7 +87,7 @@ class Stopping:
         self.repeats = 0
 
     def __call__(self, repeats: int) -> str | None:
-        """After that many repeats: why no more are needed, None where they are."""
+        """After that many repeats: why no more are needed; None if more are needed."""
         from pdlab.analysis.sequential import judge
 
         looks = self._until.looks
@@ -101,7 +101,7 @@ class Stopping:
         return f"--until {self._until.text}, after {repeats} of at most {looks.cap} repeats"
 
     def text(self) -> str:
-        """What the last look found."""
+        """The verdicts of the last look."""
         from pdlab.report.verdicts import ratio_text
 
         looks = self._until.looks
@@ -118,7 +118,7 @@ class Stopping:
 
 
 def headlines_of(plan: Schedule, folder: Path) -> list[Headline]:
-    """Those of every workload, from what is measured by now."""
+    """The headlines of every workload, from the levels measured so far."""
     from pdlab.analysis.curves import curves
     from pdlab.analysis.headline import headlines
     from pdlab.analysis.loading import load
@@ -138,7 +138,7 @@ def headlines_of(plan: Schedule, folder: Path) -> list[Headline]:
 
 
 def sight(plan: Schedule, folder: Path, until: StopTargets | None) -> list[str]:
-    """Which difference the experiment can see, from the scatter between starts as far as it is known."""
+    """Which difference the experiment can detect, from the scatter between starts."""
     count = comparisons(plan)
     if not count:
         return []

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Result folders -> tables, plots and one plain sentence."""
+"""Result folders -> tables, plots and a verdict."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
@@ -67,57 +67,65 @@ Formulas and units of every figure: docs/metrics.md
 """
 
 
+V = TypeVar("V")
 HAS_FINDINGS = 3
-# What makes sense for folders of faults too, which have no load levels.
+# Fields that also make sense for folders of faults, which have no load levels.
 WITHOUT_LEVELS = ("exps", "plot_path", "format", "no_plot", "report", "show_tables", "note")
 EXPORTS = ("aiperf", "llmd", "inferencex", "csv", "parquet")
 WHICH, ANSWERED, MADE = "which results", "limits, SLOs and cost", "output"
 
 
-def _sizes(words: Sequence[str], flag: str) -> dict[str, int]:
-    """Name of a folder -> its number of GPUs, of words NAME=N. Raises UsageError."""
-    sizes: dict[str, int] = {}
+def _each_once(words: Sequence[str], flag: str, read: Callable[[str], tuple[str, V]]) -> dict[str, V]:
+    """Name -> value, of each word by ``read``. Raises UsageError if a name is given twice."""
+    values: dict[str, V] = {}
     for word in words:
+        name, value = read(word)
+        if name in values:
+            raise UsageError(f"{flag} {word}: {name} is given twice; keep one")
+        values[name] = value
+    return values
+
+
+def _sizes(words: Sequence[str], flag: str) -> dict[str, int]:
+    """Pattern -> number of GPUs, from words PATTERN=N. Raises UsageError."""
+
+    def size(word: str) -> tuple[str, int]:
         name, _, count = word.rpartition("=")
         if not name or not re.fullmatch("[0-9]{1,6}", count) or int(count) < 1:
             raise UsageError(f"{flag} {word}: expected PATTERN=N with N at least 1, for example {flag} my-folder=8")
-        if name in sizes:
-            raise UsageError(f"{flag} {word}: {name} is given twice; keep one")
-        sizes[name] = int(count)
-    return sizes
+        return name, int(count)
+
+    return _each_once(words, flag, size)
 
 
 def _labels(words: Sequence[str], flag: str) -> dict[str, str]:
-    """Pattern -> label, of words PATTERN=TEXT. Raises UsageError."""
-    labels: dict[str, str] = {}
-    for word in words:
-        pattern, _, label = word.partition("=")
-        if not pattern or not label.strip():
+    """Pattern -> label, from words PATTERN=TEXT. Raises UsageError."""
+
+    def label(word: str) -> tuple[str, str]:
+        pattern, _, text = word.partition("=")
+        if not pattern or not text.strip():
             raise UsageError(f"{flag} {word}: expected PATTERN=TEXT, for example {flag} '1p3d*=1P 3D, TP2'")
-        if pattern in labels:
-            raise UsageError(f"{flag} {word}: {pattern} is given twice; keep one")
-        labels[pattern] = label.strip()
-    return labels
+        return pattern, text.strip()
+
+    return _each_once(words, flag, label)
 
 
 def _exports(words: Sequence[str], flag: str) -> dict[str, Path]:
-    """Format -> where it goes, of words FORMAT=PATH. Raises UsageError."""
-    exports: dict[str, Path] = {}
-    for word in words:
+    """Format -> output, from words FORMAT=PATH. Raises UsageError."""
+
+    def export(word: str) -> tuple[str, Path]:
         name, _, path = word.partition("=")
         if name not in EXPORTS:
             raise UsageError(f"{flag} {word}: expected FORMAT=PATH; {choices(name, EXPORTS)}")
         if not path:
             raise UsageError(f"{flag} {word}: expected FORMAT=PATH, for example {flag} csv=out/levels.csv")
-        if name in exports:
-            raise UsageError(f"{flag} {word}: {name} is given twice; keep one")
-        exports[name] = Path(path)
-    return exports
+        return name, Path(path)
+
+    return _each_once(words, flag, export)
 
 
 class VizSettings(Settings):
-    """Which results viz.py shows or audits, how, and where its output goes. ``view``: the fields of `View` that are
-    given."""
+    """Which results to show or audit, how, and where the output goes. ``view``: the given fields of `View`."""
 
     COMMAND = "viz"
     ABOUT = DESCRIPTION
@@ -278,7 +286,7 @@ class VizSettings(Settings):
         self.only("--audit, which draws nothing", "audit", "gpus", "label")
 
     def _check_raw(self) -> None:
-        """Flags of throughput per node. The GPUs are counted for a price, too."""
+        """Raises UsageError for flags of throughput per node. A price needs the count of GPUs, so it may stay."""
         what = "is for throughput per node, which --no-use-normalized turns off: leave one out"
         priced = ("view.count",) if self.price_per_gpu_hour is not None else ()
         for name, flag in given_flags(self).items():
@@ -291,7 +299,7 @@ class VizSettings(Settings):
 
     @property
     def draws(self) -> bool:
-        """Whether a plot is made: with --report only if something of it is given."""
+        """Whether to make a plot; with --report only if a flag of the plot is given."""
         return not self.no_plot and (self.report is None or self.plot_path is not None or self.format is not None)
 
     @property
@@ -300,17 +308,17 @@ class VizSettings(Settings):
 
     @property
     def slos(self) -> list[Slo]:
-        """Those of --slo. Raises UsageError."""
+        """The SLOs of --slo. Raises UsageError."""
         return [parse_slo(text, self.slo_quantile or SLO_QUANTILE) for text in self.slo]
 
     @property
     def shown(self) -> View:
-        """The view that the flags give; what they leave open is not set in it. Raises UsageError."""
+        """The view of the flags. Fields without a flag are not set in it. Raises UsageError."""
         return validate(View, self.view, where="the flags", names=flag_names(VizSettings, "view"))
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code, 2 for bad input."""
+    """Run the command line. Returns the exit code."""
     words = sys.argv[1:] if argv is None else argv
 
     def run() -> int:
@@ -357,7 +365,7 @@ def _dry_run(settings: VizSettings) -> None:
 
 
 def _show(settings: VizSettings, words: Sequence[str]) -> None:
-    """Load, build the report, and print, draw and write it."""
+    """Load the results, build the report, then print, draw and write it."""
     from pdlab.report import text
     from pdlab.report.build import build_report
     from pdlab.report.load import find, read, stated_by_folder
@@ -413,7 +421,7 @@ def _show(settings: VizSettings, words: Sequence[str]) -> None:
 
 
 def _bounds(settings: VizSettings, view: View) -> list[Bounds]:
-    """Those of --at. Raises UsageError."""
+    """The bounds of --at. Raises UsageError."""
     from pdlab.core.bounds import parse_bounds
 
     at = [parse_bounds(text, view.statistic) for text in settings.at]
@@ -438,7 +446,7 @@ def _plot_path(path: Path | None, kind: str | None) -> Path:
     try:
         folder = path.is_dir()
     except (OSError, ValueError):
-        folder = False  # the error is that of writing there
+        folder = False  # writing there raises the error
     if path.name.endswith("."):
         raise UsageError(f"--plot-path {path}: the suffix selects the format; use .png, .svg or .pdf")
     if folder:

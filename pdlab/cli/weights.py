@@ -1,4 +1,4 @@
-"""Whether a model's weights are on every node, and the way to get them there before a launch; see --help."""
+"""``python -m pdlab weights``: check that a model's weights are on every node, or download them before a launch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ models of configs/models/: {", ".join(known_models())}
 
 
 class WeightsSettings(Settings):
-    """Which model's files are looked for or fetched, and where."""
+    """Which model's files to check or download, and where."""
 
     COMMAND = "weights"
     ABOUT = "Check that a model's files are on every node, where vLLM looks for them, or download them."
@@ -39,7 +39,7 @@ class WeightsSettings(Settings):
 
 @command(WeightsSettings)
 def main(settings: WeightsSettings) -> int:
-    """Look or fetch."""
+    """Check or download."""
     shape, source = found_model(settings.model)
     if source is None:
         print(f"{settings.model} is built by pdlab at the first launch: there is nothing to fetch")
@@ -56,7 +56,7 @@ def main(settings: WeightsSettings) -> int:
 
 
 def line(name: str, source: str, node: dict[str, Any]) -> str:
-    """One node's answer, in words."""
+    """The state of the files on one node, in one line."""
     error = f"; {node['error']}" if node.get("error") else ""
     missing: list[str] = node["missing"]
     broken: dict[str, str] = node["broken"]

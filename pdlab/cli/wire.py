@@ -1,7 +1,4 @@
-"""``make wire``: pack in memory, spread over a 1 Gbit/s wire, and a planted corruption, each called by its name.
-
-Runs the very commands that a person would type, and prints them. Needs root: the two hosts are namespaces.
-"""
+"""Command line of ``make wire`` (`pdlab.demo.wire`). It needs root, because the two hosts are namespaces."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def main(settings: WorkloadSettings) -> int:
 
 
 def _write(settings: WorkloadSettings, output: Path) -> None:
-    """Written beside and then moved: nothing half-written is left behind."""
+    """Write a temporary file beside ``output`` and rename it, so that no half-written file stays."""
     from pdlab.traffic.compiled import compiled
     from pdlab.traffic.export import aiperf, vocabulary
     from pdlab.traffic.requests import write_requests

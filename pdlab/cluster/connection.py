@@ -22,7 +22,8 @@ from pdlab.cluster.ray_names import SERVICES, STATE, TOKEN
 from pdlab.core.catalog import gpu_type_of
 from pdlab.core.errors import ClusterError
 from pdlab.core.nodes import NODE_ID_LABEL, NODE_NAME_LABEL, ClusterNode, ClusterView, Nic
-from pdlab.remote.gpus import machine_facts
+from pdlab.core.text import first_line
+from pdlab.remote.node import machine_facts
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class Cluster:
             loopback.install_in_driver()
         if self.local and self.local.two_hosts and INSIDE not in os.environ:
             raise ClusterError(
-                "the local Ray nodes are on two hosts, and what uses them has to run there: "
+                "the local Ray nodes are on two hosts; run the command there: "
                 "python -m pdlab two-hosts shell -- COMMAND"
             )
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -89,12 +90,11 @@ class Cluster:
         try:
             ray.init(address=address, **options)
         except Exception as error:  # Ray raises what its layers raise: ConnectionError, ValueError, RuntimeError
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise ClusterError(
-                f"no Ray cluster answers at {address} ({reason}); start Ray on its nodes (docs/setup.md), "
+                f"no Ray cluster answers at {address} ({first_line(error)}); start Ray on its nodes (docs/setup.md), "
                 "or serve on this machine with --local"
             ) from error
-        hush()
+        quiet_logs()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -298,7 +298,7 @@ class BackgroundImports:
         The caller imports nothing large until `shared` returns.
         """
         fast_start.collect_seldom()
-        fast_start.leave_out([fast_start.NO_FRAMES])
+        fast_start.leave_out([fast_start.UNUSED_MODULE])
         set_own(*WRITTEN)
         self._shared = self._pool.submit(_import_all, SHARED)
         self._pool.submit(_import_all, AHEAD)
@@ -342,7 +342,7 @@ def prepare(local: LocalNodes | None, env: Mapping[str, str], imports: Backgroun
     return imports.last("ray.serve.llm")
 
 
-def hush() -> None:
+def quiet_logs() -> None:
     """Show only warnings of Ray and vLLM. Call it again after Ray Serve has set its logger up anew."""
     for name in ("ray", "ray.serve", "vllm"):
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -9,6 +9,7 @@
   token for inter-token latencies.
 - On two hosts the router of direct streaming runs only on the head's host. HAProxy runs there and uses no other router.
 - HAProxy wakes for every chunk; ``SCHED_BATCH`` (sched(7)) keeps it from interrupting other processes.
+- HAProxy calls no router where one replica answers clients.
 - Ray Serve's control loop runs once a second after the application has been running for a while.
 
 Imports only the standard library.
@@ -37,10 +38,20 @@ from pdlab.cluster.after_import import change_after_import
 from pdlab.cluster.loopback import LISTEN, LOOPBACK
 from pdlab.cluster.ray_names import COMMANDS, CONTROLLER, DEPLOYMENTS, HAPROXY, IMPORTS, RECORDER, SETUP_WORKER
 
-LATER, NO_FRAMES = "torch", "pandas"
+LAZY_MODULE, UNUSED_MODULE = "torch", "pandas"
 AGGREGATION = "opentelemetry.sdk.metrics._internal.aggregation"
 AT_REST_S = 10.0  # longer than every action that follows the start of an application
 SELDOM_S = 1.0
+# Where Ray's Lua for HAProxy begins to choose a replica, and what is done there first.
+CHOOSES = "local function _route_via_ingress_request_router(txn, app, pool, replica_map)\n"
+ONLY_REPLICA = """\
+    local only, only_server = next(replica_map)
+    if not FORWARD_BODY and only and next(replica_map, only) == nil then
+        txn:set_var("txn.ingress_request_router_target", only_server)
+        txn:set_var("txn.via_ingress_request_router", true)
+        return
+    end
+"""
 
 
 def collect_seldom() -> None:
@@ -53,7 +64,7 @@ def install() -> None:
     script, arguments = _script(sys.orig_argv)
     if script == f"{SETUP_WORKER.rpartition('.')[2]}.py":
         _become_worker(arguments)
-    leave_out([NO_FRAMES])
+    leave_out([UNUSED_MODULE])
     if script == "ray" and arguments[:1] == ["start"]:
         leave_out(COMMANDS)
     changes = {
@@ -61,7 +72,7 @@ def install() -> None:
         RECORDER: _record_at_once,
         AGGREGATION: _count_times,
         CONTROLLER: _change_controller,
-        HAPROXY: _let_others_run,
+        HAPROXY: _change_haproxy,
     }
     change_after_import(changes)
 
@@ -109,7 +120,7 @@ def _import_later(module: Any) -> None:
     at_once = module.try_import
 
     def try_import(name: str, error: bool = False) -> Any:
-        if name != LATER or name in sys.modules or importlib.util.find_spec(name) is None:
+        if name != LAZY_MODULE or name in sys.modules or importlib.util.find_spec(name) is None:
             return at_once(name, error)
         return _LazyModule(name)
 
@@ -216,6 +227,25 @@ def _route_on_the_head(module: Any) -> None:
         self._proxy_nodes = {self._controller_node_id}
 
     controller._update_proxy_nodes = _update_proxy_nodes
+
+
+def _change_haproxy(module: Any) -> None:
+    """Change how Ray Serve starts and configures HAProxy."""
+    _let_others_run(module)
+    _choose_the_only_replica(module)
+
+
+def _choose_the_only_replica(module: Any) -> None:
+    """A router has nothing to choose where one replica answers clients. It is still called where it reads the request's
+    body: there its answer has headers for the replica."""
+    load = module._load_lua_template
+
+    def _load_lua_template() -> Any:
+        template = load()
+        begin, found, end = template.template.partition(CHOOSES)
+        return type(template)(f"{begin}{found}{ONLY_REPLICA}{end}")
+
+    module._load_lua_template = _load_lua_template
 
 
 def _let_others_run(module: Any) -> None:

@@ -61,7 +61,7 @@ _SHARED = re.compile(
     r"/dev/shm/(?:sem\.mp-\w{8}|psm_[0-9a-f]{8}|ucx_shm_posix_\w+|(?:vllm_dist_[0-9a-f]{32}|\d+)-[^/]+-cpushm_\d+)"
 )
 TOKEN_FILE = "ray-token"
-NOT_OURS = (
+OTHER_CLUSTERS = (
     "RAY_ADDRESS",
     "RAY_AUTH_TOKEN",
 )  # of another cluster; they have priority over the settings of `environment`
@@ -78,7 +78,7 @@ AGENT_PORTS = (
 )
 
 # Raylets check these ten, four and four times a second by default.
-SELDOM = {
+SLOW_POLLING = {
     "RAY_raylet_check_gc_period_milliseconds": "1000",
     "RAY_memory_monitor_refresh_ms": "1000",
     "RAY_local_fs_monitor_interval_ms": "5000",
@@ -145,7 +145,7 @@ def environment(cluster_id: str, temp_dir: str, address: str = LOOPBACK) -> dict
 
     With it Ray starts no unneeded process, listens only at that address, and requires the nodes' token.
     """
-    left_out = {*NOT_OURS, *_own, "PYTHONDONTWRITEBYTECODE", api_key.KEY}
+    left_out = {*OTHER_CLUSTERS, *_own, "PYTHONDONTWRITEBYTECODE", api_key.KEY}
     env = {key: value for key, value in os.environ.items() if key not in left_out}
     return (
         env
@@ -161,7 +161,7 @@ def environment(cluster_id: str, temp_dir: str, address: str = LOOPBACK) -> dict
             "VLLM_HOST_IP": address,
             "RAY_DISABLE_IMPORT_WARNING": "1",
             "RAY_usage_stats_enabled": "0",
-            **SELDOM,
+            **SLOW_POLLING,
             "RAY_event_stats": "0",  # no timing of each event in the loops of Ray's processes
             "VLLM_NO_USAGE_STATS": "1",
             "RAY_enable_worker_prestart": "0",
@@ -179,6 +179,7 @@ def environment(cluster_id: str, temp_dir: str, address: str = LOOPBACK) -> dict
             "RAY_SERVE_LOG_TO_STDERR": "1",  # a failing replica writes its reason there
             "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # Ray: three times 5 s, too short on a busy machine
             "RAYLLM_ENABLE_REQUEST_PROMPT_LOGS": "0",
+            "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # Ray: a line per request, counted by a Python process
             "RAY_SERVE_HAPROXY_NBTHREAD": "1",  # Ray: 4; these threads wake each other for every chunk
             "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{temp_dir}/haproxy/haproxy.cfg",
             "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{temp_dir}/haproxy/admin.sock",
@@ -223,7 +224,7 @@ def become_driver(nodes: LocalNodes) -> None:
     this_host = next((host for host in _hosts(nodes) if host.name == os.environ.get(INSIDE)), None)
     own = environment_on(this_host, nodes) if this_host else environment(nodes.id, nodes.temp_dir) | nodes.env
     os.environ.update(own)
-    for name in NOT_OURS:
+    for name in OTHER_CLUSTERS:
         os.environ.pop(name, None)
 
 
@@ -341,7 +342,7 @@ def restart(nodes: LocalNodes, number: int) -> LocalNodes:
     hosts: only a process outside the hosts can enter both.
     """
     if number == 1 or INSIDE in os.environ:
-        why = "it is the head" if number == 1 else "that takes a process outside of the two hosts"
+        why = "it is the head" if number == 1 else "only a process outside the two hosts can do that"
         raise UsageError(f"local Ray node {number} cannot be started again: {why}")
     for pid in _left_of(nodes, number):
         with contextlib.suppress(ProcessLookupError):
@@ -460,7 +461,7 @@ def stop(nodes: LocalNodes) -> None:
     two_hosts.reap()
     shutil.rmtree(nodes.temp_dir, ignore_errors=True)
     if left:
-        raise ClusterError(f"processes {left} of the local Ray nodes do not end; end them by hand")
+        raise ClusterError(f"processes {left} of the local Ray nodes do not end; kill them")
     with contextlib.suppress(UsageError):
         kept = recorded()
         if kept is not None and kept.id != nodes.id:
@@ -660,7 +661,7 @@ def _lock(kind: int) -> Iterator[None]:
             fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError as error:
             holder_text = holder(launch_lock(local=True)) or "another process"
-            raise UsageError(f"{holder_text} is just starting local Ray nodes; try again when it is ready") from error
+            raise UsageError(f"{holder_text} is starting local Ray nodes; try again when it is ready") from error
         yield
 
 
@@ -672,7 +673,7 @@ def recorded() -> LocalNodes | None:
     try:
         return load_yaml(state, LocalNodes)
     except UsageError as error:
-        raise UsageError(f"{error}; launch_gptoss.py --shutdown removes it, and the processes that it names") from error
+        raise UsageError(f"{error}; launch_gptoss.py --shutdown removes it and ends its processes") from error
 
 
 def _write(nodes: LocalNodes) -> None:

@@ -1,11 +1,10 @@
 """The API key of the served endpoint: its file, and the middleware that checks it on every route.
 
-A launch takes the key from ``--api-key-file`` or the environment variable ``PDLAB_API_KEY``, never from
-the command line, which every user of a machine can read. What Ray Serve's processes get is the
-key's SHA-256 (`DIGEST` in their environment), which grants no access. They load `middlewares` through Ray
-Serve's own hook for HTTP servers, which covers both serving paths: the proxy, and with direct
-streaming the engine replicas' own servers. The middleware runs in those processes, so this module
-imports the standard library and pdlab's errors alone.
+A launch takes the key from ``--api-key-file`` or the environment variable ``PDLAB_API_KEY``, never from the command
+line, which every user of a machine can read. Ray Serve's processes get only the key's SHA-256 (`DIGEST` in their
+environment), which grants no access. They load `middlewares` through Ray Serve's hook for HTTP servers: the proxy, and
+with direct streaming the servers of the engine replicas. The middleware runs in those processes, so this module imports
+only the standard library and pdlab's errors.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from pdlab.core.errors import UsageError
 KEY = "PDLAB_API_KEY"
 DIGEST = "PDLAB_API_KEY_SHA256"
 MIN_CHARS = 16
-# Paths answered without the key: health checks, and HAProxy's own query to the router, whose answer names the
-# next replica only.
+# Paths that need no key: health checks, and HAProxy's query to the router, whose answer is only the next replica.
 OPEN = ("/health", "/ping", "/-/healthz", "/-/routes", "/internal/route")
 
 Message = MutableMapping[str, Any]
@@ -38,7 +36,7 @@ def digest(key: str) -> str:
 
 
 def allowed(headers: Iterable[tuple[bytes, bytes]], expected: str) -> bool:
-    """Whether a request's headers (ASGI's pairs) carry ``Authorization: Bearer KEY`` with the key of that digest."""
+    """Whether ASGI ``headers`` have ``Authorization: Bearer KEY`` with the key of the digest ``expected``."""
     authorization_headers = [value for name, value in headers if name.lower() == b"authorization"]
     if len(authorization_headers) != 1:
         return False
@@ -74,10 +72,10 @@ class KeyGuard:
 
 
 def middlewares() -> list[Any]:
-    """What Ray Serve puts in front of its HTTP servers (its RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH)."""
+    """The middlewares of Ray Serve's HTTP servers, named by its RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH."""
     from starlette.middleware import Middleware
 
-    # Without the digest a KeyError: the server does not start, instead of starting open.
+    # Without the digest, a KeyError stops the start, so that no server runs without a check.
     return [Middleware(KeyGuard, expected=os.environ[DIGEST])]
 
 
@@ -89,7 +87,7 @@ def serve_env(key: str | None) -> dict[str, str]:
 
 
 def read(path: Path) -> str:
-    """The key in that file. Raises UsageError if it cannot be read, is weak, or is readable by other users."""
+    """The key in the file. Raises UsageError if it cannot be read, is weak, or is readable by other users."""
     try:
         if path.is_dir():
             raise UsageError(f"--api-key-file {path}: is a folder; give the file with the key")
@@ -112,7 +110,7 @@ def check(key: str, where: str) -> str:
 
 
 def own_key_file(folder: Path) -> Path:
-    """The file with this user's own key, created at the first call and readable by this user only."""
+    """The file with this user's key. The first call creates it; only this user can read it."""
     path = folder / "api-key"
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -125,14 +123,17 @@ def own_key_file(folder: Path) -> Path:
 
 
 def chosen(file: Path | None, environ: Mapping[str, str], *, needed: bool, folder: Path) -> Path | None:
-    """File with the key to serve with: ``file``, else one written from the variable PDLAB_API_KEY, else, if a key is
-    ``needed``, this user's own in ``folder``; None: no key. Raises UsageError."""
+    """The file with the key to serve with; None: no key. Raises UsageError.
+
+    It is ``file``, else a file in ``folder`` with the key of the variable PDLAB_API_KEY, else, if a key is ``needed``,
+    this user's own file in ``folder``.
+    """
     if file is not None:
         read(file)
         return file.absolute()
     if environ.get(KEY):
         key = check(environ[KEY], KEY)
-        # Named by its digest, so that a sweep finds the key of this deployment and not the latest one.
+        # Its name has the digest, so that a sweep finds the key of this deployment and not the latest key.
         path = folder / "api-keys" / digest(key)[:16]
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as key_file:
@@ -142,7 +143,7 @@ def chosen(file: Path | None, environ: Mapping[str, str], *, needed: bool, folde
 
 
 def client_key(path: str | None, environ: Mapping[str, str]) -> str | None:
-    """The key that a client sends: PDLAB_API_KEY, or the one of the file that the launcher published."""
+    """The key that a client sends: PDLAB_API_KEY, else the key in the launcher's file ``path``."""
     if environ.get(KEY):
         return check(environ[KEY], KEY)
     return read(Path(path)) if path is not None else None

@@ -1,4 +1,4 @@
-"""How words of a command line are read, and the bounds that several commands share."""
+"""Readers of words of a command line, and bounds that several commands share."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pdlab.core.transports import no_backend, no_transport
 if TYPE_CHECKING:
     from pdlab.core.length_distribution import LengthDistribution
 
-SLO_QUANTILE = 0.95  # share of requests within an SLO, if nobody gives another
+SLO_QUANTILE = 0.95  # default share of requests within an SLO
 MAX_SEED = 2**63 - 1
-MAX_TOKENS = 100_000_000  # of a request: more than any model takes
+MAX_TOKENS = 100_000_000  # per request: more than the context of any model
 MAX_REPEATS = 1000
-MAX_HOLD_S = 86_400  # of one request rate: a day
-MAX_REQUESTS = 1_000_000  # of a level: their prompts are drawn before it
-MIN_RATE_RPS = 1e-4  # a request in three hours
-MAX_LOAD = 100_000  # requests in flight, or per second: far beyond what one load generator makes
+MAX_HOLD_S = 86_400  # a day, for one request rate
+MAX_REQUESTS = 1_000_000  # per level, because their prompts are drawn before it
+MIN_RATE_RPS = 1e-4  # one request in three hours
+MAX_LOAD = 100_000  # requests in flight, or per second: far more than one load generator can send
 MODEL_HELP = "a name in configs/models/, a file of that form, a Hugging Face id, a folder, or a config.json"
 LENGTHS_HELP = (
     "distribution of the lengths: fixed (default), uniform:0.8-1.0 (shares of the nominal length), "
@@ -31,19 +31,19 @@ LENGTHS_HELP = (
 
 
 def positive(text: str) -> int:
-    """A whole number of at least 1. Raises argparse.ArgumentTypeError, as all of these do."""
+    """A whole number of at least 1. Raises ArgumentTypeError, as all readers here."""
     return checked_whole_number(text, 1, 10**18 - 1, "a whole number of at least 1")
 
 
 def checked_whole_number(text: str, low: int, high: int, expected: str) -> int:
-    """A whole number within bounds. Raises argparse.ArgumentTypeError with what is expected, as all of these do."""
+    """A whole number from ``low`` to ``high``. The message of the error has ``expected``."""
     if not re.fullmatch(r"\s*[0-9]{1,20}\s*", text) or not low <= int(text) <= high:
         raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
     return int(text)
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """Whole numbers with commas between, each once, in ascending order."""
+    """Whole numbers, separated by commas; each once, in ascending order."""
     return tuple(sorted({positive(part) for part in text.split(",")}))
 
 
@@ -63,7 +63,7 @@ def lengths(text: str) -> LengthDistribution:
 
 
 def checked_number(text: str, accepts: Callable[[float], bool], expected: str) -> float:
-    """A number that ``accepts`` takes. Raises argparse.ArgumentTypeError with what is expected."""
+    """A number for which ``accepts`` is true. The message of the error has ``expected``."""
     try:
         value = float(text)
     except ValueError:
@@ -74,7 +74,7 @@ def checked_number(text: str, accepts: Callable[[float], bool], expected: str) -
 
 
 def backends(text: str) -> tuple[str, ...]:
-    """Names of NIXL backends with commas between, each once."""
+    """Names of NIXL backends, separated by commas, each once."""
     names = tuple(part.strip() for part in text.split(","))
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise argparse.ArgumentTypeError(f"{text!r}: {twice} is there twice; keep one")

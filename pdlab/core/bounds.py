@@ -1,4 +1,4 @@
-"""Bounds on the latencies of a level, as a user gives them: ``tpot_ms=12,ttft_p95_ms=2000``."""
+"""Bounds on the latencies of a level, such as ``tpot_ms=12,ttft_p95_ms=2000``."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ EXAMPLE = "tpot_ms=12,ttft_p95_ms=2000"
 
 
 class BoundedFigures(Protocol):
-    """What bounds are held against: the figures of a level."""
+    """The figures of a level, which bounds are compared with."""
 
     def ms(self, metric: Metric, statistic: str) -> float | None:
-        """That statistic of that latency; None when not known."""
+        """The statistic of the latency, in ms; None if it is unknown."""
 
 
 class Bound(Frozen):
-    """``statistic`` of ``metric`` over the requests of a level (of ITL: over their gaps) is at most ``ms``."""
+    """``statistic`` of ``metric`` over the requests of a level (for ITL over their gaps) must be at most ``ms``."""
 
     metric: Metric
     statistic: Statistic
@@ -36,7 +36,7 @@ class Bound(Frozen):
 
 
 class Bounds(Frozen):
-    """A level is within when every bound holds. At least one, no two of one figure."""
+    """At least one bound, no two of one figure. A level is within the bounds if each of them holds."""
 
     bounds: tuple[Bound, ...] = Field(min_length=1)
 
@@ -47,17 +47,17 @@ class Bounds(Frozen):
 
     @property
     def of_first_token(self) -> bool:
-        """Whether the wait for the first token is bounded, by itself or within the end-to-end latency."""
+        """Whether TTFT is bounded, directly or as part of E2EL."""
         return any(bound.metric in ("ttft", "e2el") for bound in self.bounds)
 
     @property
     def with_ttft(self) -> str:
-        """The same bounds as a user writes them, with one more on TTFT."""
+        """The bounds as text for --at, with another bound on TTFT."""
         parts = [f"{bound.metric}_{bound.statistic}_ms={bound.ms:g}" for bound in self.bounds]
         return ",".join([*parts, "ttft_p95_ms=2000"])
 
     def known(self, figures: BoundedFigures) -> bool:
-        """Whether every bounded figure is known there."""
+        """Whether every bounded figure is known."""
         return all(figures.ms(bound.metric, bound.statistic) is not None for bound in self.bounds)
 
     def hold(self, figures: BoundedFigures) -> bool:
@@ -67,8 +67,10 @@ class Bounds(Frozen):
 
 
 def parse_bounds(text: str, statistic: Statistic, where: str = "--at") -> Bounds:
-    """``tpot_ms=12,ttft_p95_ms=2000``; ``statistic`` where a part names none. ``where`` it was given. Raises
-    UsageError."""
+    """Parse ``tpot_ms=12,ttft_p95_ms=2000``. Raises UsageError.
+
+    ``statistic``: for parts without one. ``where``: the flag or key, for messages.
+    """
     metrics, statistics = "|".join(get_args(Metric)), "|".join(get_args(Statistic))
     bounds: list[dict[str, object]] = []
     expected = (

@@ -1,4 +1,4 @@
-"""Models and clusters of configs/: shapes with their sources, nodes, deployments by name."""
+"""Models, GPU types, clusters and deployments of configs/, by name."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from pdlab.core.nodes import HOST_NAMES, NODE_NAME_LABEL, ClusterNode, ClusterVi
 from pdlab.core.schema import Frozen, load_yaml, parse_yaml, validate
 from pdlab.core.text import choices
 
-LOCAL_NODE_CPUS = 4  # engine ranks that one node of `--local` takes
+LOCAL_NODE_CPUS = 4  # engine ranks on one node of `--local`
 
-# Bytes per value, scales counted: OCP microscaling has one byte for 32 values of mxfp4, nvfp4 one byte for 16, AWQ and
-# GPTQ a scale of two bytes and a zero point of half a byte for 128. A plain "fp4" or "int4" counts as the larger.
+# Bytes per value, with scales. mxfp4 (OCP microscaling) has a scale of one byte for 32 values, nvfp4 one for 16. AWQ
+# and GPTQ have a scale of two bytes and a zero point of half a byte for 128. "fp4" and "int4" count as the larger ones.
 BYTES_PER_VALUE = {
     "mxfp4": 4.25 / 8,
     "nvfp4": 4.5 / 8,
@@ -40,9 +40,9 @@ BYTES_PER_VALUE = {
 DTYPE_SPELLINGS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
 
 
-# In a model with experts these formats hold only the experts, unless the model says otherwise.
+# In a model with experts, only the experts have these formats, unless the model's file has another format for the rest.
 ONLY_EXPERTS = {"mxfp4", "nvfp4", "fp4"}
-# Two models of which all these fields are the same have the same matrices.
+# Two models with the same values in all these fields have the same matrices.
 SAME_MODEL = (
     *("architecture", "layers", "hidden", "heads", "kv_heads", "head_dim", "kv_latent", "q_latent", "experts"),
     *("experts_per_token", "expert_intermediate", "shared_experts", "dense_layers", "dense_intermediate", "vocab"),
@@ -51,26 +51,26 @@ SAME_MODEL = (
 
 
 class ModelShape(Frozen):
-    """Shape of one model; ``source`` says where the numbers are from.
+    """Shape of one model. ``source``: the origin of the numbers.
 
-    A file of configs/models/ gives the shape as ``config``, the keys of the model's config.json; its other keys win
-    over them. A model read from its own config.json takes ``engine_kwargs`` from the file whose numbers it shares.
+    A file of configs/models/ has ``config``, the keys of the model's config.json; its other keys override these. A
+    model from its own config.json gets ``engine_kwargs`` from the file of configs/models/ with the same numbers.
 
-    ``hf_id`` is the Hugging Face id, None for a model that pdlab builds itself; ``same_config`` are ids of other models
-    with the same numbers. ``engine_kwargs``
-    are vLLM engine arguments that this model wants everywhere, ``engine_kwargs_by_tp`` further ones for engines of
-    that TP degree on GPUs. ``local`` models are built by
-    pdlab in the user's cache folder from ``config``. ``expert_intermediate`` is an expert's inner width (None: as
-    ``hidden``), ``shared_experts`` the width of what every token passes beside the routed experts, over an expert's;
-    ``dense_layers`` the layers without experts (of ``dense_intermediate``); ``attention_layers`` those with the
-    attention that heads and head_dim describe (None: all), and ``other_parameters`` what is in neither.
-    ``value_dim`` is the width of a head's V (None: ``head_dim``).
-    ``kv_latent`` the values per token and layer that latent attention keeps in place of K and V, ``rope_dim`` of them
-    with positions; ``q_latent`` its rank for queries (0: none; the default is DeepSeek-V3's).
-    ``attention_dtype`` and ``feed_forward_dtype`` are those of the matrices outside the experts (None: by the rule of
-    ONLY_EXPERTS). ``kv_block_tokens`` vLLM's KV block size for it (16 on CUDA, 128 on CPUs).
-    ``asked_for``: the folder, file or id whose config.json was read; None: a name of configs/models/.
-    ``kv_unknown``: what makes the KV cache another than these numbers say; ``weights_unknown``: the same of weights.
+    ``hf_id``: Hugging Face id (None: pdlab builds the model). ``same_config``: ids of models with the same numbers.
+    ``local``: pdlab builds the model from ``config`` in the user's cache folder. ``asked_for``: the folder, file or id
+    whose config.json was read (None: a name of configs/models/).
+
+    ``expert_intermediate``: inner width of an expert (None: ``hidden``). ``shared_experts``: width of the shared
+    experts, over that of one expert. ``dense_layers``: layers without experts, of inner width ``dense_intermediate``.
+    ``attention_layers``: layers with the attention of ``heads`` and ``head_dim`` (None: all). ``other_parameters``: the
+    rest. ``value_dim``: width of a head's V (None: ``head_dim``). ``kv_latent``: values per token and layer that latent
+    attention keeps in place of K and V, ``rope_dim`` of them with positions. ``q_latent``: its rank for queries (0:
+    none; the default is DeepSeek-V3's). ``attention_dtype``, ``feed_forward_dtype``: of matrices outside the experts
+    (None: by the rule of ONLY_EXPERTS).
+
+    ``kv_block_tokens``: vLLM's KV block size (16 on CUDA, 128 on CPUs). ``kv_unknown``, ``weights_unknown``: parts of
+    the KV cache and of the weights that these numbers cannot describe. ``engine_kwargs``: vLLM engine arguments for
+    this model. ``engine_kwargs_by_tp``: more of them, by TP degree on GPUs.
     """
 
     name: str
@@ -132,23 +132,22 @@ class ModelShape(Frozen):
 
     @property
     def word(self) -> str:
-        """What --model takes for it."""
+        """The model as a value of --model."""
         return self.asked_for or self.name
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """What a shape cannot say of this model; empty: everything that depends on the shape is known."""
+        """The parts of the model that a shape cannot describe."""
         return tuple(dict.fromkeys((*self.weights_unknown, *self.kv_unknown)))
 
 
 class GpuType(Frozen):
-    """What is known of a type of GPU. ``names``: Ray's accelerator types that mean it, and usual ones.
+    """A type of GPU. ``names``: Ray's accelerator types and other usual names. ``source``: the origin of the numbers.
 
-    ``memory_gb``: 1e9 bytes of one GPU, of every size that is sold under the name (none: not known). ``link``: how
-    GPUs of one node reach each other (None: not known). ``step_tables``: what the performance database of
-    `pdlab.sim.aic` calls the GPU (None: it has no measurements of it), ``gpus_per_node``: of the nodes on which it
-    measured. ``host_gb_per_s``: 1e9 bytes per second from host memory to one GPU, at most (None: not known).
-    ``source`` says where the numbers are from.
+    ``memory_gb``: 1e9 bytes of one GPU, for each size with this name (empty: unknown). ``link``: link between the GPUs
+    of a node (None: unknown). ``step_tables``: the GPU's name in the performance database of `pdlab.sim.aic` (None: not
+    in it). ``gpus_per_node``: of the nodes in that database. ``host_gb_per_s``: highest rate from host memory to one
+    GPU, in 1e9 bytes per second (None: unknown).
     """
 
     names: tuple[str, ...] = Field(min_length=1)
@@ -168,35 +167,35 @@ def known_gpus() -> dict[str, GpuType]:
 
 
 def gpu_type_of(name: str) -> str | None:
-    """The type of GPU that a driver calls ``name``, such as H100 for ``NVIDIA H100 80GB HBM3``; None: not known."""
+    """The type of a GPU from the driver's name, such as H100 for ``NVIDIA H100 80GB HBM3``; None: unknown."""
     words = set(re.split(r"[^A-Z0-9]+", name.upper()))
     found = [each for each in known_gpus() if set(each.upper().split("-")) <= words]
     return max(found, key=len, default=None)
 
 
 def gpu_memory_gb(node: ClusterNode) -> float | None:
-    """Memory of one GPU of the node in 1e9 bytes; None where neither the node nor its type's one size says it."""
+    """Memory of one GPU of the node in 1e9 bytes, else that of its type, if the type has one size; None: unknown."""
     known = known_gpus().get(node.gpu_type or "")
     sizes = known.memory_gb if known else ()
     return node.gpu_memory_gb or (sizes[0] if len(sizes) == 1 else None)
 
 
 def gpu_link(node: ClusterNode) -> GpuLink | None:
-    """How the GPUs of the node reach each other; None: not known."""
+    """The link between the GPUs of the node; None: unknown."""
     known = known_gpus().get(node.gpu_type or "")
     return node.gpu_link or (known.link if known else None)
 
 
 def known_models() -> dict[str, Path]:
-    """Names of configs/models/ with their files."""
+    """Names of configs/models/ -> their files."""
     return {path.stem: path for path in sorted((CONFIGS / "models").glob("*.yaml"))}
 
 
 def load_shape(path: Path) -> ModelShape:
-    """The shape in a file of the form of configs/models/, below the keys of the file what its ``config`` gives.
+    """The shape in a file of the form of configs/models/. Raises UsageError.
 
-    ``config``: the keys of the model's config.json, or its path; the engines load the folder of that path, if there is
-    no ``hf_id``. Raises UsageError.
+    Its ``config`` has the keys of the model's config.json, or the path of that file. The file's other keys override the
+    values of ``config``. With a path and without ``hf_id``, the engines load the folder of the path.
     """
 
     def with_config(data: Any) -> Any:
@@ -221,7 +220,7 @@ def catalogue() -> tuple[ModelShape, ...]:
 
 
 def load_model(model: str) -> ModelShape | None:
-    """The catalogue's shape of a name of configs/models/ or of a Hugging Face id; None: it is not there."""
+    """The shape in configs/models/ of a name there or of a Hugging Face id; None if there is none."""
     for shape in catalogue():
         if model in (shape.name, shape.hf_id):
             return shape
@@ -231,8 +230,7 @@ def load_model(model: str) -> ModelShape | None:
 
 
 class ResolvedModel(NamedTuple):
-    """``shape`` None: it is not known (`why_no_shape`). ``source``: a folder or a Hugging Face id; None: pdlab builds
-    the model itself."""
+    """``shape``: None if unknown (`why_no_shape`). ``source``: a folder or a Hugging Face id; None: pdlab builds it."""
 
     shape: ModelShape | None
     source: str | None
@@ -242,16 +240,15 @@ def resolve_model(model: str) -> ResolvedModel:
     """Shape and source of a model: a name of configs/models/, a shape file, a folder, a config.json or a Hugging Face
     id.
 
-    The shape of a folder is that of its config.json. An id that configs/models/ does not have is looked up in the
-    Hugging Face cache, then on the hub. Raises UsageError for a path that does not exist and for a misspelt name.
+    An id that is not in configs/models/ is read from the Hugging Face cache, else from the hub. Raises UsageError for a
+    path that does not exist, and for an unknown name.
     """
     found, source = _resolve(model)
     return ResolvedModel(None if isinstance(found, str) else found, source)
 
 
 def found_model(model: str) -> ResolvedModel:
-    """`resolve_model` for what examines or fetches a model's files: without a shape where one of them is broken. Raises
-    UsageError for a path that does not exist and for a misspelt name."""
+    """`resolve_model` for commands that check or download files: a broken file gives no shape, and no error."""
     try:
         return resolve_model(model)
     except BrokenModelFile:
@@ -261,13 +258,13 @@ def found_model(model: str) -> ResolvedModel:
 
 
 def why_no_shape(model: str) -> str:
-    """Why `resolve_model` finds no shape, and what to do; empty where it finds one. Raises UsageError."""
+    """Why `resolve_model` finds no shape, and the fix; empty if it finds one. Raises UsageError."""
     found, _ = _resolve(model)
     return found if isinstance(found, str) else ""
 
 
 def _resolve(model: str) -> tuple[ModelShape | str, str | None]:
-    """The shape, or why it is not known, and the source."""
+    """The shape, or why it is unknown, and the source."""
     path = Path(model).expanduser()
     shape = load_model(model)
     if shape is None and path.suffix in (".yaml", ".yml"):
@@ -279,7 +276,7 @@ def _resolve(model: str) -> tuple[ModelShape | str, str | None]:
     except (OSError, ValueError):
         folder = file = False  # not a path
     if file:
-        # A config.json says enough to plan; its folder is what an engine would load.
+        # A config.json is enough for a plan. An engine would load its folder.
         name = path.resolve().parent.name if path.name == CONFIG else path.stem.removesuffix("_config")
         return _shape_of(config_of_file(path), name.replace("--", "/"), str(path)), str(path.resolve().parent)
     if folder:
@@ -297,7 +294,7 @@ def _resolve(model: str) -> tuple[ModelShape | str, str | None]:
 
 
 def whole_shape(model: str) -> ModelShape | str:
-    """The shape of a model, for what cannot be done without one; text: why it is not known, or not in every part."""
+    """The shape of a model, or text: why it is unknown, or unknown in some part."""
     try:
         shape, _ = _resolve(model)
     except UsageError as error:
@@ -309,7 +306,7 @@ def whole_shape(model: str) -> ModelShape | str:
 
 
 def require_shape(model: str) -> ModelShape:
-    """`whole_shape`. Raises UsageError where it is not known."""
+    """`whole_shape`. Raises UsageError if it is unknown."""
     shape = whole_shape(model)
     if isinstance(shape, str):
         raise UsageError(f"--model {model}: {shape}")
@@ -317,7 +314,7 @@ def require_shape(model: str) -> ModelShape:
 
 
 def config_of(shape: ModelShape) -> ModelFiles | None:
-    """The config.json that the shape was read from; None: its file gives no keys of one. Raises UsageError."""
+    """The config.json of the shape; None if there is none. Raises UsageError."""
     if shape.config:
         return ModelFiles(shape.config, None, f"config of {shape.name}")
     word = shape.asked_for or shape.hf_id
@@ -335,7 +332,7 @@ def config_of(shape: ModelShape) -> ModelFiles | None:
 
 
 def _shape_of(files: ModelFiles, name: str, word: str) -> ModelShape | str:
-    """The shape of a config.json, with the engine arguments of the catalogue's model that has the same numbers."""
+    """The shape of a config.json, with the engine arguments of the model of configs/models/ with the same numbers."""
     try:
         fields = _fields(files)
         shape = validate(ModelShape, {**fields, "name": name, "asked_for": word, "source": files.where}, files.where)
@@ -365,7 +362,7 @@ def _names() -> str:
 
 
 def local_cluster(nodes: int) -> ClusterView:
-    """Small Ray nodes on this machine, alike, the first one the head; configs/clusters/local-2.yaml is two of them."""
+    """Equal small Ray nodes on this machine; the first is the head. configs/clusters/local-2.yaml has two of them."""
     small = ClusterNode(id="local", cpus=LOCAL_NODE_CPUS, nic=Nic(kind="loopback"), host="localhost")
     members = []
     for number in range(1, nodes + 1):
@@ -375,7 +372,7 @@ def local_cluster(nodes: int) -> ClusterView:
 
 
 def two_hosts_cluster(link: LinkShape) -> ClusterView:
-    """The two nodes of `--local --two-hosts`: as `local_cluster`, each on a host with a NIC of the link's rate."""
+    """The two nodes of `--local --two-hosts`: those of `local_cluster`, on two hosts with a NIC of the link's rate."""
     nic = Nic(kind="ethernet", gbit_per_s=link.gbit_per_s)
     nodes = zip(local_cluster(2).nodes, HOST_NAMES, strict=True)
     return ClusterView(
@@ -384,7 +381,7 @@ def two_hosts_cluster(link: LinkShape) -> ClusterView:
 
 
 def node_types() -> dict[str, Path]:
-    """The types of node of configs/clusters/ with their files: clusters of one node that is counted."""
+    """The types of node in configs/clusters/ -> their files, which have one node with ``count: 1``."""
     return {path.stem: path for path in sorted((CONFIGS / "clusters").glob("*.yaml")) if _counts_one(path)}
 
 
@@ -394,7 +391,7 @@ def _counts_one(path: Path) -> bool:
 
 
 def load_cluster(name_or_path: str) -> ClusterView:
-    """A cluster named as in configs/clusters/, TYPE-xN for N nodes of a type there, or a YAML file.
+    """A cluster by its name in configs/clusters/, as TYPE-xN (N nodes of a type there), or by its YAML file.
 
     Raises UsageError.
     """
@@ -411,7 +408,7 @@ def load_cluster(name_or_path: str) -> ClusterView:
 
 
 def load_deployment(name_or_path: str) -> Deployment:
-    """A deployment named as in configs/deployments/, by its label, or of a YAML file. Raises UsageError."""
+    """A deployment by its name in configs/deployments/, its label, or its YAML file. Raises UsageError."""
     file = CONFIGS / "deployments" / f"{name_or_path}.yaml"
     if is_label(name_or_path) and not file.is_file():
         return Deployment(topology=parse_label(name_or_path))
@@ -422,10 +419,10 @@ def load_deployment(name_or_path: str) -> Deployment:
 def find_config(
     folder: str, name_or_path: str, kind: str, computed: Mapping[str, Sequence[str]] = MappingProxyType({})
 ) -> Path:
-    """The file of configs/``folder``/ of that name, else the path itself.
+    """The file of that name in configs/``folder``/, else the path itself.
 
-    Raises UsageError, with the nearest names, if it is neither a name there nor a path. ``computed``: forms of
-    names that need no file, each with examples.
+    ``computed``: forms of names that need no file -> examples. Raises UsageError with the nearest names if
+    ``name_or_path`` is neither a name nor a path.
     """
     names = {path.stem: path for path in (CONFIGS / folder).glob("*.yaml")}
     path = Path(name_or_path)

@@ -1,4 +1,4 @@
-"""How a command of pdlab is run: by its script in a checkout, as ``pdlab COMMAND`` where pdlab is installed."""
+"""Command lines of pdlab: with a script in a checkout, or as ``pdlab COMMAND`` if pdlab is installed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCRIPTS = {
 
 
 def typed(command: str, *words: str) -> str:
-    """The command line that runs ``command`` with ``words``, to paste into a shell."""
+    """The command line of ``command`` with ``words``, for a shell."""
     return shlex.join([*_front(command), *words])
 
 
@@ -34,20 +34,20 @@ def _front(command: str) -> list[str]:
 
 
 def program(command: str) -> str:
-    """What the help of a command calls it."""
+    """The name of a command in its help."""
     if CHECKOUT is None:
         return f"pdlab {command}"
     return SCRIPTS.get(command, f"python -m pdlab {command}")
 
 
 def not_installed(package: str) -> str:
-    """One line for a Python package that this interpreter lacks, with the way to get it."""
+    """A message about a missing Python package, with the command that installs it."""
     fix = 'pip install "pdlab[serve]"' if CHECKOUT is None else "make setup, or make setup-gpu on a GPU node"
     return f"the Python package {package} is not installed for {sys.executable}: {fix}"
 
 
 def python_words(command: str) -> list[str]:
-    """What follows the interpreter to run ``command`` in `pdlab.core.files.ROOT`: a Python script, or the module."""
+    """The interpreter's arguments for ``command`` in `pdlab.core.files.ROOT`: a script, or the module."""
     script = SCRIPTS.get(command, "")
     if CHECKOUT is not None and script.endswith(".py"):
         return [script]

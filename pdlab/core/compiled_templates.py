@@ -1,4 +1,4 @@
-"""Compiled templates in the user's cache: compiling those of a ranking takes longer than printing it."""
+"""Keep compiled templates in the user's cache: compiling those of a ranking takes longer than printing it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pdlab.core.files import cache_dir, replace
 
 
 class CompiledTemplates(jinja2.BytecodeCache):
-    """Jinja compares each with its template's text; ``sources`` are further files that what is compiled depends on."""
+    """Jinja's cache of compiled templates. ``sources``: files, beside the templates, on which the code depends."""
 
     def __init__(self, sources: tuple[Path, ...]) -> None:
         states = [path.stat() for path in sources]
@@ -24,18 +24,18 @@ class CompiledTemplates(jinja2.BytecodeCache):
         self._made_from = hashlib.sha256(repr(told).encode()).digest()
 
     def get_cache_key(self, name: str, filename: str | None = None) -> str:
-        """Each folder has templates of its own."""
+        """The template's name and a hash of its path, because folders have templates of the same name."""
         return f"{Path(name).name}-{crc32(str(filename).encode()):08x}"
 
     def load_bytecode(self, bucket: Bucket) -> None:
-        """What cannot be read is compiled again."""
+        """Read the compiled template. If it cannot be read, Jinja compiles the template again."""
         with suppress(OSError, EOFError, ValueError, pickle.UnpicklingError):
             data = _file(bucket).read_bytes()
             if data.startswith(self._made_from):
                 bucket.bytecode_from_string(data[len(self._made_from) :])
 
     def dump_bytecode(self, bucket: Bucket) -> None:
-        """Nothing is kept where the cache cannot be written."""
+        """Write the compiled template, if the cache can be written."""
         with suppress(WriteError):
             replace(_file(bucket), self._made_from + bucket.bytecode_to_string())
 

@@ -1,7 +1,7 @@
-"""What to run: ``Deployment`` and its parts, their YAML form and their label.
+"""``Deployment`` and its parts, with their YAML form and their label.
 
-A deployment is a value: frozen, unknown keys rejected, validated without any I/O.
-Prefill and decode are two values of one type, ``Pool``.
+A deployment is a frozen value. It rejects unknown keys, and is validated without I/O. Prefill and decode are two values
+of the type ``Pool``.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ Mode = Literal["collocated", "pd-pack", "pd-spread", "pd-fluid"]
 PrefillStep = Literal["retry", "local", "fail"]
 
 _SPLIT = re.compile(r"(?P<prefill>[1-9]\d{0,4}):(?P<decode>[1-9]\d{0,4})")
-# gRPC, or HTTP with the path that takes spans. Neither a name and password nor a query: it is shown and written down.
+# gRPC, or HTTP with a path. No password and no query, because pdlab shows and stores the endpoint.
 _HOST = r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?)"
 OTLP_ENDPOINT = re.compile(rf"grpc://{_HOST}:[1-9]\d{{0,4}}|https?://{_HOST}(:[1-9]\d{{0,4}})?(/[\w.~-]+)+/?", re.ASCII)
-MOST = 10_000  # replicas, or ranks of a kind: beyond every cluster
+MOST = 10_000  # replicas, or ranks of a kind: more than any cluster has
 # Titles of groups of flags.
 POOL, ROLES, TRANSPORT = "pool", "roles (--pd-fluid)", "KV transfer (PD)"
 SERVING = "serving path (what each costs: docs/serving-path.md)"
@@ -56,8 +56,8 @@ ENVIRONMENT = "environment of the engines (repeatable; NAME without a value take
 Count = Annotated[int, Ge(1), Le(MOST)]
 Bound = Annotated[Milliseconds, Field(gt=0, le=86400)]
 KvConnectors = Annotated[tuple[dict[str, Any], ...], Text(kv_connector, json.dumps)]
-# Connectors of vLLM 0.29 that keep KV cache outside of the engine's own memory: they may stand beside NIXL. The others
-# move it between engines, as NIXL does, or wrap several.
+# vLLM 0.29's connectors that store KV cache outside of the engine: they may be used beside NIXL. The others move KV
+# cache between engines, as NIXL does, or wrap several connectors.
 KV_STORES = (
     *("OffloadingConnector", "SimpleCPUOffloadConnector", "LMCacheConnectorV1", "LMCacheMPConnector"),
     *("MooncakeStoreConnector", "FlexKVConnectorV1", "HF3FSKVConnector", "ExampleConnector"),
@@ -81,7 +81,7 @@ def _local_tokens(text: str) -> int | str:
 
 
 def _prefill_steps(text: str) -> tuple[str, ...]:
-    """``retry,local`` as names; which may follow which is the deployment's rule."""
+    """The steps of ``retry,local``. `Serving` checks their order."""
     steps = tuple(step.strip() for step in text.split(","))
     unknown = [step for step in steps if step not in get_args(PrefillStep)]
     if unknown:
@@ -110,11 +110,10 @@ Routing = Literal["power-of-two", "round-robin", "session"]
 
 
 class Pool(Frozen):
-    """Engine replicas of one kind. ``dp`` ranks of ``pp`` stages of ``tp`` GPUs form one replica.
+    """Engine replicas of one kind. A replica has ``dp`` ranks of ``pp`` stages of ``tp`` GPUs.
 
-    ``engine_kwargs`` are vLLM engine arguments, and ``env`` environment variables, of this pool; they win over the
-    deployment's. ``gpu_type`` restricts the pool to nodes of that GPU (None: any). ``routing``: which replica a request
-    goes to; *session* keeps a session's requests where their KV cache is.
+    ``engine_kwargs`` (vLLM engine arguments) and ``env`` override those of the deployment. ``gpu_type``: the pool runs
+    only on nodes with this GPU (None: any).
     """
 
     replicas: Count = setting(1, "replicas", POOL, "--num")
@@ -172,7 +171,7 @@ class Pool(Frozen):
 
     @property
     def engines_per_replica(self) -> int:
-        """Engines of one replica, each with a batch of its own: DP ranks x pipeline stages."""
+        """Engines of one replica, each with its own batch: DP ranks x pipeline stages."""
         return self.dp * self.pp
 
     @property
@@ -181,7 +180,7 @@ class Pool(Frozen):
         return self.model_copy(update={"replicas": 1})
 
     def __hash__(self) -> int:
-        # Without engine_kwargs and env, which are dicts: equal pools still have equal hashes.
+        # Without engine_kwargs and env, which cannot be hashed. Equal pools still have equal hashes.
         return hash((self.replicas, self.tp, self.pp, self.dp, self.expert_parallel, self.gpu_type, self.routing))
 
     @property
@@ -191,7 +190,7 @@ class Pool(Frozen):
 
     @property
     def label(self) -> str:
-        """Short form: ``1xtp4``, ``2xtp8pp2``, ``1xdp32ep`` (tp1 is left out when dp or pp says the size)."""
+        """Short form: ``1xtp4``, ``2xtp8pp2``, ``1xdp32ep`` (without tp1 if dp or pp is above 1)."""
         degrees = ""
         for name, word in _DEGREES.items():
             value = getattr(self, name)
@@ -201,7 +200,7 @@ class Pool(Frozen):
         return f"{self.replicas}x{degrees if sized else f'tp1{degrees}'}"
 
 
-# The label of a pool from its fields, and the same without names of groups, to stand in a longer pattern.
+# The pattern of a pool's label, and the same without names of groups for use in a longer pattern.
 _DEGREES = label_words(Pool)
 _POOL = re.compile(
     r"(?P<replicas>\d+)x"
@@ -219,15 +218,10 @@ _LABEL = re.compile(
 
 
 class Transport(Frozen):
-    """How KV cache moves from prefill to decode.
+    """How KV cache moves from prefill to decode. The fields have their help texts.
 
-    ``backends`` are NIXL backends in order of preference; ``ucx_tls`` is UCX_TLS (None: UCX
-    chooses); ``verbose`` turns on NIXL's debug log and UCX's of what it loads, which cost 5 to 10 times in
-    transfer speed and are for debugging only.
-    ``kv_guard``: KV cache that did not arrive, or that prefill does not confirm, is computed anew on decode
-    (docs/decisions/016-kv-guard.md); ``kv_deadline_s``: how long a receive may take until then.
-    ``kv_poll_s``: how often decode looks for the ends of reads while its steps run (0: when a step is launched).
-    ``reuse_first_token``: decode takes prefill's first token with its KV cache, and computes the second.
+    ``backends``: in order of preference. ``kv_guard``: docs/decisions/016-kv-guard.md. ``kv_poll_s``: 0 looks for
+    arrived KV cache only when a step is launched.
     """
 
     connector: Literal["NixlConnector"] = "NixlConnector"
@@ -305,11 +299,11 @@ class Collocated(Frozen):
 
 
 class Disaggregated(Frozen):
-    """Prefill and decode in different engines, KV cache moved between them.
+    """Prefill and decode in different engines, with KV cache transfers between them.
 
-    ``pack``: every prefill and decode replica on one node. ``spread``: prefill and decode on
-    disjoint sets of nodes. Ray Serve LLM pairs any prefill with any decode replica, so a pack
-    over several nodes would send KV across the network; it is therefore not a pack.
+    ``pack``: all prefill and decode replicas on one node. ``spread``: prefill and decode on disjoint sets of nodes. Ray
+    Serve LLM pairs any prefill with any decode replica, so a pack on several nodes would send KV cache over the
+    network: it is refused.
     """
 
     kind: Literal["disaggregated"] = "disaggregated"
@@ -324,15 +318,10 @@ class Disaggregated(Frozen):
 
 
 class Fluid(Frozen):
-    """Identical engines that each prefill or decode, as its role is at the moment; KV cache moves between any two.
+    """Identical engines that each prefill or decode, by their present role. KV cache moves between any two.
 
-    ``roles``: ``auto``, a controller follows the load, or a fixed split such as ``3:5`` (engines that prefill : that
-    decode). At least ``p_min`` prefill and ``d_min`` decode. ``slo_ttft_s`` and ``slo_tpot_s``: what the controller
-    keeps TTFT and TPOT below (None: no bound). ``prefill_locally_below``: a prompt of fewer tokens is computed
-    where it is decoded (None: none is; ``auto``: below what the learnt rates say); what that engine has in its prefix
-    cache is taken off. ``prefix_affinity``: a prompt is prefilled where its beginning is cached, if that ends earlier.
-    ``pool.replicas`` engines begin; their number then follows the load from ``min_replicas`` to ``max_replicas`` (None:
-    as many as begin), one fewer once fewer would have done for ``down_after_s``.
+    The fields have their help texts. ``pool.replicas`` engines start. Then their number follows the load from
+    ``min_replicas`` to ``max_replicas`` (None: ``pool.replicas``).
     """
 
     kind: Literal["fluid"] = "fluid"
@@ -463,12 +452,12 @@ class Fluid(Frozen):
 
     @property
     def least(self) -> int:
-        """Engines at least."""
+        """The minimum number of engines."""
         return self.pool.replicas if self.min_replicas is None else self.min_replicas
 
     @property
     def most(self) -> int:
-        """Engines at most."""
+        """The maximum number of engines."""
         return self.pool.replicas if self.max_replicas is None else self.max_replicas
 
     @property
@@ -478,7 +467,7 @@ class Fluid(Frozen):
 
     @property
     def split(self) -> tuple[int, int] | None:
-        """Engines that prefill and that decode; None: the controller says."""
+        """Numbers of engines that prefill and that decode; None: the controller chooses them."""
         return None if self.roles == AUTO else parse_split(self.roles)
 
     @property
@@ -489,11 +478,9 @@ class Fluid(Frozen):
 
 
 class RequestLimits(Frozen):
-    """Which requests clients may send; docs/requests.md lists the routes and the outcome of each shape of request.
+    """Which requests clients may send (docs/requests.md). The bounds leave room for the canary's requests.
 
-    ``expose``: further routes, as paths. ``max_body_bytes``: size of a request's body.
-    ``max_prompts``: sequences of one request, its prompts times ``n``. ``max_tokens``: generated
-    tokens per sequence (None: as many as the model's context allows). The canary's own requests must fit.
+    ``max_tokens``: None allows as many as the model's context.
     """
 
     expose: tuple[str, ...] = setting(
@@ -528,18 +515,11 @@ class RequestLimits(Frozen):
 
 
 class Serving(Frozen):
-    """What Ray Serve puts between the client and the engines; docs/serving-path.md gives the cost of each option.
+    """The path between the client and the engines; docs/serving-path.md has the cost of each option.
 
-    ``direct_streaming``: HAProxy hands requests to the engine replicas themselves (alpha in Ray
-    2.60). ``tokenize_once``: decode takes the prompt's token ids from prefill.
-    ``stream_batching_ms``: output chunks of one request are held that long and sent together
-    (None: Ray's default of 50 ms; 0: every token at once). ``requests``: which requests are accepted.
-    ``prefill_timeout_s``: how long decode waits for prefill's answer, queueing included (PD). ``prefill_absent_s``: how
-    long it waits until a prefill replica has taken the prompt: where all have died, none does before a new one is up.
-    ``otlp_endpoint``: where OpenTelemetry's spans go (None: none are made), of ``otlp_sample`` of the requests.
-    ``early_token``: of greedy streamed completions the client gets prefill's first token at once.
-    ``on_prefill_failure``: what it tries, in this order, when the call failed or took longer: ``retry`` (once, on
-    another prefill replica), ``local`` (decode computes the prompt), ``fail`` (HTTP 503, as behind the last step).
+    The fields have their help texts. ``stream_batching_ms``: None is Ray's default of 50 ms, 0 sends every token at
+    once. ``prefill_absent_s``: if all prefill replicas have died, none accepts a call until a new one is up.
+    ``early_token``: only for greedy streamed completions.
     """
 
     direct_streaming: bool = setting(
@@ -629,12 +609,7 @@ Topology = Collocated | Disaggregated | Fluid
 
 
 class Deployment(Frozen):
-    """What is served: a model, a topology, and engine arguments common to all pools.
-
-    ``model`` is a name from configs/models/, a Hugging Face id or a folder; ``model_id`` is the
-    name that clients use (None: the model's own). ``decode_bench``: the engines fill a prompt's KV
-    cache with random values instead of computing it, to measure decode alone; answers mean nothing.
-    """
+    """A model, a topology, and the settings that all pools share. The fields have their help texts."""
 
     name: Annotated[str | None, Incidental] = None
     model: str = setting("gpt-oss-120b", MODEL_HELP, MODEL, value="NAME|PATH")
@@ -694,7 +669,7 @@ class Deployment(Frozen):
 
     @property
     def label(self) -> str:
-        """Rendering of the topology, for example ``pd-spread-p1xtp4-d1xtp4``; see `parse_label`."""
+        """The topology as text, for example ``pd-spread-p1xtp4-d1xtp4``; see `parse_label`."""
         return self.topology.label
 
     @property
@@ -721,23 +696,24 @@ class Deployment(Frozen):
 
     @property
     def most_pools(self) -> dict[str, Pool]:
-        """`pools` with as many replicas as they may ever have: room is planned for these."""
+        """`pools` with their maximum numbers of replicas, for which room is planned."""
         if isinstance(self.topology, Fluid):
             return {"fluid": self.topology.pool.model_copy(update={"replicas": self.topology.most})}
         return self.pools
 
     @property
     def gpus(self) -> int:
-        """GPUs in use, all pools together; of a pool whose number of replicas moves, of those that begin."""
+        """GPUs in use, all pools together; for a number of replicas that follows the load, at the start."""
         return sum(pool.gpus for pool in self.pools.values())
 
     def retention_tokens(self, pool: Pool) -> int | None:
-        """vLLM's engine argument ``prefix_cache_retention_interval`` of a pool: 0 where nobody gives another."""
+        """vLLM's engine argument ``prefix_cache_retention_interval`` of a pool; 0 by default."""
         kept: int | None = {**self.engine_kwargs, **pool.engine_kwargs}.get("prefix_cache_retention_interval", 0)
         return kept
 
     def with_engine_kwargs(self, defaults: Mapping[str, Any]) -> Deployment:
-        """The same with all engine arguments in its pools: a pool's own, the deployment's, and ``defaults``."""
+        """The deployment with all engine arguments in its pools: the pool's override the deployment's, and these
+        ``defaults``."""
         pools = {
             name: pool.model_copy(update={"engine_kwargs": {**defaults, **self.engine_kwargs, **pool.engine_kwargs}})
             for name in ("pool", "prefill", "decode")
@@ -820,12 +796,12 @@ class Deployment(Frozen):
         return self
 
     def env_of(self, role: str) -> dict[str, str | None]:
-        """The variables of a pool's engines; those without a value are secrets, given by their name."""
+        """The variables of a pool's engines. Secrets have no value."""
         return {**self.env, **self.pools[role].env}
 
     @property
     def secrets(self) -> list[str]:
-        """Names of the variables, of any pool, whose values are taken from the launcher's environment."""
+        """Names of the variables, of all pools, whose values come from the launcher's environment."""
         every = [name for role in self.pools for name, value in self.env_of(role).items() if value is None]
         return list(dict.fromkeys(every))
 
@@ -836,16 +812,13 @@ class Deployment(Frozen):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over the canonical JSON, 12 hex digits: equal deployments, equal fingerprints.
-
-        Every field counts that is not marked as `pdlab.core.schema.Incidental`.
-        """
+        """12 hex digits of the SHA-256 of the JSON, without fields marked as `pdlab.core.schema.Incidental`."""
         text = json.dumps(self.model_dump(mode="json", exclude=incidental(type(self))), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def unguarded(topology: Topology) -> Topology:
-    """As others run it: without pdlab's KV guard."""
+    """The topology without pdlab's KV guard."""
     if isinstance(topology, Collocated):
         return topology
     transport = topology.transport.model_copy(update={"kv_guard": False})
@@ -866,7 +839,7 @@ def parse_pool(text: str) -> Pool:
 
 
 def parse_split(text: str) -> tuple[int, int]:
-    """Engines that prefill and that decode, written ``3:5``. Raises UsageError."""
+    """Numbers of engines that prefill and that decode, from ``3:5``. Raises UsageError."""
     match = _SPLIT.fullmatch(text)
     if not match:
         raise UsageError(f"roles {text!r}: expected PREFILL:DECODE with at least one of each, for example 3:5, or auto")
@@ -877,12 +850,12 @@ LABEL_EXAMPLE = "pd-pack-p1xtp4-d1xtp4"
 
 
 def is_label(text: str) -> bool:
-    """Whether `parse_label` reads the text; its numbers may still be refused."""
+    """Whether the text has the form of a label. `parse_label` may still refuse its numbers."""
     return _LABEL.fullmatch(text) is not None
 
 
 def parse_label(label: str) -> Topology:
-    """Inverse of `Deployment.label` (the label speaks of the topology alone). Raises UsageError."""
+    """Inverse of `Deployment.label`, which has only the topology. Raises UsageError."""
     match = _LABEL.fullmatch(label)
     if not match:
         raise UsageError(
@@ -903,13 +876,13 @@ def parse_label(label: str) -> Topology:
 
 
 def launch_flags(deployment: Deployment) -> str:
-    """The flags of launch_gptoss.py that describe this deployment, for a shell."""
+    """The flags of launch_gptoss.py for this deployment, for a shell."""
     part = FlagsOf(Deployment, leave_out=("name", "topology"))
     return shlex.join([*topology_flags(deployment.topology), *part_words(deployment, part)])
 
 
 def topology_flags(topology: Topology) -> tuple[str, ...]:
-    """The flags of launch_gptoss.py that describe this mode, these pools and how KV cache moves between them."""
+    """The flags of launch_gptoss.py for this mode, its pools and its transport."""
     size = ("replicas", "tp")
     if isinstance(topology, Collocated):
         return ("--collocated", *part_words(topology.pool, FlagsOf(Pool), size))

@@ -1,4 +1,4 @@
-"""What decides what the prefix cache of one engine holds, by vLLM's rules (`pdlab.traffic.oracle`)."""
+"""The settings of one engine's prefix cache, for `pdlab.traffic.oracle`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from pdlab.core.schema import Frozen
 
 
 class EngineCache(Frozen):
-    """``blocks`` of ``block_tokens`` tokens, for all groups of layers together. ``window``: tokens of the sliding
-    window of a hybrid cache; None: all layers have full attention, or one group. ``retention``: windowed layers keep a
-    window every so many tokens (0: at the ends of prompts alone, None: every one). ``step_tokens``: most of a prompt
-    that one step computes (None: not known)."""
+    """``blocks`` of ``block_tokens`` tokens each, for all groups of layers together.
+
+    ``window``: tokens of the sliding window in a hybrid cache; None: all layers are in one group. ``retention``:
+    windowed layers keep a window every this many tokens (0: only at the ends of prompts; None: every window).
+    ``step_tokens``: most tokens of a prompt that one step computes (None: unknown).
+    """
 
     blocks: int = Field(ge=0)
     block_tokens: int = Field(ge=1)
@@ -31,7 +33,7 @@ class EngineCache(Frozen):
         retention: int | None = 0,
         step_tokens: int | None = None,
     ) -> EngineCache:
-        """For a model. ``hybrid``: windowed layers have a group of their own, and keep their window alone."""
+        """The cache of a model. ``hybrid``: windowed layers are a separate group, and keep only their window."""
         window = (shape.sliding_window or None) if hybrid else None
         return cls(
             blocks=blocks, block_tokens=block_tokens, window=window, retention=retention, step_tokens=step_tokens

@@ -1,7 +1,7 @@
 """Variables in the environment of the engines: which ones a deployment may set, and which of them are secret.
 
-A variable is given as ``NAME=VALUE``, or as ``NAME``, which takes the value of the launcher's own environment. A secret
-is given by its name only: its value is in no file, command line or manifest of pdlab.
+A variable is ``NAME=VALUE``, or ``NAME`` with the value of the launcher's environment. A secret is given only by its
+name: no file, command line or manifest of pdlab has its value.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.settings import NamedValues
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# TOKENIZERS_PARALLELISM and numbers of tokens are no secrets.
+# TOKENIZERS_PARALLELISM and numbers of tokens are not secret.
 _SECRET = re.compile(r"(?i)(token(?!iz|s)|key|secret|passw|credential)")
 
 # Variable -> why a deployment does not set it, and what to do.
@@ -38,18 +38,18 @@ SET_ELSEWHERE = {
         "Ray Serve LLM sets it for each data parallel rank; use --dp / --p-dp / --d-dp",
     ),
 }
-# Of Ray's own variables, those that the processes of engines read. The others are read by `ray start`, by the node's
-# daemons, and by Ray Serve's controller and proxies, none of which are the engines'.
+# Ray's variables that the processes of engines read. Other processes read the rest: `ray start`, the node's daemons,
+# Ray Serve's controller and its proxies.
 _RAY_IN_ENGINES = re.compile(r"RAY_(CGRAPH_\w+|EXPERIMENTAL_NOSET_\w+|metrics_report_interval_ms|DEDUP_LOGS\w*)")
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of a variable of that name must not be shown or stored."""
+    """Whether the value of the variable ``name`` must not be shown or stored."""
     return bool(_SECRET.search(name))
 
 
 def before_ray_start(name: str) -> bool:
-    """Whether the variable has an effect only in the environment of `ray start`, on every node."""
+    """Whether the variable works only in the environment of `ray start`, on every node."""
     return name.startswith("RAY_") and not _RAY_IN_ENGINES.fullmatch(name)
 
 
@@ -75,7 +75,7 @@ def _checked(variables: dict[str, str | None]) -> dict[str, str | None]:
 
 
 def env_variables(pairs: Sequence[str], flag: str) -> dict[str, str | None]:
-    """``NAME=VALUE`` and ``NAME`` texts as variables. Raises UsageError."""
+    """Variables from ``NAME=VALUE`` and ``NAME`` texts. Raises UsageError."""
     variables: dict[str, str | None] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
@@ -97,7 +97,7 @@ Environment = Annotated[dict[str, str | None], AfterValidator(_checked), NamedVa
 
 
 def with_values(variables: Mapping[str, str | None], environ: Mapping[str, str], flag: str) -> dict[str, str | None]:
-    """The variables with the values of ``environ`` for those without one; secrets stay without. Raises UsageError."""
+    """The variables; those without a value, except secrets, get the value of ``environ``. Raises UsageError."""
     return {
         name: value if value is not None or is_secret(name) else _value(name, environ, flag)
         for name, value in variables.items()

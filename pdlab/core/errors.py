@@ -1,10 +1,10 @@
-"""Expected failures: a command line turns each into one line and an exit code."""
+"""Expected failures. A command prints each as one line, and ends with its exit code."""
 
 from __future__ import annotations
 
 
 class PdlabError(Exception):
-    """Base of every failure that a user can do something about; ``exit_code`` is that of the process."""
+    """Base of all expected failures. ``exit_code``: exit code of the process."""
 
     exit_code = 1
 
@@ -16,7 +16,7 @@ class UsageError(PdlabError):
 
 
 class PlacementError(UsageError):
-    """The deployment does not fit the cluster; the message carries the arithmetic."""
+    """The deployment does not fit the cluster. The message has the demand and the free slots."""
 
 
 class StoreError(PdlabError):
@@ -40,11 +40,11 @@ class DeployError(PdlabError):
 
 
 class CanaryError(PdlabError):
-    """The deployment answers, but its tokens or its KV-transfer counters are wrong."""
+    """The deployment answers with wrong tokens, or with wrong counters of KV transfers."""
 
 
 class WireError(PdlabError):
-    """KV cache takes another transport than the plan names, or no evidence shows which it takes."""
+    """KV cache uses another transport than planned, or its transport is unknown."""
 
 
 class BenchError(PdlabError):
@@ -52,9 +52,9 @@ class BenchError(PdlabError):
 
 
 class DeploymentDied(BenchError):
-    """The measured deployment died, in part or as a whole: the running level is discarded.
+    """The measured deployment, or a part of it, died. The running level is discarded.
 
-    ``what`` died, without the ``advice`` behind it for a person who has to bring it back.
+    ``what``: the part that died. ``advice``: how to restart it; the message has both.
     """
 
     def __init__(self, what: str, advice: str = "") -> None:
@@ -63,8 +63,8 @@ class DeploymentDied(BenchError):
 
 
 class TransferError(PdlabError):
-    """The KV-transfer check cannot run; ``kind`` names why: plugin, backend, memory, side-channel, software,
-    peer (a rank died or dropped), timeout (a rank hangs), placement."""
+    """The KV-transfer check cannot run. ``kind``: plugin, backend, memory, side-channel, software, peer (a rank died),
+    timeout (a rank hangs), or placement."""
 
     exit_code = 5
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import select
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
     S = TypeVar("S", bound=Settings)
 
 INTERRUPTED = 130
-READER_GONE = 141  # as a shell tells of SIGPIPE
+READER_GONE = 141  # a shell's code for an end by SIGPIPE
 
 
 class CommandLine(Protocol):
-    """``argv`` None: the words of this process. Returns the exit code."""
+    """The main function of a command. ``argv``: None for the words of this process. Returns the exit code."""
 
     def __call__(self, argv: Sequence[str] | None = None) -> int: ...
 
@@ -32,11 +33,11 @@ class CommandLine(Protocol):
 def command(
     settings: type[S], codes: Mapping[type[PdlabError], int] | None = None
 ) -> Callable[[Callable[[S], int]], CommandLine]:
-    """Make a function of these settings the main function of a command. ``codes``: as of `exit_code`."""
+    """Decorator: make a function of these settings the main function of a command. ``codes``: see `exit_code`."""
 
     def decorate(run: Callable[[S], int]) -> CommandLine:
         def main(argv: Sequence[str] | None = None) -> int:
-            from pdlab.core.settings import parse  # pydantic takes a while, and some failures come before it
+            from pdlab.core.settings import parse  # here, because pydantic loads slowly
 
             words = sys.argv[1:] if argv is None else argv
             return exit_code(lambda: run(parse(settings, words)), codes)
@@ -49,25 +50,28 @@ def command(
 def exit_code(
     run: Callable[[], int], codes: Mapping[type[PdlabError], int] | None = None, *, resume: str | None = None
 ) -> int:
-    """What ``run`` returns. Expected failures are one line on standard error that begins with ``error: ``, and their
-    own code or one of ``codes``. ``resume``: the command that goes on where this one was interrupted or could
-    not go on. Where nobody reads standard output any more (``| head``), nothing is printed. A parent that named a
-    file for it gets the failure there too (`pdlab.core.failure`)."""
+    """Run ``run``. Returns its exit code, or that of its failure.
+
+    An expected failure prints one line that begins with ``error: `` on standard error. Its exit code is its own, or
+    that of ``codes``. If the command was started with a failure file, the failure is also written there
+    (`pdlab.core.failure`). ``resume``: the command that continues after an interruption. If nobody reads standard
+    output any more (``| head``), nothing is printed.
+    """
     again = f". Go on with: {resume}" if resume else ""
-    failure_file()  # before anything is started that would inherit the variable
+    failure_file()  # first, so that no child process inherits the variable
     try:
         code = run()
         sys.stdout.flush()
         return code
     except PdlabError as error:
-        # What is wrong on the command line stays wrong.
+        # To continue does not help after an error on the command line.
         text = f"{cut(str(error))}{again if isinstance(error, BenchError | WriteError) else ''}"
         return _failed(error, text, (codes or {}).get(type(error), error.exit_code))
     except ModuleNotFoundError as error:
         package = (error.name or "pdlab").partition(".")[0]
         if package == "pdlab" or package in sys.stdlib_module_names:
             write_failure(cut(f"{type(error).__name__}: {error}"), error)
-            raise  # a fault of ours
+            raise  # a fault of pdlab
         return _failed(error, not_installed(package), 1)
     except KeyboardInterrupt as error:
         text = f"interrupted; finished levels are kept{again}" if resume else "interrupted"
@@ -76,12 +80,12 @@ def exit_code(
         return INTERRUPTED
     except BrokenPipeError:
         if not stdout_closed():
-            raise  # a pipe or a connection of ours: a fault like any other
+            raise  # another pipe or connection: a fault of pdlab
         return READER_GONE
     except OSError as error:
         if error.filename is None and not resume:
             write_failure(cut(f"{type(error).__name__}: {error}"), error)
-            raise  # not a file that somebody named
+            raise  # not about a file
         return _failed(error, cut(no_file(error)), 1)
     except Exception as error:
         write_failure(cut(f"{type(error).__name__}: {error}"), error)
@@ -95,25 +99,31 @@ def _failed(error: Exception, text: str, code: int) -> int:
 
 
 def no_file(error: OSError) -> str:
-    """The file and why it cannot be used."""
+    """The file of the error, and why it cannot be used."""
     return f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
 
 
 def cut(text: str) -> str:
-    """The text on one line, and words that are no words, such as a file given as a value, cut to a length that can be
-    read."""
+    """The text on one line, with very long words cut, such as a file's content that was given as a value."""
     line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
     return re.sub(r"\S{250,}", lambda match: f"{match[0][:100]}...", line)
 
 
+def stop_by_signals() -> None:
+    """Make SIGINT and SIGTERM raise KeyboardInterrupt, even if a shell started this as a background job, which ignores
+    SIGINT."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
 def stdout_closed() -> bool:
-    """Whether the reader of standard output is gone; the rest of its buffer is then dropped."""
+    """Whether the reader of standard output is gone. If so, the rest of the output is dropped."""
     try:
         number = sys.stdout.fileno()
-    except (OSError, ValueError):  # no file: a test's
+    except (OSError, ValueError):  # no file, as in a test
         return False
     poll = select.poll()
-    poll.register(number, 0)  # POLLERR is told in any case
+    poll.register(number, 0)  # poll always reports POLLERR
     if not any(event & select.POLLERR for _, event in poll.poll(0)):
         return False
     with Path(os.devnull).open("wb") as nothing:

@@ -1,6 +1,7 @@
-"""How a command hands its failure to the process that started it: as JSON in a file. Nobody searches its output.
+"""A command reports its failure to its parent process as JSON in a file, so the parent need not parse its output.
 
-The parent names the file in the environment variable PDLAB_FAILURE_FILE. `pdlab.core.exit_code.exit_code` writes it.
+The parent puts the file's path into the environment variable PDLAB_FAILURE_FILE. `pdlab.core.exit_code.exit_code`
+writes the file.
 """
 
 from __future__ import annotations
@@ -17,30 +18,30 @@ _LOGS = "pdlab_kept_logs"
 
 
 class CommandFailure(NamedTuple):
-    """``message``: what the command printed behind ``error: ``, in one line. ``logs``: folder of the logs that the
-    command kept because it failed; None where it kept none."""
+    """``message``: the line that the command printed after ``error: ``. ``logs``: the folder of the logs that it kept;
+    None without logs."""
 
     message: str
     logs: Path | None = None
 
 
 def attach_logs(error: BaseException, folder: Path | None) -> None:
-    """Note on an error which folder holds the logs that explain it."""
+    """Record on an error the folder of its logs."""
     if folder is not None:
         setattr(error, _LOGS, folder)
 
 
 def attached_logs(error: BaseException) -> Path | None:
-    """The folder that `attach_logs` noted on this error."""
+    """The folder that `attach_logs` recorded on the error."""
     folder = getattr(error, _LOGS, None)
     return folder if isinstance(folder, Path) else None
 
 
 @cache
 def failure_file() -> Path | None:
-    """The file that the parent named; None where it named none.
+    """The file that the parent named; None if it named none.
 
-    The variable leaves the environment: what this command starts must not write the same file.
+    It removes the variable from the environment, so that child processes of this command do not write the same file.
     """
     name = os.environ.pop(FAILURE_FILE, None)
     return Path(name) if name else None
@@ -57,7 +58,7 @@ def write_failure(message: str, error: BaseException) -> None:
 
 
 def read_failure(path: Path) -> CommandFailure | None:
-    """The failure in that file; None where the command wrote none, or did not finish it."""
+    """The failure in the file; None if there is no complete one."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         return CommandFailure(str(data["message"]), Path(data["logs"]) if data["logs"] else None)

@@ -1,4 +1,4 @@
-"""The folders of the project and the cache; files that several processes share: replaced in one step, and locked."""
+"""The folders of the project and the cache; atomic writes and lock files."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ COMMAND_CHARS = 200
 
 
 def replace(path: Path, data: bytes | Iterable[bytes]) -> None:
-    """Write ``path`` in one step: a reader or a crash never sees half a file, and a failure leaves none behind.
+    """Write ``path`` atomically: no reader sees half a file, and a failure leaves no temporary file.
 
-    ``data``: all of it, or its pieces. Raises WriteError, a full disk included.
+    ``data``: the content, or its pieces. Raises WriteError, also for a full disk.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -41,8 +41,8 @@ def replace(path: Path, data: bytes | Iterable[bytes]) -> None:
 
 
 def write_output(path: Path, text: str, flag: str) -> None:
-    """Write a file that ``flag`` of a command line names, as `replace` does; a link keeps its target's name, and a
-    device or a pipe is written to as it is. Raises WriteError that names the flag."""
+    """Write the file of a ``flag`` as `replace` does. It follows a link, and writes directly to a device or a pipe.
+    Raises WriteError with the flag."""
     target = path.resolve()
     if target.is_file() or not target.exists():
         try:
@@ -58,10 +58,10 @@ def write_output(path: Path, text: str, flag: str) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, resource: str, *, fix: str = "wait for it or end it") -> Iterator[None]:
-    """Hold the lock file ``path`` for the block, as the only process; the file is removed afterwards.
+    """Hold the lock file ``path`` during the block; afterwards the file is removed.
 
-    A lock whose process has ended is free, however it ended. Raises UsageError with the process that holds
-    ``resource``, its command, for how long, and ``fix``; WriteError if the lock file cannot be created.
+    The end of the process, however it ends, frees the lock. Raises UsageError if another process holds it; the message
+    has ``resource``, that process and ``fix``. Raises WriteError if the lock file cannot be created.
     """
     new_folders = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
     file = _acquired(path, resource, fix)
@@ -71,13 +71,13 @@ def locked(path: Path, resource: str, *, fix: str = "wait for it or end it") -> 
         with contextlib.suppress(OSError):
             path.unlink()
         os.close(file)
-        for folder in new_folders:  # created for the lock alone: leave no empty folders
+        for folder in new_folders:  # remove folders that were created only for the lock
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
 
 def holder(path: Path) -> str | None:
-    """The process that holds the lock file ``path``, in words; None if it is free."""
+    """A description of the process that holds the lock file ``path``; None if it is free."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -108,11 +108,11 @@ def _acquired(path: Path, resource: str, fix: str) -> int:
             os.close(file)
             raise StoreError(f"{path}: this file system has no locks ({error.strerror or error})") from error
         if _same_file(path, file):
-            with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
+            with contextlib.suppress(OSError):  # the lock also holds on a full disk
                 os.ftruncate(file, 0)
                 os.pwrite(file, json.dumps(_this_process()).encode(), 0)
             return file
-        os.close(file)  # its last holder has just removed it
+        os.close(file)  # its last holder has just removed the file
 
 
 def _same_file(path: Path, file: int) -> bool:
@@ -143,23 +143,23 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def checkout_of(package: Path) -> Path | None:
-    """The checkout that holds the folder ``package``; None if pdlab is installed from a wheel."""
+    """The checkout with the folder ``package``; None if pdlab is installed from a wheel."""
     folder = package.parent
     return folder if (folder / "configs").is_dir() and (folder / "pyproject.toml").is_file() else None
 
 
 CHECKOUT = checkout_of(PACKAGE)
-# A wheel has the folder configs/ of the checkout inside the package.
+# In a wheel, the checkout's folder configs/ is inside the package.
 CONFIGS = (CHECKOUT or PACKAGE) / "configs"
-# Commands that start other commands run them here: in the checkout, or in the current folder if pdlab is installed.
+# The folder in which commands run other commands: the checkout, or the current folder if pdlab is installed.
 ROOT = CHECKOUT or Path()
 
 
 def python_path(*folders: str) -> str:
-    """PYTHONPATH for a child process: ``folders``, then the checkout, then this process's own PYTHONPATH.
+    """PYTHONPATH for a child process: ``folders``, the checkout, then this process's PYTHONPATH.
 
-    An installed pdlab adds no folder: the child finds it where this process did, and its site-packages must not come
-    before the standard library.
+    An installed pdlab adds no folder: the child finds it as this process did. Its site-packages on PYTHONPATH would
+    come before the standard library.
     """
     checkout = str(CHECKOUT) if CHECKOUT else ""
     return os.pathsep.join(filter(None, [*folders, checkout, os.environ.get("PYTHONPATH")]))

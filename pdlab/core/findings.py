@@ -1,7 +1,7 @@
 """A judgement is a value: `Finding`, and `CODES`, the registry of everything that pdlab can find.
 
-Gates, the audit of result folders, the doctor and the transfer check say what they found by code. Whoever decides on a
-finding compares its code or reads its numbers, never its text. To add one: write its row in `CODES`, then yield
+Gates, the audit of result folders, the doctor, the transfer check and plans report findings by code. Code that decides
+on a finding compares its code or reads its numbers, never its text. To add one: write its row in `CODES`, then yield
 `found("its_code", ...)`.
 """
 
@@ -16,19 +16,19 @@ from pydantic import Field
 from pdlab.core.schema import Frozen
 
 Severity = Literal["error", "warning", "note"]
-"""error: what was judged is wrong or does not work; warning: it is slow, or less precise; note: worth knowing."""
+"""error: something is wrong or does not work; warning: it is slow, or less precise; note: worth knowing."""
 Source = Literal["gates", "unchecked", "notes", "files", "audit", "doctor", "transfer", "plan", "timeline", "replay"]
 
 
 @dataclass(frozen=True)
 class FindingCode:
-    """What a code means. ``rule``: the rule that was broken, in one line. ``template``: the sentence, with the names of
-    a finding's numbers in braces; ``fix``: what to do, behind ``joint`` (empty: nothing in general).
+    """What a code means.
 
-    ``source``: the gates of a level, the reading of files of others, the audit, the doctor, or the check of KV
-    transfers. The sentences of the doctor are with its rules: there ``template`` is the topic in words, and
-    ``severity`` the worst. ``gate``: the gate that the finding fails. ``kind`` and ``impact``: of the audit, the
-    heading of the finding and what the fault does to a plot.
+    ``source``: the part of pdlab that finds it. ``rule``: the broken rule, in one line. ``template``: the sentence,
+    with the names of the finding's numbers in braces. ``fix``: what to do, after ``joint`` (empty: no general fix).
+    ``gate``: the gate that the finding fails. ``kind`` and ``impact`` (audit): the heading of the finding, and the
+    effect of the fault on a plot. The doctor's sentences are with its rules: there ``template`` is the topic, and
+    ``severity`` the worst one.
     """
 
     source: Source
@@ -43,10 +43,8 @@ class FindingCode:
 
 
 class Finding(Frozen):
-    """One judgement: its code, the gate that it fails (None: none), the numbers and names that it is about, and its
-    sentence, in which ``what`` was found comes first and the ``fix`` last.
-
-    The sentence is kept as well, so that a stored finding reads the same when a later version words it otherwise.
+    """One judgement: its code, the gate that it fails (None: none), its numbers and names, and its sentence: ``what``
+    was found, then the ``fix``. The sentence is stored, so that it stays the same in later versions of pdlab.
     """
 
     code: str
@@ -57,12 +55,12 @@ class Finding(Frozen):
 
     @property
     def text(self) -> str:
-        """The sentence, and what to do."""
+        """The whole sentence."""
         return self.what + self.fix
 
 
 def found(code: str, **numbers: int | float | str | None) -> Finding:
-    """A finding in the words of its row. Raises KeyError for a code, or a number, that has no row or is missing."""
+    """A finding with the sentence of its row. Raises KeyError for an unknown code or a missing number."""
     row = CODES[code]
     fix = row.joint + row.fix.format(**numbers) if row.fix else ""
     return Finding(code=code, gate=row.gate, numbers=numbers, what=row.template.format(**numbers), fix=fix)
@@ -77,13 +75,13 @@ def _noted(source: Source, rule: str, template: str, fix: str = "") -> FindingCo
 
 
 _unchecked, _note = partial(_noted, "unchecked"), partial(_noted, "notes")
-_of_plan = partial(_noted, "plan")  # what a plan's step times rest on
+_of_plan = partial(_noted, "plan")  # the basis of a plan's step times
 _of_replay = partial(_noted, "replay")  # which of several deployments is best for a replay, and why
-_remark = partial(_noted, "transfer")  # what a verdict on a wire rests on
+_remark = partial(_noted, "transfer")  # the basis of a verdict on a wire
 
 
 def _cause(rule: str, what: str) -> FindingCode:
-    """What makes most of a difference in TTFT between two deployments."""
+    """The largest part of a difference in TTFT between two deployments."""
     return _of_replay(
         rule,
         "{figure}: the largest part of the {gap_ms:.3g} ms between {best} and {other} is "
@@ -93,7 +91,7 @@ def _cause(rule: str, what: str) -> FindingCode:
 
 
 def _part(what: str, fix: str) -> FindingCode:
-    """The largest part of a level's mean TTFT, and what changes it."""
+    """The largest part of a level's mean TTFT, and how to reduce it."""
     return FindingCode(
         source="timeline",
         rule=f"the largest part of the mean TTFT is {what}",
@@ -415,7 +413,7 @@ CODES: dict[str, FindingCode] = {
         "known",
     ),
     "hits_bounded": _unchecked(
-        "the prefix-cache hits of each prompt can be computed beforehand, and not bounds alone",
+        "the prefix-cache hits of each prompt, and not only their bounds, can be computed beforehand",
         "only bounds of the hits are known: {share:.1%} of the prompt tokens came from the prefix cache; by vLLM's "
         "rules it is {least:.1%} to {most:.1%}",
     ),

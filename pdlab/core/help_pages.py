@@ -1,7 +1,7 @@
-"""The command line of a command as data: its parser and its help.
+"""The arguments and the help of a command as data.
 
-The page of a command is kept in the user's cache, and is read again while the modules that it was made from are
-unchanged. ``--help`` then imports neither the settings nor pydantic.
+The user's cache keeps the page of a command while its modules are unchanged. ``--help`` then imports neither the
+settings nor pydantic.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ HELP, HELP_ALL = ("-h", "--help"), "--help-all"
 class Argument(NamedTuple):
     """One argument of a command line. ``options``: those of `argparse.ArgumentParser.add_argument`.
 
-    ``one_of``: the arguments of a group with the same word here exclude each other. ``advanced``: only --help-all
-    shows it.
+    ``one_of``: arguments with the same word exclude each other. ``advanced``: only --help-all shows it.
     """
 
     group: str
@@ -37,7 +36,7 @@ class Argument(NamedTuple):
 
 
 class HelpPage(NamedTuple):
-    """The arguments of a command, and what its help begins and ends with."""
+    """The arguments of a command, and the texts of its help. ``about`` is at its beginning, ``examples`` at its end."""
 
     program: str
     usage: str
@@ -47,7 +46,7 @@ class HelpPage(NamedTuple):
 
 
 def parser_of(page: HelpPage, *, everything: bool = False) -> OneLineParser:
-    """The parser of a command. ``everything``: its help has the advanced flags too."""
+    """The parser of a command. ``everything``: its help also has the advanced flags."""
     parser = OneLineParser(
         prog=page.program,
         usage=page.usage,
@@ -82,7 +81,7 @@ class _HelpAll(argparse.Action):
 
 
 def store_page(command: str, page: HelpPage) -> None:
-    """Keep the page until a module of pdlab that is loaded now changes; nothing where the cache cannot be written."""
+    """Keep the page until a loaded module of pdlab changes. Does nothing if the cache cannot be written."""
     arguments = [each._replace(options=_shown(each.options)) for each in page.arguments]
     modules = [getattr(module, "__file__", None) for name, module in sys.modules.items() if name.startswith("pdlab.")]
     sources = {str(path): _state(Path(path)) for path in modules if path is not None}
@@ -91,7 +90,7 @@ def store_page(command: str, page: HelpPage) -> None:
 
 
 def stored_page(command: str) -> HelpPage | None:
-    """The page that `store_page` left; None if there is none, or a module that it was made from has changed."""
+    """The page that `store_page` kept; None if there is none, or one of its modules has changed."""
     try:
         sources, (program, usage, about, examples, arguments) = json.loads(_file(command).read_bytes())
         if any(_state(Path(path)) != state for path, state in sources.items()):
@@ -102,18 +101,18 @@ def stored_page(command: str) -> HelpPage | None:
 
 
 def _file(command: str) -> Path:
-    """Each installation of pdlab has its own pages."""
+    """The file of a command's page. Each installation of pdlab has its own pages."""
     return cache_dir() / "help" / f"{command}-{crc32(str(PACKAGE).encode()):08x}.json"
 
 
 def _state(path: Path) -> list[int]:
-    """What changes with a source file; Python compares its compiled modules by the same."""
+    """Modification time and size, by which Python too recognises changed source files."""
     state = path.stat()
     return [state.st_mtime_ns, state.st_size]
 
 
 def _shown(options: dict[str, Any]) -> dict[str, Any]:
-    """The options without what only a parser of values needs."""
+    """The options, without those that only the parsing of values needs."""
     return {name: value for name, value in options.items() if name != "type"} | (
         {"const": None} if "const" in options else {}
     )

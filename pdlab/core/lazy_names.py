@@ -1,4 +1,4 @@
-"""Names of another library that a module gives on, each imported when it is first asked for."""
+"""Names of another library that a module re-exports, each imported at its first use."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 
 
 def lazy_names(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """How ``module`` reads a name that it does not have. ``names``: name -> the module that defines it.
+    """The `__getattr__` for ``module``. ``names``: name -> the module that defines it, imported at its first use.
 
-    That module is imported when the name is read. The function raises AttributeError for another name, and ImportError
-    where the library is not installed.
+    It raises AttributeError for another name, and ImportError if the library is not installed.
     """
 
     def read(name: str) -> Any:

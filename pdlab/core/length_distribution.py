@@ -1,4 +1,4 @@
-"""What all kinds of request lengths have in common; the kinds are in `pdlab.core.lengths` and `pdlab.core.mixes`."""
+"""The base classes of request lengths. `pdlab.core.lengths` and `pdlab.core.mixes` have the kinds."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class MeanTokens(NamedTuple):
 
 
 class LengthDistribution(Frozen):
-    """What all kinds of lengths have. ``nominal`` is the workload's pair: `Pairs` alone does without it.
+    """Base of all kinds of lengths. ``nominal``: the workload's lengths.
 
-    ``label`` follows ``input:output`` in tables; ``flag_value`` is the text that `parse_lengths` takes; ``identity``
-    is equal for what draws equal lengths.
+    ``label``: the text after ``input:output`` in tables. ``flag_value``: the text for `parse_lengths`. ``identity``:
+    equal for distributions that draw equal lengths.
     """
 
     @property
@@ -50,25 +50,25 @@ class LengthDistribution(Frozen):
 
     @abstractmethod
     def longest(self, nominal: Pair) -> Pair:
-        """The possible request of most tokens, input and output together."""
+        """The longest possible request, by input and output tokens together."""
 
     @abstractmethod
     def longest_input(self, nominal: Pair) -> int: ...
 
     @abstractmethod
     def sequence(self, nominal: Pair, rng: random.Random) -> Iterator[Pair]:
-        """Requests without an end."""
+        """An endless sequence of requests."""
 
     def draw(self, nominal: Pair, count: int, seed: str) -> tuple[Pair, ...]:
-        """The first ``count`` requests of the sequence of ``seed``."""
+        """The first ``count`` requests of the sequence for ``seed``."""
         return tuple(islice(self.sequence(nominal, random.Random(seed)), count))
 
 
 class LengthsOfFile(LengthDistribution):
-    """What is known of requests that a file lists, which are not kept with results.
+    """Facts about the requests in a file. Results keep these facts, but not the requests.
 
-    ``name``: the file; ``sha256``: of its requests, which alone makes two of them equal; ``path``: where the file is
-    on this machine. ``mean_tokens``: input and output; ``input_range``: shortest and longest input.
+    ``name``: the file's name. ``sha256``: hash of its requests; two with equal hashes are equal. ``path``: the file on
+    this machine. ``mean_tokens``: input and output. ``input_range``: shortest and longest input.
     """
 
     kind: str

@@ -1,8 +1,8 @@
-"""How long requests are: fixed, uniform within a share, lognormal, as the pairs of a file say, or as mixes that move
-with time (`pdlab.core.mixes`); drawn by seed.
+"""Lengths of requests: fixed, uniform, lognormal, from the pairs of a file, or mixes that change with time
+(`pdlab.core.mixes`); drawn by seed.
 
-Draws use `random.Random.random` and inverses of distribution functions alone, which no version of Python changes:
-one seed gives one sequence everywhere, and the first n of a longer draw are the draw of n.
+Draws use only `random.Random.random` and inverses of distribution functions, which are the same in every version of
+Python. So a seed gives one sequence everywhere, and a longer draw begins with the shorter one.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from pdlab.core.length_distribution import LengthDistribution, LengthsOfFile, Me
 from pdlab.core.mixes import Mixes
 from pdlab.core.replayed import Replayed
 
-# What published traces and data sets call them.
+# Names of the columns in published traces and data sets.
 INPUTS = ("input_tokens", "contexttokens", "num_prefill_tokens", "input_length", "request_tokens")
 OUTPUTS = ("output_tokens", "generatedtokens", "num_decode_tokens", "output_length", "response_tokens")
 MOST_PAIRS = 1_000_000
 FORMS = f"fixed, uniform:0.8-1.0, lognormal:0.5[,median][,max=TOKENS], file:PAIRS.csv or {mixes.FORM}"
-# A lognormal distribution has no longest value: it is cut at so many standard deviations of its logarithm.
+# A lognormal distribution has no longest value: it is cut at this many standard deviations of its logarithm.
 CUT = 3.0
 GRID = 256
 NORMAL = NormalDist()
@@ -70,7 +70,7 @@ class Fixed(LengthDistribution):
 
 
 class Uniform(LengthDistribution):
-    """Input and output each uniform from ``low`` to ``high`` times the nominal length, both ends included.
+    """Input and output each uniform from ``low`` to ``high`` times the nominal length, with both ends.
 
     InferenceX draws from 0.8 to 1.0 (its ``--random-range-ratio 0.8``).
     """
@@ -118,10 +118,10 @@ class Uniform(LengthDistribution):
 
 
 class Lognormal(LengthDistribution):
-    """Input and output each lognormal: the nominal length is their mean (or median), ``sigma`` the standard
-    deviation of the logarithm. Cut at 3 sigma on both sides, which the mean is corrected for; a length of 1 stays 1.
+    """Input and output each lognormal, cut at 3 sigma on both sides. A nominal length of 1 stays 1.
 
-    ``most_tokens``: a request has at most so many, input and output together; a longer one loses input first.
+    ``sigma``: standard deviation of the logarithm. ``nominal``: whether the nominal length is the mean (after the cut)
+    or the median. ``most_tokens``: most tokens of a request, input and output together; a longer request loses input.
     """
 
     kind: Literal["lognormal"] = "lognormal"
@@ -144,7 +144,7 @@ class Lognormal(LengthDistribution):
         return ",".join(words)
 
     def _tokens(self, tokens: int, share: float) -> int:
-        """The quantile of the distribution: ``share`` 0 is the shortest length, 1 the longest."""
+        """The quantile ``share`` of the distribution, from 0 (the shortest length) to 1 (the longest)."""
         if tokens == 1:
             return 1
         deviations = CUT * (2 * share - 1)
@@ -186,7 +186,7 @@ class Lognormal(LengthDistribution):
 
 @lru_cache(maxsize=64)
 def _mean_of(lengths: Lognormal, nominal: Pair) -> MeanTokens:
-    """Over a grid of quantiles: rounding and clipping have no closed form."""
+    """The mean over a grid of quantiles, because rounding and clipping have no closed form."""
     inputs, outputs = ([lengths._tokens(tokens, (k + 0.5) / GRID) for k in range(GRID)] for tokens in nominal)
     if lengths.most_tokens is None:
         return MeanTokens(fmean(inputs), fmean(outputs))
@@ -195,10 +195,9 @@ def _mean_of(lengths: Lognormal, nominal: Pair) -> MeanTokens:
 
 
 class Pairs(LengthsOfFile):
-    """The (input, output) pairs of a file, each as often as the others: in random order, then in another one.
+    """The (input, output) pairs of a file in random order, then all of them in another random order, and so on.
 
-    ``sha256`` is over the pairs, whatever the form of the file. The pairs and where the file is are not kept with
-    results; there this is what is known of them.
+    ``sha256``: hash of the pairs, independent of the file's format. Results keep neither the pairs nor the path.
     """
 
     kind: Literal["file"] = "file"
@@ -224,7 +223,7 @@ class Pairs(LengthsOfFile):
             )
         count = len(self.pairs)
         while True:
-            moved: dict[int, int] = {}  # a shuffle (Fisher-Yates) that costs no more than what is drawn of it
+            moved: dict[int, int] = {}  # Fisher-Yates shuffle that does only the work for the pairs that are drawn
             for place in range(count):
                 other = place + int(rng.random() * (count - place))
                 yield self.pairs[moved.get(other, other)]
@@ -268,7 +267,7 @@ def parse_lengths(text: str) -> Fixed | Uniform | Lognormal | Pairs | Mixes:
 
 
 def relative_to_folder(workload: Any, folder: Path) -> Any:
-    """A workload as read from a YAML file in ``folder``, where a file of pairs may be named relative to that."""
+    """A workload from a YAML file in ``folder``. The path of its file of pairs may be relative to ``folder``."""
     lengths = workload.get("lengths") if isinstance(workload, Mapping) else None
     if not isinstance(lengths, str) or not lengths.startswith("file:"):
         return workload
@@ -279,7 +278,7 @@ def relative_to_folder(workload: Any, folder: Path) -> Any:
 def read_pairs(path: Path) -> Pairs:
     """Pairs from CSV with a line of column names, or from JSON Lines (``*.jsonl``, ``*.json``) with the same keys.
 
-    Raises UsageError naming the file, the line and the rule.
+    Raises UsageError with the file, the line and the rule.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -307,7 +306,7 @@ def read_pairs(path: Path) -> Pairs:
 
 
 def column_name(text: str) -> str:
-    """A cell of a line of column names as `INPUTS` and `OUTPUTS` have it: ``Request tokens`` is ``request_tokens``."""
+    """The name of a column in the spelling of `INPUTS` and `OUTPUTS`: ``Request tokens`` is ``request_tokens``."""
     return "_".join(text.lower().split())
 
 
@@ -360,5 +359,5 @@ def whole_tokens(value: object, where: str) -> int:
 
 
 def _share(value: float) -> str:
-    """``0.8``, ``1.0``: with a decimal, as shares are written."""
+    """``0.8``, ``1.0``: a share with at least one decimal."""
     return f"{value:g}" if value % 1 else f"{value:.1f}"

@@ -1,7 +1,7 @@
-"""Requests whose mix moves with time: mixes that alternate, that drift from one to the next, and a flash crowd.
+"""Request lengths and rates that change with time: mixes that alternate or drift, and a flash crowd.
 
-What a request is follows from when it is due, so an open loop is needed. Moments and lengths are drawn here, from
-the workload's seed: every deployment that is measured, rehearsed or simulated gets the same requests at a rate.
+The length of a request depends on its due time, so an open loop is needed. Due times and lengths are drawn here from
+the workload's seed. So every measured, rehearsed or simulated deployment gets the same requests at a rate.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CROWD = re.compile(rf"(prompts|rate)\*({_NUMBER})@({_NUMBER})\+({_NUMBER})")
 
 
 class Mix(Frozen):
-    """Tokens of every request of a while, which come at ``rate`` times the load's rate."""
+    """Tokens of every request for some time. Requests arrive at ``rate`` times the load's rate."""
 
     input_tokens: int = Field(ge=1)
     output_tokens: int = Field(ge=1)
@@ -38,7 +38,8 @@ class Mix(Frozen):
 
 
 class LoadSurge(Frozen):
-    """From ``at_s`` on, for ``for_s`` seconds, prompts are ``factor`` times as long, or as many times as many come."""
+    """From ``at_s``, for ``for_s`` seconds, prompts are ``factor`` times as long, or arrive at ``factor`` times the
+    rate."""
 
     of: Literal["prompts", "rate"]
     factor: float = Field(gt=0, le=1000)
@@ -55,7 +56,7 @@ class LoadSurge(Frozen):
 
 
 class Arrival(NamedTuple):
-    """When a request is due, in seconds since the level began, and its tokens."""
+    """The due time of a request, in seconds since the level began, and its tokens."""
 
     due_s: float
     input_tokens: int
@@ -63,10 +64,10 @@ class Arrival(NamedTuple):
 
 
 class Mixes(LengthDistribution):
-    """Each of the ``mixes`` for ``every_s`` seconds, then the next, from the last to the first again.
+    """Each of the ``mixes`` in turn for ``every_s`` seconds; the first follows the last.
 
-    ``drift``: within that time each becomes the next, in a straight line. The nominal lengths are those of the mean
-    request of a whole round, without the ``crowd``.
+    ``drift``: each mix changes linearly into the next. The nominal lengths are the mean lengths of a whole round,
+    without the ``crowd``.
     """
 
     kind: Literal["mixes"] = "mixes"
@@ -95,16 +96,16 @@ class Mixes(LengthDistribution):
 
     @property
     def round_s(self) -> float:
-        """How long it takes until the first mix comes again."""
+        """Seconds until the first mix returns."""
         return len(self.mixes) * self.every_s
 
     @property
     def whole_s(self) -> float:
-        """How long a level must be at least to have seen all of it: a round, and as long again behind the crowd."""
+        """The shortest level with all of it, in seconds: a round, and after a crowd its duration once more."""
         return max(self.round_s, 0.0 if self.crowd is None else self.crowd.ends_s + self.crowd.for_s)
 
     def at(self, moment_s: float) -> Mix:
-        """What comes at that moment."""
+        """The mix at that time."""
         turn, into_s = divmod(moment_s, self.every_s)
         mix = self.mixes[int(turn) % len(self.mixes)]
         if self.drift:
@@ -117,8 +118,11 @@ class Mixes(LengthDistribution):
         return mix.model_copy(update={"input_tokens": max(1, round(mix.input_tokens * crowd.factor))})
 
     def arrivals(self, rate_rps: float, burstiness: float, seed: str) -> Iterator[Arrival]:
-        """Requests without an end. Their gaps are gamma-distributed with shape ``burstiness`` around the rate of the
-        moment; one that reaches over a change of the rate goes on at the new one."""
+        """An endless sequence of requests.
+
+        The gaps are gamma-distributed with shape ``burstiness``, at the present rate. A gap that is longer than the
+        time to a change of the rate continues at the new rate.
+        """
         rng, now_s = random.Random(seed), 0.0
         while True:
             mix = self.at(now_s)
@@ -134,7 +138,7 @@ class Mixes(LengthDistribution):
             now_s += gap / per_s
 
     def _next_change_s(self, now_s: float) -> float:
-        """The next moment at which the rate jumps."""
+        """The time of the next jump of the rate."""
         moments = [(math.floor(now_s / self.every_s + 1e-9) + 1) * self.every_s]
         if self.crowd is not None:
             moments += [moment_s for moment_s in (self.crowd.at_s, self.crowd.ends_s) if moment_s > now_s]
@@ -142,17 +146,17 @@ class Mixes(LengthDistribution):
 
     @property
     def mean_rate(self) -> float:
-        """Of a round, over the load's rate."""
+        """The mean rate of a round, over the load's rate."""
         return sum(mix.rate for mix in self.mixes) / len(self.mixes)
 
     @property
     def most_rate(self) -> float:
-        """Of the busiest moment, over the load's rate."""
+        """The highest rate, over the load's rate."""
         crowd = self.crowd.factor if self.crowd is not None and self.crowd.of == "rate" else 1.0
         return max(mix.rate for mix in self.mixes) * max(crowd, 1.0)
 
     def mean(self, nominal: Pair) -> MeanTokens:
-        weights = []  # (requests, input tokens, output tokens), by Simpson's rule where they drift, which is exact
+        weights = []  # (requests, input tokens, output tokens), for drifts by Simpson's rule, which is exact here
         for begin, end in zip(self.mixes, (*self.mixes[1:], self.mixes[0]), strict=True):
             parts = ((0.0, 1), (0.5, 4), (1.0, 1)) if self.drift else ((0.0, 6),)
             for share, weight in parts:
@@ -192,7 +196,7 @@ def _between(begin: Mix, end: Mix, share: float) -> Mix:
 
 
 def parse_mixes(text: str) -> Mixes:
-    """What follows ``mixes:`` in `FORM`. Raises UsageError, without the name of the flag or key."""
+    """Parse the text after ``mixes:`` in `FORM`. Raises UsageError, without the name of the flag or key."""
     data: dict[str, Any] = {"mixes": []}
     for part in (each.strip() for each in text.split(",")):
         name, _, value = part.partition("=")

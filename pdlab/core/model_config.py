@@ -1,8 +1,8 @@
-"""A model's config.json, in the spellings of Hugging Face, as the fields of a `pdlab.core.catalog.ModelShape`. Pure.
+"""A model's config.json of Hugging Face -> the fields of a `pdlab.core.catalog.ModelShape`. Pure.
 
-The keys are those that vLLM reads (vllm/config/model.py, vllm/transformers_utils). What a shape cannot say is named:
-``kv_unknown`` where the KV cache is another than K and V of equal layers, ``weights_unknown`` where the number of
-parameters is not known.
+The keys are those that vLLM reads (vllm/config/model.py, vllm/transformers_utils). ``kv_unknown`` and
+``weights_unknown`` name what a shape cannot describe: a KV cache that is not K and V of equal layers, and an unknown
+number of parameters.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ EXPERT_WIDTH = ("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate
 SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size")
 CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "model_max_length")
-# Models whose config.json may leave layer_types out: every so many layers one sees the whole context.
+# Models whose config.json may lack layer_types -> one of this many layers has full attention.
 FULL_EVERY = {"gpt_oss": 2, "gemma2": 2, "gemma3_text": 6, "cohere2": 4}
-# vLLM takes max_position_embeddings as it is beside these kinds of rope scaling.
+# With these kinds of rope scaling, vLLM does not change max_position_embeddings.
 ROPE_WITHOUT_FACTOR = ("su", "longrope", "llama3", "mrope", "default", "proportional")
-# quant_method of a format in which every weight has the same dtype.
+# quant_method of formats in which all weights have one dtype.
 PLAIN_METHODS = {"mxfp4": "mxfp4", "fp8": "fp8", "fbgemm_fp8": "fp8", "modelopt_fp4": "nvfp4"}
 ALGORITHMS = {"NVFP4": "nvfp4", "FP8": "fp8", "MXFP4": "mxfp4", "W4A16_AWQ": "awq", "W4A8_AWQ": "awq", "INT4": "int4"}
 IGNORED = ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers")
@@ -36,9 +36,9 @@ ROUTED = ("mlp.experts.0.gate_proj", "block_sparse_moe.experts.0.w1", "feed_forw
 
 
 def shape_fields(config: Config, modelopt: Config | None = None) -> dict[str, Any]:
-    """The fields of a shape, except its name and source. ``modelopt``: what hf_quant_config.json says.
+    """The fields of a shape, except its name and source. ``modelopt``: content of hf_quant_config.json.
 
-    Raises ValueError for a config.json without the keys that every shape has.
+    Raises ValueError for a config.json without the keys that every shape needs.
     """
     text = next((config[key] for key in TEXT_CONFIGS if isinstance(config.get(key), dict)), config)
     architectures = config.get("architectures") or text.get("architectures")
@@ -71,7 +71,7 @@ def _first(config: Config, *names: str) -> Any:
 
 
 def _context(text: Config) -> Any:
-    """The longest context as vLLM derives it: rope scaling multiplies what the model was trained with."""
+    """The longest context by vLLM's rule: rope scaling multiplies the trained context."""
     length = _first(text, *CONTEXT)
     scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
@@ -111,9 +111,9 @@ def _feed_forward(text: Config, fields: Config) -> dict[str, Any]:
     shared: float = _first(text, *SHARED_EXPERTS) or 0
     shared = shared or (_first(text, *SHARED_WIDTH) or 0) / (inner or 1)
     if str(text.get("model_type")).startswith("llama4"):
-        shared = 1  # beside the routed ones, and as wide
+        shared = 1  # one shared expert, as wide as a routed one
     if text.get("enable_moe_block"):
-        shared = text["intermediate_size"] / inner  # gemma4: a dense block beside the experts of every layer
+        shared = text["intermediate_size"] / inner  # gemma4: each layer has a dense block beside its experts
     return {
         "experts": experts,
         "experts_per_token": _first(text, *EXPERTS_PER_TOKEN) or 1,
@@ -125,7 +125,7 @@ def _feed_forward(text: Config, fields: Config) -> dict[str, Any]:
 
 
 def _expert_layers(text: Config, layers: int) -> int:
-    """How many layers have experts."""
+    """The number of layers with experts."""
     numbers = range(layers)
     frequency = text.get("moe_layer_freq")
     kinds = text.get("mlp_layer_types")
@@ -143,7 +143,7 @@ def _expert_layers(text: Config, layers: int) -> int:
 
 
 def _windows(text: Config, fields: Config) -> dict[str, Any]:
-    """Layers whose attention sees a window: sliding ones, and Llama 4's chunks, of which vLLM keeps as much."""
+    """Layers with windowed attention: sliding windows, and Llama 4's chunks, for which vLLM keeps as much KV cache."""
     layers = fields["layers"]
     if chunk := text.get("attention_chunk_size") if str(text.get("model_type")).startswith("llama4") else None:
         rope: Sequence[int] = text.get("no_rope_layers") or [(i + 1) % 4 for i in range(layers)]
@@ -168,7 +168,7 @@ def _matrices(hidden: int, heads: int, kv_heads: int, head_dim: int, value_dim: 
 
 
 def _special(text: Config, fields: Config) -> dict[str, Any]:
-    """What is named as not representable, with the parameters that it has beside the layers of one form."""
+    """The fields of parts that a shape cannot describe, with their parameters."""
     layers, hidden, heads = fields["layers"], fields["hidden"], fields["heads"]
     kinds: list[Any] = text.get("layer_types") or []
     if text.get("hybrid_override_pattern"):

@@ -1,4 +1,4 @@
-"""Bytes and parameters of a model, from its shape alone."""
+"""Bytes and parameters of a model, from its shape."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def attention_parameters(shape: ModelShape) -> float:
 
 
 def feed_forward_parameters(shape: ModelShape) -> float:
-    """Of layers without experts, and of what every token passes beside its experts."""
+    """Parameters of layers without experts, and of shared experts, which every token passes."""
     inner = shape.expert_intermediate or shape.hidden
     shared = (shape.layers - shape.dense_layers) * shape.shared_experts * 3 * shape.hidden * inner
     dense = shape.dense_layers * 3 * shape.hidden * (shape.dense_intermediate or 0)
@@ -52,8 +52,8 @@ def dense_parameters(shape: ModelShape) -> float:
 
 
 def parameters(shape: ModelShape) -> float:
-    """All of the model, as it is published: with embedding and output head, without layers that predict several
-    tokens. Raises UsageError where the number is not known."""
+    """All parameters, with embedding and output head, without layers for multi-token prediction. Raises UsageError if
+    the number is unknown."""
     if shape.weights_unknown:
         raise UsageError(f"{shape.name}: the parameters of {', '.join(shape.weights_unknown)} are not known")
     head = shape.vocab * shape.hidden
@@ -61,13 +61,13 @@ def parameters(shape: ModelShape) -> float:
 
 
 def full_layers(shape: ModelShape) -> int:
-    """Layers whose attention sees the whole context."""
+    """The number of layers with attention over the whole context."""
     return shape.layers if shape.full_attention_layers is None else shape.full_attention_layers
 
 
 def kv_bytes_per_token_layer(shape: ModelShape) -> float:
-    """K and V of one token in one layer (only the latent vector where the model has one). Raises UsageError where the
-    KV cache is another than the shape can say."""
+    """Bytes of K and V, or of the latent vector, of one token in one layer. Raises UsageError if the shape cannot
+    describe the KV cache."""
     if shape.kv_unknown:
         raise UsageError(f"{shape.name}: the KV cache of {', '.join(shape.kv_unknown)} is not known")
     values = shape.kv_latent or shape.kv_heads * (shape.head_dim + (shape.value_dim or shape.head_dim))

@@ -1,4 +1,4 @@
-"""Words of a command line that each give the name and the value of an engine argument."""
+"""NAME=VALUE words of a command line as vLLM engine arguments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RESERVED_ENGINE_KWARGS = {
     "pipeline_parallel_size": "--p-pp / --d-pp",
     "data_parallel_size": "--p-dp / --d-dp",
     "enable_expert_parallel": "--p-ep / --d-ep",
-    # Ray Serve LLM runs every DP rank as an engine of its own, and gives it its rank and the address of the others.
+    # Ray Serve LLM runs each DP rank as one engine, and gives it its rank and the address of the others.
     **dict.fromkeys(
         (
             "data_parallel_size_local",
@@ -44,10 +44,10 @@ RESERVED_ENGINE_KWARGS = {
     "port": "--port",
     "api_key": "--api-key-file",
 }
-# Settings of Ray Serve LLM, and arguments of vLLM's server, that pdlab does not pass on -> why, and what to do.
+# Setting of Ray Serve LLM, or argument of vLLM's server, that pdlab does not pass on -> why, and what to do.
 NOT_PASSED_ON = {
     "autoscaling_config": (
-        "Ray's autoscaling would start replicas that no node has room planned for: give the number of replicas, or let "
+        "Ray's autoscaling would start replicas without planned room on the nodes: give the number of replicas, or let "
         "it follow the load with pd-fluid, --min and --max"
     ),
     **dict.fromkeys(
@@ -83,8 +83,7 @@ def engine_args(pairs: Sequence[str], flag: str) -> dict[str, Any]:
 
 
 def kv_connector(text: str) -> dict[str, Any]:
-    """A KV connector of vLLM's as YAML: its name, or a mapping with ``kv_connector``. Raises
-    argparse.ArgumentTypeError."""
+    """A vLLM KV connector from YAML: its name, or a mapping with ``kv_connector``. Raises ArgumentTypeError."""
     try:
         value = parse_yaml(text)
     except yaml.YAMLError as error:
@@ -100,7 +99,7 @@ def kv_connector(text: str) -> dict[str, Any]:
 
 
 def _number(text: str) -> int | float:
-    """``4e9``: a number to everybody but YAML 1.1, which wants a point and a sign in it; whole ones are integers."""
+    """``4e9``, which YAML 1.1 takes for text, because it has no point and no sign; whole numbers are integers."""
     value = float(text)
     return int(value) if value.is_integer() else value
 
@@ -110,7 +109,7 @@ def engine_arg(key: str, value: Any) -> str:
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w./-]*", value) and parse_yaml(value) == value:
         return f"{key}={value}"
     try:
-        text = json.dumps(value, allow_nan=False)  # which is YAML too
+        text = json.dumps(value, allow_nan=False)  # JSON is YAML
     except (TypeError, ValueError):  # a date, bytes, infinity
         text = yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("\n...\n").strip()
     return f"{key}={text}"

@@ -1,4 +1,4 @@
-"""Where things run: ``ClusterView`` (nodes as they are) and ``Placement`` (replicas on them)."""
+"""``ClusterView`` (the nodes) and ``Placement`` (replicas on nodes)."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from pydantic import Field, field_validator, model_validator
 
 from pdlab.core.schema import Frozen
 
-# The pool of a replica: of a fluid one, each replica prefills or decodes as its role is at the moment.
+# The pool of a replica. A replica of the fluid pool prefills or decodes, by its present role.
 Role = Literal["collocated", "prefill", "decode", "fluid"]
 
-# What carries KV cache between two engines: a network, or what two processes of one machine share.
+# The path of KV cache between two engines: a network, or memory of one machine.
 WireKind = Literal["efa", "rdma", "tcp", "shared memory", "gpu peer"]
 # InfiniBand and RoCE are both rdma; every other kind of interface is tcp.
 WIRE_OF_NIC: dict[str, WireKind] = {"efa": "efa", "infiniband": "rdma", "roce": "rdma"}
 
-# A cluster file knows no Ray node ids; its nodes carry this label, given to `ray start --labels`.
+# The label of a node's name, given to `ray start --labels`, because a cluster file has no Ray node ids.
 NODE_NAME_LABEL = "pdlab/node"
 
-# Two hosts made of namespaces on this machine (pdlab.cluster.two_hosts).
+# The two hosts of namespaces on this machine (pdlab.cluster.two_hosts).
 HOST_NAMES = ("pdlab-a", "pdlab-b")
 
 
-# How the GPUs of one node reach each other. xgmi: AMD's Infinity Fabric.
+# The link between the GPUs of one node. xgmi: AMD's Infinity Fabric.
 GpuLink = Literal["nvlink", "pcie", "xgmi"]
 
 
 class Nic(Frozen):
-    """Network of a node. ``gbit_per_s`` is the line rate of one NIC. tcpxo: Ethernet with Google's GPUDirect-TCPXO,
-    which NCCL uses and UCX does not."""
+    """Network of a node. ``gbit_per_s``: line rate of one NIC. tcpxo: Ethernet with Google's GPUDirect-TCPXO, which
+    NCCL uses, but UCX does not."""
 
     kind: Literal["efa", "infiniband", "roce", "tcpxo", "ethernet", "loopback"] = "ethernet"
     count: int = Field(default=1, ge=1)
@@ -38,10 +38,9 @@ class Nic(Frozen):
 
 
 class LinkShape(Frozen):
-    """Shape of the link between the two hosts of `pdlab.cluster.two_hosts`, in each direction.
+    """The link between the two hosts of `pdlab.cluster.two_hosts`, in each direction.
 
-    ``gbit_per_s`` counts bits on the wire, headers included (None: unlimited);
-    ``delay_s`` is added one way.
+    ``gbit_per_s``: bits on the wire, with headers (None: unlimited). ``delay_s``: one-way delay.
     """
 
     gbit_per_s: float | None = Field(default=None, ge=0.001, le=100)
@@ -58,13 +57,12 @@ def rate_text(gbit_per_s: float) -> str:
 
 
 class ClusterNode(Frozen):
-    """One node. A node without GPUs serves on its CPUs: one free CPU takes one engine rank.
+    """One node. A node without GPUs serves on its CPUs: one engine rank per free CPU.
 
-    ``free_gpus`` are indexes of unused GPUs (None: all of ``gpus``); nodes with the same ``host``
-    share a machine (None: a machine of its own); ``id`` is Ray's node id on a live cluster.
-    ``gpu_memory_gb`` (1e9 bytes of one GPU) and ``gpu_link``: of the cards that are there; None: as configs/gpus/ says
-    of ``gpu_type`` (`pdlab.core.catalog.gpu_memory_gb`, `gpu_link`). ``nvlink_domain``: nodes that name the same one
-    have NVLink between them (trays of a GB200 rack).
+    ``id``: Ray's node id in a live cluster. ``free_gpus``: indexes of unused GPUs (None: all). ``host``: nodes with the
+    same host share a machine (None: its own machine). ``gpu_memory_gb`` (1e9 bytes of one GPU) and ``gpu_link``: None
+    for the values of ``gpu_type`` in configs/gpus/ (`pdlab.core.catalog.gpu_memory_gb`, `gpu_link`).
+    ``nvlink_domain``: nodes with the same one have NVLink between them (trays of a GB200 rack).
     """
 
     id: str
@@ -92,12 +90,12 @@ class ClusterNode(Frozen):
 
     @property
     def total_slots(self) -> int:
-        """Slots of the node when nothing runs on it: GPUs, or whole CPUs of a node without GPUs."""
+        """Slots of the empty node: its GPUs, or the whole CPUs of a node without GPUs."""
         return self.gpus or int(self.cpus)
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """What an engine rank can take: free GPU indexes, or free CPU numbers on a node without GPUs."""
+        """Free slots for engine ranks: indexes of GPUs, or of CPUs on a node without GPUs."""
         if self.gpus:
             return self.free_gpus if self.free_gpus is not None else tuple(range(self.gpus))
         return tuple(range(int(self.available_cpus)))
@@ -133,11 +131,10 @@ def _copies(node: Any) -> Iterator[Any]:
 
 
 class ClusterView(Frozen):
-    """All nodes that may be used. A cluster is either of GPU nodes or of CPU nodes; a GPU-less
-    node of a GPU cluster (a head node) takes no engine.
+    """All nodes that may be used. If any node has GPUs, a node without GPUs (a head node) takes no engine.
 
-    A file may give nodes that are alike as one with ``count: N``: their ids, and labels that are the id, get a number
-    behind them; ``head`` is the first of them.
+    A file may give N equal nodes as one node with ``count: N``. A number is added to their ids, and to labels that are
+    the id. ``head`` then is the first node.
     """
 
     name: str = "cluster"
@@ -171,11 +168,11 @@ class ClusterView(Frozen):
 
     @property
     def engine_nodes(self) -> tuple[ClusterNode, ...]:
-        """Nodes that can hold engines: those with GPUs, or all where no node has any."""
+        """Nodes for engines: nodes with GPUs, or all nodes if none has GPUs."""
         return tuple(node for node in self.nodes if node.gpus or self.device == "cpu")
 
     def node(self, node_id: str) -> ClusterNode:
-        """The node of that id. Raises KeyError."""
+        """The node with that id. Raises KeyError."""
         for node in self.nodes:
             if node.id == node_id:
                 return node
@@ -206,7 +203,7 @@ class ReplicaPlacement(Frozen):
 
 
 class Placement(Frozen):
-    """Every replica of a deployment on the nodes of one cluster."""
+    """All replicas of a deployment on the nodes of a cluster."""
 
     device: Literal["gpu", "cpu"]
     replicas: tuple[ReplicaPlacement, ...]
@@ -216,11 +213,11 @@ class Placement(Frozen):
         return tuple(replica for replica in self.replicas if replica.role == role)
 
     def nodes_of(self, role: Role) -> tuple[str, ...]:
-        """Node ids that hold replicas of ``role``, in order of first use."""
+        """Ids of the nodes with replicas of ``role``, in order of first use."""
         return tuple(dict.fromkeys(node for replica in self.of(role) for node in replica.nodes))
 
     def pairs(self) -> Iterator[tuple[ReplicaPlacement, ReplicaPlacement]]:
-        """Every two replicas of which the first may send the KV cache of a prompt to the second."""
+        """All pairs of replicas in which the first may send KV cache to the second."""
         for prefill in (*self.of("prefill"), *self.of("fluid")):
             for decode in self.of("decode" if prefill.role == "prefill" else "fluid"):
                 if prefill is not decode:

@@ -1,12 +1,10 @@
-"""Notations of prefill-decode configurations used elsewhere, parsed into a topology.
+"""Common notations of prefill-decode configurations -> a topology.
 
-- Nodes, as in reports on large-scale expert parallelism: ``P4D9`` is one prefill group over 4 nodes
-  and one decode group over 9; ``(P3x3)D4`` is 3 prefill groups of 3 nodes each and one decode group of
-  4. Every group spans its nodes with one expert-parallel engine, its ranks data-parallel.
-- Instances: ``3P1D`` is three prefill instances and one decode instance; the size of an
-  instance has to be given separately.
-- Ours: ``4xtp2``, ``1xtp2-1xtp2``, ``collocated-4xtp2``, ``pd-spread-p1xtp4-d1xtp4``,
-  ``pd-fluid-8xtp2``.
+- Nodes, as in reports on large-scale expert parallelism: ``P4D9`` is one prefill group on 4 nodes and one decode group
+  on 9. ``(P3x3)D4`` is 3 prefill groups of 3 nodes each, and one decode group on 4. A group is one expert-parallel
+  engine on all its nodes, with data-parallel ranks.
+- Instances: ``3P1D`` is three prefill instances and one decode instance. The size of an instance is not in it.
+- pdlab: ``4xtp2``, ``1xtp2-1xtp2``, ``collocated-4xtp2``, ``pd-spread-p1xtp4-d1xtp4``, ``pd-fluid-8xtp2``.
 """
 
 from __future__ import annotations
@@ -31,11 +29,11 @@ def parse(
     decode_instance: str | None = None,
     placement: PlacementKind = "spread",
 ) -> Topology:
-    """A configuration in any of the notations above. Raises UsageError.
+    """Parse a configuration in one of these notations. Raises UsageError.
 
-    In the notation of nodes a group of n nodes is one engine of ``n * gpus_per_node`` GPUs: TP ``tp``
-    and as many data-parallel ranks as that leaves, expert parallel. ``3P1D`` needs both instances,
-    such as ``tp4`` or ``dp8ep``. ``placement`` applies if the notation does not state one.
+    In the notation of nodes, a group of n nodes is one expert-parallel engine with ``n * gpus_per_node / tp``
+    data-parallel ranks of TP ``tp``. ``3P1D`` needs the sizes of both instances, such as ``tp4`` or ``dp8ep``.
+    ``placement`` is for notations without one.
     """
     plain = text.strip()
     if (match := _NODES.fullmatch(plain)) and plain.count("(") == plain.count(")"):

@@ -1,4 +1,4 @@
-"""The parser of every command line: its complaints are one line each, in plain words."""
+"""The parser of every command line, with one-line error messages."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pdlab.core.text import choices
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Complaints are UsageErrors in plain words: one line, no usage block, and the nearest name of a misspelt one.
+    """Raises UsageError with one line, without a usage block, and with the nearest name of a misspelt flag.
 
-    A flag that takes one value and is given twice is refused, and so are --NAME and --no-NAME together: argparse
-    would silently keep the last. An empty value is refused.
+    It refuses a flag with one value that is given twice, and --NAME with --no-NAME: argparse would keep the last one
+    without a message. It also refuses an empty value.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -33,12 +33,12 @@ class OneLineParser(argparse.ArgumentParser):
         names = [word.partition("=")[0] for word in words if word.startswith("--")]
         self._unknown = [name for name in names if name not in self._option_string_actions]
         for word in words:
-            if match := re.fullmatch(r"(--?[a-z][\w-]*)=--", word):  # argparse takes it for no value at all
+            if match := re.fullmatch(r"(--?[a-z][\w-]*)=--", word):  # argparse would see no value here
                 raise UsageError(f"{match[1]} needs a value, got '--'")
         return super().parse_known_args(args, namespace)
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        if not arg_string.strip():  # such as a shell's variable that is not set; Path would make it this folder
+        if not arg_string.strip():  # such as an unset shell variable; Path("") is the current folder
             flags = [name for name in action.option_strings if name.startswith("--")] or action.option_strings
             name = flags[0] if flags else action.metavar or action.dest
             raise UsageError(f"{name} needs a value, got {arg_string!r}")
@@ -48,7 +48,7 @@ class OneLineParser(argparse.ArgumentParser):
         raise UsageError(self._reworded(message))
 
     def _reworded(self, message: str) -> str:
-        """argparse's complaint in the words of every other one."""
+        """argparse's message in pdlab's words."""
         flag, rest = "", message
         if match := re.fullmatch(r"argument ([^:]+): (.*)", message, re.DOTALL):
             names = match[1].split("/")
@@ -64,7 +64,7 @@ class OneLineParser(argparse.ArgumentParser):
             known = [name.strip("' ") for name in match[2].split(",")]
             suggested = choices(match[1].strip("'"), known, cutoff=0.81)
             both = f"{suggested} " if suggested.near else ""
-            named = f"{flag} " if flag.startswith("-") else ""  # a word on its own has no flag before it
+            named = f"{flag} " if flag.startswith("-") else ""  # a positional argument has no flag
             return f"{named}{match[1]}: {both}choose from {', '.join(known)}"
         if match := re.fullmatch(r"invalid (\w+) value: (.*)", rest, re.DOTALL):
             number_text = {"int": "a whole number", "float": "a number"}.get(match[1], f"a {match[1]}")
@@ -85,7 +85,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 class _Once(argparse.Action):
-    """Keep the value of a flag; a second one is an error."""
+    """Stores the value of a flag. A second value is an error."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
@@ -102,7 +102,7 @@ class _Once(argparse.Action):
 
 
 class _EitherWay(argparse.BooleanOptionalAction):
-    """--NAME or --no-NAME; both are an error."""
+    """--NAME or --no-NAME. Both together are an error."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None

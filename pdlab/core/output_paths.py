@@ -1,4 +1,4 @@
-"""Paths that a command line names: checked before the work, not after it."""
+"""Checks of the paths on a command line, before the work begins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 def check_writable(path: Path, flag: str) -> None:
-    """Said before the work, not after it. Raises UsageError where a file cannot be made at ``path``."""
+    """Raises UsageError if no file can be written at ``path``."""
     try:
         file = path.resolve()  # the probe must not remove a link
         if not file.parent.is_dir():
@@ -19,7 +19,7 @@ def check_writable(path: Path, flag: str) -> None:
         if file.is_dir():
             raise UsageError(f"{flag} {path}: is a folder; give a file in it")
         existed = file.exists()
-        file.open("ab").close()  # permissions alone do not tell of a read-only file system, nor root of anything
+        file.open("ab").close()  # permissions do not show a read-only file system, and root ignores them
         if not existed:
             file.unlink()
     except (OSError, ValueError, RuntimeError) as error:
@@ -27,7 +27,7 @@ def check_writable(path: Path, flag: str) -> None:
 
 
 def check_folder(path: Path, flag: str) -> None:
-    """Said before the work: raises UsageError where ``path`` cannot be a folder that files are written to."""
+    """Raises UsageError if files cannot be written in the folder ``path``, which need not exist."""
     try:
         folder = path.resolve()
         broken = [part for part in (path, *path.parents) if part.is_symlink() and not part.exists()]
@@ -45,9 +45,9 @@ def check_folder(path: Path, flag: str) -> None:
 
 
 def check_picture(path: Path, flag: str, *, make_folder: bool = False) -> None:
-    """Raises UsageError where no picture can be written there: by its suffix, or where no file can be made.
+    """Raises UsageError if ``path`` has no suffix of a picture, or cannot be written.
 
-    ``make_folder``: its folder is made where it is missing.
+    ``make_folder``: its folder need not exist.
     """
     if path.suffix.lower() not in PICTURES:
         problem = f"{path.suffix} is no format for pictures" if path.suffix else "the suffix selects the format"
@@ -56,7 +56,7 @@ def check_picture(path: Path, flag: str, *, make_folder: bool = False) -> None:
 
 
 def check_output(path: Path, flag: str) -> None:
-    """As `check_writable`, for a file whose folder is made where it is missing."""
+    """As `check_writable`, for a file whose folder need not exist."""
     try:
         missing = not path.resolve().parent.is_dir()
     except (OSError, ValueError, RuntimeError) as error:
@@ -65,13 +65,13 @@ def check_output(path: Path, flag: str) -> None:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, RuntimeError):  # of Path.resolve, before Python 3.13
+    if isinstance(error, RuntimeError):  # from Path.resolve before Python 3.13
         return "a loop of links"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def distinct(paths: list[Path], flag: str) -> list[Path]:
-    """The paths. Raises UsageError where one is named twice."""
+    """The paths. Raises UsageError if one is named twice."""
     resolved_paths: set[Path] = set()
     for path in paths:
         try:

@@ -1,7 +1,7 @@
-"""Facts -> text or a page, by Jinja templates: the one place where sentences and tables are put together.
+"""Facts -> text or HTML, by Jinja templates.
 
-A template is a file in a folder ``templates`` beside the module that has the facts. It has the filters of
-`FILTERS`. Jinja is imported when the first text is rendered.
+A template is a file in the folder ``templates`` beside the module with the facts. It may use `FILTERS`. Jinja is
+imported when the first text is rendered.
 """
 
 from __future__ import annotations
@@ -17,26 +17,25 @@ if TYPE_CHECKING:
     import jinja2
 
 CELL = "¦"
-"""Stands between the cells of a table in a template. Data that has one is printed with ``|``."""
+"""Separates the cells of a table in a template. In data, ``|`` replaces it."""
 LEFT = "<"
-"""Before a column's heading in a template: the column is aligned to the left."""
+"""Before a column's heading in a template: the column is left-aligned."""
 
 
 def rendered(template: Path, **facts: Any) -> str:
-    """The text of a template without white space at its end. What a template asks for must be there: raises
-    jinja2.UndefinedError else."""
+    """The text of a template, without white space at its end. Raises jinja2.UndefinedError for a missing fact."""
     return str(_environment(template.parent).get_template(template.name).render(facts)).rstrip()
 
 
 def said(template: Path, name: str, *facts: Any, **more: Any) -> str:
-    """What one macro of a template says, without empty lines before it and white space behind it."""
+    """The text of one macro of a template, without empty lines before it and white space after it."""
     macro = getattr(_environment(template.parent).get_template(template.name).module, name)
     return str(macro(*facts, **more)).lstrip("\n").rstrip()
 
 
 class Macros:
-    """The macros of a text template, for a page: what they say is text there, which the page escapes. A page that
-    imports them itself would take their output for markup."""
+    """The macros of a text template, for an HTML page, which escapes their text. If the page imported the macros, it
+    would take their text for markup."""
 
     def __init__(self, template: Path) -> None:
         self._template = template
@@ -46,9 +45,9 @@ class Macros:
 
 
 def table(lines: str, *, drop_unknown: bool = False) -> str:
-    """Lines of cells with `CELL` between them, the head first -> aligned columns under a rule.
+    """A head and rows, one a line, with `CELL` between cells -> aligned columns and a rule under the head.
 
-    ``drop_unknown``: without the columns that have a ``-`` in every row.
+    ``drop_unknown``: leave out columns with ``-`` in every row.
     """
     head, *rows = ([cell.strip() for cell in line.split(CELL)] for line in lines.splitlines() if line.strip())
     kept = [i for i in range(len(head)) if not drop_unknown or any(row[i] != "-" for row in rows)]
@@ -58,18 +57,18 @@ def table(lines: str, *, drop_unknown: bool = False) -> str:
 
 
 def aligned(lines: str) -> str:
-    """Lines of cells with `CELL` between them -> the same in columns, aligned to the left, without a rule."""
+    """Rows, one a line, with `CELL` between cells -> left-aligned columns without a rule."""
     rows = [[cell.strip() for cell in line.split(CELL)] for line in lines.splitlines() if line.strip()]
     return "\n".join(text.aligned(rows, range(len(rows[0]))))
 
 
 def capital(words: str) -> str:
-    """With a capital letter first."""
+    """The text with a capital first letter."""
     return words[:1].upper() + words[1:]
 
 
 def fmt(value: object, specification: str) -> str:
-    """As Python's format(): ``{{ 0.5|fmt(".0%") }}``."""
+    """Python's format(): ``{{ 0.5|fmt(".0%") }}``."""
     return format(value, specification)
 
 
@@ -79,7 +78,7 @@ def ms(seconds: float, specification: str = ".0f") -> str:
 
 
 def joined(words: Sequence[object]) -> str:
-    """``a, b and c``, all of them; `pdlab.core.text.listed` shortens more than four."""
+    """``a, b and c`` with all words; `pdlab.core.text.listed` shortens more than four."""
     names = [str(word) for word in words]
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
@@ -100,7 +99,7 @@ FILTERS: dict[str, Callable[..., str]] = {
 
 
 def without_cell(value: object) -> object:
-    """Data has no `CELL`, so that no name moves a table's columns."""
+    """The value with ``|`` in place of `CELL`, so that no name adds a column to a table."""
     return value.replace(CELL, "|") if isinstance(value, str) and CELL in value else value
 
 

@@ -1,4 +1,4 @@
-"""Lengths of a compiled workload (`pdlab.traffic`): each request once, as it stands there, and drawn from nothing."""
+"""Lengths of a compiled workload (`pdlab.traffic`): each request once, and none is drawn."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pdlab.core.errors import UsageError
 from pdlab.core.length_distribution import LengthsOfFile, Pair
 
 COMPILED = "workload.jsonl"
-"""The compiled workload, beside the results of its replay."""
+"""File name of the compiled workload, in the folder of its replay's results."""
 
 
 class Replayed(LengthsOfFile):
-    """What is known of the requests of a compiled workload, which results do not keep in here.
+    """Facts about the requests of a compiled workload; the requests themselves are in another file.
 
-    ``name``: the file that it was compiled from; ``sha256``: of the compiled form, which alone makes two of them equal.
-    Prompts are whole ones, with all that their sessions said before. ``groups``: sets of sessions that wait for each
-    other. ``last_s``: the last moment that the file says; ``chained_s``: the last one if answers took no time, with the
-    pauses of follow-ups. ``path``: where the file is on this machine.
+    ``name``: the file that was compiled. ``sha256``: hash of the compiled form; workloads with equal hashes are equal.
+    Prompts are whole: they have all earlier turns of their session. ``groups``: sets of sessions that wait for each
+    other. ``last_s``: the latest time in the file. ``chained_s``: the latest time with the pauses of follow-ups, if
+    answers took no time. ``path``: the file on this machine.
     """
 
     kind: Literal["replay"] = "replay"
@@ -46,7 +46,7 @@ class Replayed(LengthsOfFile):
 
     @property
     def least_s(self) -> float:
-        """The replay takes at least so long, answers aside."""
+        """The shortest duration of the replay, without the time of answers."""
         return max(self.last_s, self.chained_s)
 
     def sequence(self, nominal: Pair, rng: random.Random) -> Iterator[Pair]:

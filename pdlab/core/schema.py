@@ -86,7 +86,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def yaml_fault(error: yaml.YAMLError) -> str:
-    """What is wrong with YAML text, and where, on one line."""
+    """The error in YAML text and its place, on one line."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem and error.problem_mark:
         mark = error.problem_mark
         return f"{error.problem}, line {mark.line + 1}, column {mark.column + 1}"
@@ -94,8 +94,8 @@ def yaml_fault(error: yaml.YAMLError) -> str:
 
 
 def load_yaml(path: Path, kind: type[T], prepare: Callable[[Any], Any] = lambda data: data) -> T:
-    """Read one YAML file into ``kind``, its plain data through ``prepare``. Raises UsageError with the file, the key
-    and the rule."""
+    """Read a YAML file into ``kind``. ``prepare`` may change its plain data first. Raises UsageError with the file, the
+    key and the rule."""
     try:
         data = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -107,9 +107,9 @@ def load_yaml(path: Path, kind: type[T], prepare: Callable[[Any], Any] = lambda 
 
 
 def validate(kind: type[T], data: Any, where: str, names: Mapping[str, str] | None = None) -> T:
-    """Build ``kind`` from plain data; pydantic's complaint becomes one line that names the key.
+    """Build ``kind`` from plain data. Raises UsageError with pydantic's first error in one line, with the key.
 
-    ``names``: what the keys are called where they come from, such as the flags of a command line.
+    ``where``: the origin of the data. ``names``: key -> its name there, such as a flag.
     """
     if not isinstance(data, dict):
         raise UsageError(f"{where}: expected a mapping of keys for {kind.__name__}, found {_kind_of(data)}")
@@ -126,7 +126,7 @@ def validate(kind: type[T], data: Any, where: str, names: Mapping[str, str] | No
 
 
 def read_model(path: Path, kind: type[T]) -> T:
-    """A JSON file that pdlab wrote. Raises StoreError, with the file and the rule in one line."""
+    """Read a JSON file that pdlab wrote. Raises StoreError with the file and the rule in one line."""
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -134,7 +134,7 @@ def read_model(path: Path, kind: type[T]) -> T:
     try:
         return kind.model_validate_json(text)
     except ValidationError:
-        pass  # The slow way below says what is wrong in one line.
+        pass  # the slow way below makes the message
     try:
         data: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -146,13 +146,13 @@ def read_model(path: Path, kind: type[T]) -> T:
 
 
 def _kind_of(data: Any) -> str:
-    """The kind of a YAML value in words."""
+    """The type of a YAML value in words."""
     kinds = {type(None): "nothing", str: "text", list: "a list", bool: "true or false", int: "a number"}
     return kinds.get(type(data), "a single value")
 
 
 def _boolean_for_number(kind: type[BaseModel], data: Mapping[str, Any]) -> str | None:
-    """The key of a true or false where a number belongs, which pydantic would take for 1 or 0; None: there is none."""
+    """The key of a number whose value is true or false, which pydantic would read as 1 or 0; None if there is none."""
     for name, field in kind.model_fields.items():
         value = data.get(name)
         if (
@@ -162,9 +162,9 @@ def _boolean_for_number(kind: type[BaseModel], data: Mapping[str, Any]) -> str |
         ):
             return name
         for each in value if isinstance(value, list | tuple) else [value]:
-            inner = [
-                _boolean_for_number(model, each) for model in _models_of(field.annotation) if isinstance(each, dict)
-            ]
+            if not isinstance(each, dict):
+                continue
+            inner = [_boolean_for_number(model, each) for model in _models_of(field.annotation)]
             if inner and all(inner):  # of a union, every one
                 return f"{name}.{inner[0]}"
     return None
@@ -178,14 +178,14 @@ def _flat(annotation: Any) -> list[Any]:
 def one_line(
     error: ValidationError, kind: type[BaseModel] | None = None, names: Mapping[str, str] | None = None
 ) -> str:
-    """First complaint of a pydantic error in plain words, with its key (by ``names`` where it has one there), the
-    value and a count of the others."""
-    # A misspelt key is often the one that is said to be missing: it comes first.
+    """The first error of pydantic in plain words, with its key (or its name in ``names``), the value, and the number of
+    other errors."""
+    # A misspelt key comes first, because it is often the missing one.
     first, *others = sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
     key = ".".join(str(part) for part in first["loc"])
     key = (names or {}).get(key, key)
     value = first.get("input")
-    # The input of what is missing, or of a whole that contradicts itself, is all of it.
+    # For a missing key or a contradiction, pydantic's input is the whole mapping, which is too long to show.
     value_text = (
         ""
         if first["type"] in ("missing", "extra_forbidden", "unexpected_keyword_argument")
@@ -203,7 +203,7 @@ def _shown(value: Any) -> str:
 
 
 SHOWN_CHARS = 80
-# pydantic's kind of error -> the rule in words; the braces are its context.
+# pydantic's type of error -> the rule in words, with the names of its context in braces.
 RULES = {
     "missing": "is missing",
     "unexpected_keyword_argument": "is not a known key",
@@ -232,7 +232,7 @@ RULES = {
 
 
 def rule(error: Any, kind: type[BaseModel] | None = None) -> str:
-    """The rule that one of pydantic's error details says was broken, in plain words."""
+    """The broken rule of one of pydantic's error details, in plain words."""
     context = error.get("ctx", {})
     if error["type"] == "extra_forbidden":
         fields = _fields_at(kind, error["loc"][:-1])
@@ -248,25 +248,25 @@ def rule(error: Any, kind: type[BaseModel] | None = None) -> str:
 
 
 def _fields_at(kind: Any, path: Sequence[Any]) -> tuple[str, ...]:
-    """Names of the fields of the model that ``path`` leads to; none where it cannot be followed."""
+    """Names of the fields of the model at ``path``; empty if there is none."""
     models = _models_of(kind)
     for part in path:
         inner = [_models_of(model.model_fields[part].annotation) for model in models if part in model.model_fields]
         tagged = [model for model in models if any(field.default == part for field in model.model_fields.values())]
-        # What is no field is an index of a list, which changes nothing, or the tag of a union.
+        # A part that is no field is an index of a list, which changes nothing, or the tag of a union.
         models = [model for each in inner for model in each] or tagged or models
     return tuple(name for model in models for name in model.model_fields)
 
 
 def _models_of(annotation: Any) -> list[type[BaseModel]]:
-    """The models in a type: itself, of a union, of a list."""
+    """The models in a type, which may be a model, a union or a list."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in get_args(annotation) for model in _models_of(part)]
 
 
 def to_yaml(value: BaseModel) -> str:
-    """YAML of the fields that differ from their defaults; reads back equal through `load_yaml`."""
+    """YAML of the fields that differ from their defaults; `load_yaml` reads it back equal."""
     data = value.model_dump(mode="json", exclude_defaults=True)
     topology = getattr(value, "topology", None)
     if topology is not None:

@@ -1,4 +1,4 @@
-"""The model of a deployment, with weights that this machine need not have: in a bucket, or in a folder of the nodes."""
+"""The model of a deployment. Its weights may be in a bucket, or in a folder that only the nodes have."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def in_bucket(model: str) -> bool:
 
 
 def not_on_this_machine(model: str) -> bool:
-    """Whether this machine does not have the model's files, and the nodes get or have them."""
+    """Whether only the nodes have, or download, the model's files."""
     try:
         return in_bucket(model) or (model.startswith("/") and not Path(model).exists() and not _is_file(model))
     except (OSError, ValueError):
@@ -29,8 +29,8 @@ def not_on_this_machine(model: str) -> bool:
 def served_model(deployment: Deployment) -> ResolvedModel:
     """Shape and source of a deployment's model. Raises UsageError as `resolve_model`.
 
-    Of weights that are elsewhere the shape is that of the engine argument ``hf_config_path``, if this machine has that
-    folder, or that of the model that ``model_id`` names; None: neither tells it.
+    For weights that this machine does not have, the shape is that of the engine argument ``hf_config_path``, else that
+    of the model ``model_id``; None if neither gives a shape.
     """
     model = deployment.model
     if not not_on_this_machine(model):
@@ -40,7 +40,7 @@ def served_model(deployment: Deployment) -> ResolvedModel:
 
 
 def require_served_shape(deployment: Deployment) -> ModelShape:
-    """The shape of a deployment's model, every part of which is known. Raises UsageError."""
+    """The whole shape of a deployment's model. Raises UsageError if a part of it is unknown."""
     if not not_on_this_machine(deployment.model):
         return require_shape(deployment.model)
     shape = served_model(deployment).shape
@@ -50,7 +50,7 @@ def require_served_shape(deployment: Deployment) -> ModelShape:
 
 
 def why_unknown_shape(deployment: Deployment) -> str:
-    """Why `served_model` finds no shape, and what to do."""
+    """Why `served_model` finds no shape, and the fix."""
     if not not_on_this_machine(deployment.model):
         return why_no_shape(deployment.model)
     return (
@@ -60,7 +60,7 @@ def why_unknown_shape(deployment: Deployment) -> str:
 
 
 def where_checked(deployment: Deployment, shape: ModelShape | None) -> str | None:
-    """What is checked where, of weights that are elsewhere; None: they are here, or come from a model hub."""
+    """For weights that this machine does not have: a sentence about who checks them; None for other weights."""
     model = deployment.model
     if not not_on_this_machine(model):
         return None

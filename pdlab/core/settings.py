@@ -1,8 +1,7 @@
 """The settings of a command, each declared once as a field of a model.
 
-A field has a type with its bounds, a default, a description and a group. From the fields come the parser of the
-command line and its help (`parse`), the name of a flag in a message, the command line that gives the same settings
-(`to_words`), and the page of all flags (docs/flags.md).
+A field has a type with its bounds, a default, a description and a group. These make the parser and the help (`parse`),
+the flags in messages, the command line of given settings (`to_words`), and the page of all flags (docs/flags.md).
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from pdlab.core.schema import Frozen, validate
 class Settings(Frozen):
     """Base of a command's settings.
 
-    ``COMMAND``: its name for `python -m pdlab`. ``ABOUT`` and ``EXAMPLES`` are what its help begins and ends with;
+    ``COMMAND``: its name for `python -m pdlab`. ``ABOUT`` and ``EXAMPLES``: the first and the last text of its help.
     ``GROUPS``: the order of the groups, if it is not that of the fields.
     """
 
@@ -55,21 +54,21 @@ S = TypeVar("S", bound=Settings)
 
 @dataclass(frozen=True)
 class Noun:
-    """What a number is, for a message: ``a port``."""
+    """The noun for a number in a message: ``a port``."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class PerUnit:
-    """How many of the flag's units are one unit of the field: 1000 for a flag in ms and a field in s."""
+    """Units of the flag per unit of the field: 1000 for a flag in ms and a field in s."""
 
     factor: float
 
 
 @dataclass(frozen=True)
 class Text:
-    """How a value that is no number, name or path is read from a word and written as one.
+    """How to read a value from a word and write it as one, if it is no number, name or path.
 
     ``read`` raises argparse.ArgumentTypeError.
     """
@@ -80,14 +79,14 @@ class Text:
 
 @dataclass(frozen=True)
 class OneOf:
-    """The names that a text may be, if they are not known before the program runs."""
+    """The allowed names of a text, if they are known only when the program runs."""
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class NamedValues:
-    """How the words of a flag that is given several times, each NAME=VALUE, become a mapping, and one of it a word.
+    """How to read NAME=VALUE words of a repeatable flag as a mapping, and write a name and its value as a word.
 
     ``read`` takes the words and the flag, and raises UsageError.
     """
@@ -98,11 +97,11 @@ class NamedValues:
 
 @dataclass(frozen=True)
 class FlagsOf:
-    """A model whose fields are flags of the command too.
+    """A model whose fields are also flags of the command.
 
-    The settings keep what is given as a mapping of its fields, to be laid over what a file says. ``group``: the title
-    of its flags, if it is not that of the fields. ``prefix``: before each flag, such as ``p-``. ``leave_out``: fields
-    without a flag in this command. ``otherwise``: defaults in words that are this command's.
+    The settings keep the given fields as a mapping, which overrides the values of a file. ``group``: group of its
+    flags, in place of the fields' own. ``prefix``: prefix of each flag, such as ``p-``. ``leave_out``: fields without a
+    flag in this command. ``otherwise``: this command's defaults in words.
     """
 
     model: type[BaseModel]
@@ -113,7 +112,7 @@ class FlagsOf:
 
 
 def written_numbers(values: Sequence[int]) -> str:
-    """Whole numbers with commas between, as `pdlab.core.arguments.numbers` reads them."""
+    """Whole numbers separated by commas, as `pdlab.core.arguments.numbers` reads them."""
     return ",".join(map(str, values))
 
 
@@ -133,15 +132,14 @@ Share = Annotated[float, Gt(0), Lt(1), Noun("a share: a number")]
 
 @dataclass(frozen=True)
 class Flag:
-    """How a field stands on a command line and in its help.
+    """The flag of a field.
 
-    ``names``: the flag and its other spellings; none: the field's name with dashes. ``value``: the placeholder of the
-    value in the help. ``bare``: the value of a flag that is given without one. ``several``: the flag is given several
-    times, or takes several words. ``otherwise``: the default in words, for a field whose default is None or empty.
-    ``implies``: flags without a value that set the field to a value, each with its help. ``needs``: the field without
-    which this one changes nothing. ``both_ways``: --no-NAME is a flag too, although the default is off.
-    ``one_of``: fields with the same word here exclude each other.
-    ``advanced``: only --help-all shows it.
+    ``names``: the flag and its other spellings (none: the field's name with dashes). ``value``: the value's placeholder
+    in the help. ``bare``: the value of a flag without one. ``several``: the flag may be given several times, or takes
+    several words. ``otherwise``: the default in words, for a default of None or empty. ``implies``: (flag without a
+    value, the field's value, help) of other flags. ``needs``: the field without which this one has no effect.
+    ``both_ways``: there is a flag --no-NAME although the default is off. ``one_of``: fields with the same word exclude
+    each other. ``advanced``: only --help-all shows it.
     """
 
     group: str
@@ -158,7 +156,7 @@ class Flag:
     advanced: bool = False
 
     def __call__(self, schema: dict[str, Any]) -> None:
-        """As ``json_schema_extra`` of a field: the JSON schema names the group."""
+        """Called as ``json_schema_extra`` of a field: adds the group to the JSON schema."""
         schema["group"] = self.group
 
 
@@ -178,7 +176,7 @@ def setting(
     one_of: str | None = None,
     advanced: bool = False,
 ) -> Any:
-    """A field of a `Settings` model; the arguments are those of `Flag`. ``default`` ... is a required one."""
+    """A field of a `Settings` model; the other arguments are those of `Flag`. ``default``: ``...`` if required."""
     flag = Flag(
         group,
         names,
@@ -197,8 +195,8 @@ def setting(
 
 
 class Declared(NamedTuple):
-    """A field with its flag. ``path``: the field's name, behind those of the parts that it is in. ``kind``: its type
-    without None and without what is said of it, ``said`` that."""
+    """A field with its flag. ``path``: the names of its parts, then its own. ``kind``: its type without None and
+    without metadata. ``said``: the metadata."""
 
     path: tuple[str, ...]
     info: FieldInfo
@@ -219,7 +217,7 @@ class Declared(NamedTuple):
 
     @property
     def long_flag(self) -> str:
-        """The first spelling with two dashes: the name of the field in a message."""
+        """The first spelling with two dashes, which messages use."""
         return next((name for name in self.flags if name.startswith("--")), self.flags[0])
 
     @property
@@ -231,11 +229,11 @@ class Declared(NamedTuple):
         return self.info.is_required() and len(self.path) == 1
 
     def one(self, kind: type[Any]) -> Any:
-        """What is said of the field of that kind; None: nothing."""
+        """The metadata of that type; None if there is none."""
         return next((each for each in self.said if isinstance(each, kind)), None)
 
     def in_part(self, name: str, part: FlagsOf) -> Declared:
-        """The same field as a flag of a command that has its model as a part."""
+        """The field as a flag of a command whose part ``name`` has the field's model."""
         prefixed = tuple(f"--{part.prefix}{flag.removeprefix('--')}" for flag in self.flags)
         otherwise = part.otherwise.get(self.name, self.flag.otherwise)
         group = part.group or self.flag.group
@@ -246,7 +244,7 @@ class Declared(NamedTuple):
 
 @cache
 def declared(kind: type[BaseModel]) -> tuple[Declared, ...]:
-    """The flags of a command's settings, in the order of the help; those of its parts too."""
+    """The flags of a command's settings and their parts, in the order of the help."""
     groups = kind.GROUPS if issubclass(kind, Settings) else ()
     rank = {group: number for number, group in enumerate(groups)}
     return tuple(sorted(_fields(kind), key=lambda each: rank.get(each.flag.group, len(rank))))
@@ -277,7 +275,7 @@ def settings_of(command: str) -> type[Settings]:
 
 
 def flag_names(kind: type[BaseModel], part: str = "") -> dict[str, str]:
-    """Field (of the part, if it is given) -> its flag, for messages."""
+    """Field (of ``part``, if given) -> its flag, for messages."""
     start = f"{part}." if part else ""
     return {each.name.removeprefix(start): each.long_flag for each in declared(kind) if each.name.startswith(start)}
 
@@ -302,7 +300,7 @@ def parse(kind: type[S], argv: Sequence[str]) -> S:
     words, rest = list(argv), []
     trailing = next((each for each in flags.values() if each.flag.positional and each.flag.several), None)
     if trailing is not None and "--" in words:
-        # argparse gives a field of several words none as soon as a flag stands before them.
+        # After a flag, argparse gives no words to a positional argument of several words.
         cut = words.index("--")
         words, rest = words[:cut], words[cut + 1 :]
     namespace = vars(parser_of(help_page(kind)).parse_args(words))
@@ -336,7 +334,7 @@ def parse(kind: type[S], argv: Sequence[str]) -> S:
 
 
 def help_page(kind: type[Settings]) -> HelpPage:
-    """The arguments of a command, and what its help begins and ends with."""
+    """The arguments and the help of a command."""
     fields = declared(kind)
     words = [each.flags[0] if each.required else f"[{each.flags[0]}]" for each in fields if each.flag.positional]
     name = program(kind.COMMAND)
@@ -346,7 +344,7 @@ def help_page(kind: type[Settings]) -> HelpPage:
 
 
 def _arguments(each: Declared) -> Iterator[Argument]:
-    """One field as arguments of argparse: its own, and those that set it to a value."""
+    """The arguments of argparse for one field: its flag, and the flags that imply a value."""
     flag, kind = each.flag, each.kind
     one_of = each.name if flag.implies else None
     for name, value, text in flag.implies:
@@ -365,7 +363,7 @@ def _arguments(each: Declared) -> Iterator[Argument]:
 
 
 def _value_options(each: Declared) -> dict[str, Any]:
-    """The options of argparse that read the values of a field."""
+    """The options of argparse for the values of a field."""
     flag, kind = each.flag, each.kind
     known: OneOf | None = each.one(OneOf)
     more: dict[str, Any]
@@ -385,14 +383,14 @@ def _value_options(each: Declared) -> dict[str, Any]:
 
 
 def _help(each: Declared) -> str:
-    """The description, with the default behind it."""
+    """The description, then the default."""
     text = default_text(each)
     description = each.info.description or ""
     return f"{description} (default {text})" if text else description
 
 
 def default_text(each: Declared) -> str:
-    """The default in words, empty where there is nothing to say."""
+    """The default in words; empty if it is None, off or empty."""
     if each.flag.otherwise is not None:
         return each.flag.otherwise
     default = None if each.info.is_required() else each.default
@@ -440,7 +438,7 @@ def _number_reader(each: Declared) -> Callable[[str], float]:
 
 
 def written(each: Declared, value: Any) -> str:
-    """A value as the word that the flag takes."""
+    """A value as a word for the flag."""
     text: Text | None = each.one(Text)
     if text is not None:
         return text.write(value)
@@ -450,7 +448,7 @@ def written(each: Declared, value: Any) -> str:
 
 
 def given_flags(settings: Settings) -> dict[str, str]:
-    """Field -> its flag, of the fields that were set; those in a part too."""
+    """Field -> its flag, for the fields that were set, also in parts."""
     given: dict[str, str] = {}
     for each in declared(type(settings)):
         if each.path[0] not in settings.model_fields_set:
@@ -469,23 +467,23 @@ _ABSENT: Mapping[str, Any] = {}
 
 
 def not_given(settings: Settings, names: Sequence[str], what: str) -> None:
-    """Raises UsageError if one of the fields, or of those in a part, was set: it would change nothing."""
+    """Raises UsageError if one of the fields, also in parts, was set, because it has no effect with ``what``."""
     for name, flag in given_flags(settings).items():
         if name in names:
             raise UsageError(f"{flag} does nothing with {what}; leave it out")
 
 
 def to_words(settings: BaseModel, only: Sequence[str] | None = None) -> list[str]:
-    """The command line, without the command, that gives these settings (of the fields in ``only``, if it is given).
+    """The words of the command line for these settings, without the command and without defaults.
 
-    Fields at their default are left out.
+    ``only``: the fields (None: all).
     """
     return _words(settings, [each for each in declared(type(settings)) if only is None or each.path[0] in only], ())
 
 
 def part_words(value: BaseModel, part: FlagsOf, always: Sequence[str] = ()) -> list[str]:
-    """The flags that give ``value`` in a command that has its model as ``part``; fields at their default are left out,
-    but those in ``always``."""
+    """The flags for ``value`` in a command that has its model as ``part``, without defaults except those of fields in
+    ``always``."""
     fields = [each.in_part("", part) for each in _fields(part.model) if each.path[0] not in part.leave_out]
     return _words({"": value}, fields, always)
 
@@ -497,7 +495,7 @@ def _words(settings: Any, fields: Sequence[Declared], always: Sequence[str]) -> 
     for each in fields:
         holder, value = _value_at(settings, each.path)
         default = None if each.info.is_required() else each.default
-        # A mapping has what was given; a command may have another default for it than its model.
+        # A mapping has only given fields. They are kept: the command's default may differ from the model's.
         given = each.path[-1] in always or (isinstance(holder, Mapping) and len(each.path) > 1)
         if value is None or (value == default and not given):
             continue
@@ -527,7 +525,7 @@ def _words(settings: Any, fields: Sequence[Declared], always: Sequence[str]) -> 
 
 
 def _value_at(settings: Any, path: Sequence[str]) -> tuple[Any, Any]:
-    """What holds a field, which may be in a part, and its value; None: a part does not have it."""
+    """The holder of a field, which may be a part, and the field's value; None if a part lacks it."""
     holder, value = None, settings
     for name in path:
         holder = value

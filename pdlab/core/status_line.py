@@ -1,4 +1,4 @@
-"""One line that says what is happening: overwritten on a terminal, and elsewhere printed now and then."""
+"""A status line: overwritten on a terminal, otherwise printed at intervals."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TextIO
 
 CLEAR = "\r\x1b[K"
 EVERY_S = 15.0
-COLUMNS = 80  # where the terminal does not say
+COLUMNS = 80  # if the terminal's width is unknown
 
 
 class StatusLine:
-    """Where there is no terminal, a line is printed each ``every_s`` seconds; none before ``after_s``."""
+    """``every_s``: seconds between lines without a terminal. ``after_s``: seconds until the first line."""
 
     def __init__(self, stream: TextIO | None = None, every_s: float = EVERY_S, after_s: float = 0.0) -> None:
         self._stream = stream or sys.stderr
@@ -23,7 +23,7 @@ class StatusLine:
         self._shown = False
 
     def show(self, text: str, *, at_once: bool = False) -> None:
-        """Show ``text`` in place of what was shown; ``at_once``: elsewhere than on a terminal too."""
+        """Replace the shown text by ``text``. ``at_once``: do not wait for the next interval."""
         now = time.monotonic()
         if now < self._next_s and not at_once:
             return

@@ -1,4 +1,4 @@
-"""Tables and numbers as text, the same in every output."""
+"""Tables and numbers as text."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import shlex
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-# Sums of the same numbers in another order differ by less than this.
+# Sums of the same numbers in different orders differ by less than this.
 ROUNDING = 1e-9
 
 Row = Sequence[str]
 
 
 def number(value: float | None) -> str:
-    """As many decimals as a measured figure justifies; ``-`` if it is unknown."""
+    """The number with as many decimals as a measured figure justifies; ``-`` if it is unknown."""
     if value is None:
         return "-"
     size = abs(value)
@@ -21,7 +21,7 @@ def number(value: float | None) -> str:
 
 
 def aligned(rows: Sequence[Row], left: Container[int] = ()) -> list[str]:
-    """One line per row, its cells in columns; the columns of ``left`` are left-aligned, the others right."""
+    """One line per row, with the cells in columns; those in ``left`` are left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -33,13 +33,13 @@ def aligned(rows: Sequence[Row], left: Container[int] = ()) -> list[str]:
 
 
 def table(head: Row, rows: Sequence[Row], left: Container[int] = ()) -> str:
-    """`aligned` rows under a head, with a rule under each of its columns."""
+    """`aligned` rows under a head and a rule."""
     rule = ["-" * max(map(len, column)) for column in zip(head, *rows, strict=True)]
     return "\n".join(aligned([head, rule, *rows], left))
 
 
 def percent(share: float, reference: float = 0.0) -> str:
-    """Whole per cent, or as many decimals as distinguish it from ``reference``: a share above 0 never prints as 0."""
+    """Per cent, with the fewest decimals that distinguish it from ``reference``: a share above 0 never prints as 0."""
     if abs(share - reference) <= ROUNDING:
         return f"{100 * share:.0f}".replace("-0", "0")
     decimals = next(d for d in range(10) if round(100 * share, d) != round(100 * reference, d))
@@ -57,7 +57,7 @@ def duration(seconds: float) -> str:
 
 
 def numbers(values: Iterable[float]) -> str:
-    """``1,2.5``, as a flag takes them."""
+    """``1,2.5``, as a flag's value."""
     return ",".join(f"{value:g}" for value in values)
 
 
@@ -77,7 +77,7 @@ def gigabytes(count: float) -> str:
 
 
 def bytes_shown(count: int) -> str:
-    """``1.573 MB``, of bytes: four digits in the unit that fits."""
+    """``1.573 MB``: bytes with four digits in the largest unit."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= factor:
             return f"{count / factor:.4g} {unit}"
@@ -85,13 +85,18 @@ def bytes_shown(count: int) -> str:
 
 
 def last_line(text: str) -> str:
-    """The last line that is not blank, stripped; empty where there is none."""
+    """The last line that is not blank, stripped; empty if there is none."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message that is not blank, stripped; without one the exception's type."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def shell_assignments(variables: Mapping[str, str]) -> str:
-    """``NAME=VALUE NAME='TWO WORDS'``: a shell takes them in front of a command and behind export. The name stays
-    outside the quotes, because a quoted word in front of a command is the command itself."""
+    """``NAME=VALUE NAME='TWO WORDS'``, for a shell before a command or after export. The name stays outside the quotes,
+    because a shell runs a quoted first word as the command."""
     return " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
 
 
@@ -100,7 +105,7 @@ def plain(value: float) -> str:
 
 
 def listed(labels: Sequence[str]) -> str:
-    """``a, b and c``; of more than four the first three and how many others. Empty where there is none."""
+    """``a, b and c``; for more than four labels the first three and the number of others."""
     if not labels:
         return ""
     if len(labels) > 4:
@@ -108,14 +113,14 @@ def listed(labels: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(labels[:-1]), *labels[-1:]]))
 
 
-LEAST_BEGUN = 4  # so many characters of a name, written alone, say which is meant
-LISTED = 8  # up to so many known names are listed in a message
+LEAST_BEGUN = 4  # from this many characters on, the beginning of a name suggests the name
+LISTED = 8  # most names in a message
 
 
 class Choices(NamedTuple):
-    """What can be suggested in place of a word: the known names that are ``near`` it, or else all that are ``known``.
+    """Suggestions for an unknown word: the known names ``near`` it, else all ``known`` names.
 
-    As text ``did you mean pd-pack?``, ``known are a, b``, ``known are a, b, ... (28 in all)``.
+    As text: ``did you mean pd-pack?``, ``known are a, b``, ``known are a, b, ... (28 in all)``.
     """
 
     near: tuple[str, ...]
@@ -131,8 +136,8 @@ class Choices(NamedTuple):
 
 
 def choices(word: str, known: Iterable[str], cutoff: float = 0.6) -> Choices:
-    """What to suggest in place of ``word``; ``cutoff`` is difflib's, 1 for the same name only."""
-    import difflib  # needed for a misspelt name only
+    """Suggestions for ``word``. ``cutoff``: that of difflib; 1: only equal names."""
+    import difflib  # here, because only misspelt names need it
 
     names = sorted(dict.fromkeys(known))
     by_case = {name.casefold(): name for name in names}

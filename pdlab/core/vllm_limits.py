@@ -1,4 +1,4 @@
-"""Which TP, PP, DP and EP vLLM accepts for a model."""
+"""Limits of vLLM on the TP, PP, DP and EP degrees for a model."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pdlab.core.nodes import Placement
 
 
 def check_divisibility(deployment: Deployment, shape: ModelShape | None) -> list[str]:
-    """Rules of vLLM 0.29 on TP and PP degrees; returns warnings. Raises UsageError.
+    """Check vLLM 0.29's rules on TP and PP degrees. Returns warnings. Raises UsageError.
 
-    Without a shape only the rules between prefill and decode can be checked.
+    Without a shape, only the rules between prefill and decode are checked.
 
-    Heads must divide by TP. KV heads must divide by TP, or TP by KV heads (heads are then
-    replicated). Between prefill and decode one TP must divide the other, and a prefill TP larger
-    than decode's may not exceed the KV heads.
+    TP must divide the attention heads. TP must divide the KV heads, or the KV heads TP (vLLM then replicates heads).
+    The TP of prefill must divide that of decode, or the reverse. A prefill TP above decode's must not exceed the KV
+    heads.
 
-    Neither prefill nor decode may have pipeline stages (nixl/base_worker.py): a consumer with PP > 1 is
-    refused, and so is either role where the model has several KV layouts; a consumer that pulls asks the
-    first stage of prefill alone, and fails because that has fewer layers than it has itself.
+    Neither prefill nor decode may have pipeline stages (vLLM's nixl/base_worker.py). vLLM refuses a decode engine with
+    PP > 1, and both roles for a model with several KV layouts. A decode engine reads only from prefill's first stage,
+    and fails because that stage has fewer layers than decode.
     """
     for role, pool in deployment.pools.items():
         if shape is not None:
@@ -59,10 +59,10 @@ def check_divisibility(deployment: Deployment, shape: ModelShape | None) -> list
 
 
 def check_ports(deployment: Deployment, placement: Placement) -> None:
-    """Raises UsageError if two engines of one data parallel rank, of different replicas, are on one node.
+    """Raises UsageError if engines of the same data parallel rank, of different replicas, are on one node.
 
-    Ray Serve LLM 2.60 derives a data parallel engine's handshake port from its rank alone: both would take one
-    port, and the second waits for it for ever.
+    Ray Serve LLM 2.60 derives the handshake port of a data parallel engine only from its rank. So both engines would
+    use one port, and the second would wait for it without end.
     """
     if "prefill" not in deployment.pools:
         return
@@ -83,8 +83,11 @@ def check_ports(deployment: Deployment, placement: Placement) -> None:
 
 
 def check_experts_on_cpu(deployment: Deployment, shape: ModelShape | None, placement: Placement) -> None:
-    """vLLM 0.29's CPU communicator has no ``all_gatherv``, with which data parallel ranks hand tokens to the experts of
-    all of them: the engines start, and end at the first request. Raises UsageError."""
+    """Raises UsageError for experts on data parallel ranks of CPUs.
+
+    vLLM 0.29's CPU communicator has no ``all_gatherv``, with which these ranks exchange tokens. The engines start, and
+    end at the first request.
+    """
     if shape is None or shape.experts == 1 or placement.device != "cpu":
         return
     for role, pool in deployment.pools.items():
@@ -113,7 +116,7 @@ def check_context(deployment: Deployment, shape: ModelShape | None) -> None:
 
 
 def _redundant_experts(engine_kwargs: dict[str, Any]) -> int:
-    """Copies of experts that vLLM's expert load balancer adds: EP divides experts and copies together."""
+    """The number of expert copies that vLLM's load balancer adds. EP divides experts and copies together."""
     config = engine_kwargs.get("eplb_config")
     redundant = config.get("num_redundant_experts", 0) if isinstance(config, dict) else 0
     return redundant if engine_kwargs.get("enable_eplb") and isinstance(redundant, int) else 0

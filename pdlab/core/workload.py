@@ -1,4 +1,4 @@
-"""What to ask of a deployment: ``Workload`` (the requests), ``Load`` (how they arrive), ``Slo``, ``Sweep``."""
+"""``Workload`` (the requests), ``Load`` (their arrivals) and ``Slo``."""
 
 from __future__ import annotations
 
@@ -28,22 +28,21 @@ if TYPE_CHECKING:
 
 WorkloadMode = Literal["mixed", "prefill-only", "decode-only", "decode-approx"]
 LoadKind = Literal["concurrency", "rate", "ramp", "replay"]
-# Lengths that need no nominal ones.
+# Kinds of lengths that set the nominal lengths themselves.
 OWN_MEANS = (Pairs, Mixes, Replayed)
 
 
 class Workload(Frozen):
-    """Random-token requests, in tokens.
+    """Requests of random tokens.
 
-    ``lengths`` says how the lengths of single requests vary around ``input_tokens`` and ``output_tokens``, which are
-    the rounded means of a file or of mixes where it is one of these; text is read by
-    `pdlab.core.lengths.parse_lengths`.
+    ``lengths``: how the lengths of requests vary around ``input_tokens`` and ``output_tokens``; a text is read by
+    `pdlab.core.lengths.parse_lengths`. For a file or mixes, the two nominal lengths are the rounded means.
 
-    ``prefill-only`` asks for one output token. ``decode-only`` sends the whole prompt to engines that
-    fill its KV cache instead of computing it (``Deployment.decode_bench``), so that decode runs at the
-    real context length. ``decode-approx`` sends one input token to any engine: decode of an empty
-    context, which is not the same (see docs/methodology.md). The first ``shared_prefix_tokens`` of the
-    input are the same in every request: that share of the prompt may come from the prefix cache.
+    ``mode``: ``prefill-only`` requests one output token. ``decode-only`` sends the whole prompt to engines that fill
+    its KV cache without computing it (``Deployment.decode_bench``), so that decode runs at the real context length.
+    ``decode-approx`` sends one input token to any engine, so that decode runs without context (docs/methodology.md).
+
+    ``shared_prefix_tokens``: the first tokens of the input that all requests share, and the prefix cache may have.
     """
 
     input_tokens: int = Field(default=5000, ge=1)
@@ -100,11 +99,11 @@ class Workload(Frozen):
         return not isinstance(self.lengths, Fixed)
 
     def mean_rps(self, load: Open) -> float:
-        """Requests/s that arrive on average; of mixes over a whole round."""
+        """Mean arrival rate in requests/s, for mixes over a whole round."""
         return load.rate_rps * (self.lengths.mean_rate if isinstance(self.lengths, Mixes) else 1.0)
 
     def most_rps(self, load: Open) -> float:
-        """Requests/s that arrive at the busiest time."""
+        """Highest arrival rate, in requests/s."""
         return load.rate_rps * (self.lengths.most_rate if isinstance(self.lengths, Mixes) else 1.0)
 
     @property
@@ -116,17 +115,17 @@ class Workload(Frozen):
 
     @property
     def sent_input_tokens(self) -> int:
-        """Nominal input tokens as sent: those of every request where lengths are fixed."""
+        """Nominal input tokens as sent; those of every request if lengths are fixed."""
         return self._sent(*self._nominal)[0]
 
     @property
     def sent_output_tokens(self) -> int:
-        """Nominal output tokens asked: those of every request where lengths are fixed."""
+        """Nominal requested output tokens; those of every request if lengths are fixed."""
         return self._sent(*self._nominal)[1]
 
     @property
     def mean_tokens(self) -> MeanTokens:
-        """Of a request as sent."""
+        """Mean tokens of a request, as sent."""
         mean = self.lengths.mean(self._nominal)
         if self.mode == "decode-approx":
             return mean._replace(input=1.0)
@@ -134,13 +133,13 @@ class Workload(Frozen):
 
     @property
     def typical(self) -> Pair:
-        """`mean_tokens` in whole tokens; the lengths themselves where they are fixed."""
+        """`mean_tokens` in whole tokens; the lengths themselves if they are fixed."""
         inputs, outputs = self.mean_tokens
         return round(inputs), round(outputs)
 
     @property
     def longest(self) -> Pair:
-        """Input and output tokens of the possible request that has most of them."""
+        """Input and output tokens of the longest possible request."""
         return self._sent(*self.lengths.longest(self._nominal))
 
     @property

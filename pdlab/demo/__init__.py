@@ -1,1 +1,1 @@
-"""The demo: deployments of a tiny model on this machine, a short sweep of each, one plot."""
+"""The demo: it deploys a tiny model on this machine in three ways, measures each briefly, and draws one plot."""

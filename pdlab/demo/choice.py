@@ -1,4 +1,4 @@
-"""What the demo measures on this machine, and why; what keeps it from running here."""
+"""Choose what the demo measures on this machine, and refuse machines that are too small."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pdlab.core.text import gigabytes
 PORT = 8000
 ENGINES = 2
 LEVELS, FEWER_LEVELS = (1, 2, 4, 8, 16), (1, 2, 4, 8)
-# Measured on 2 cores: the proportional set sizes of the demo's processes sum up to 6.6 GB at the peak. Part of that
-# are pages of files, which give way; with less than 4 GB the engines do not fit beside each other.
+# Measured on 2 cores: the proportional set sizes of the demo's processes add up to 6.6 GB at the peak. The kernel can
+# drop the pages of files among them, but two engines do not fit in less than 4 GB.
 MEMORY_PEAK_BYTES = 6.6e9
 MEMORY_NEED_BYTES = 4e9
 DISK_NEED_BYTES = 1e9
-ESTIMATED_CORES = 2.0  # of the machine on which the times of the steps were measured
+ESTIMATED_CORES = 2.0  # the machine on which the times of the steps were measured had 2 cores
 ON_THE_PLOT = (
     "Two small CPU engines per deployment, all on one machine: pack and spread differ only by noise here, and nothing "
     "of this predicts GPUs."
@@ -29,18 +29,18 @@ ON_THE_PLOT = (
 
 
 class Choice(NamedTuple):
-    """What the demo measures, and why, in sentences."""
+    """The concurrency levels of the demo, and the reasons for its choices, one sentence each."""
 
     levels: tuple[int, ...]
     why: tuple[str, ...]
 
 
 def refuse_if_too_small(host: Machine, folders: Sequence[Path]) -> None:
-    """Raises UsageError where the demo cannot work: too little memory or disk."""
+    """Raises UsageError if memory or disk space is too small for the demo."""
     free = host.memory_free_bytes
     if free is not None and free < MEMORY_NEED_BYTES:
         raise UsageError(
-            f"{gigabytes(free)} of memory are free, the demo needs {MEMORY_NEED_BYTES / 1e9:.0f} GB at least "
+            f"{gigabytes(free)} of memory are free, but the demo needs at least {MEMORY_NEED_BYTES / 1e9:.0f} GB "
             f"for Ray, {ENGINES} engines and the load generator; end other programs, or raise the "
             "container's memory limit"
         )
@@ -48,19 +48,17 @@ def refuse_if_too_small(host: Machine, folders: Sequence[Path]) -> None:
         left = machine.disk_free_bytes(folder)
         if left is not None and left < DISK_NEED_BYTES:
             raise UsageError(
-                f"{gigabytes(left)} of disk are free for {folder}, the demo needs {DISK_NEED_BYTES / 1e9:.0f} GB; "
+                f"{gigabytes(left)} of disk are free for {folder}, but the demo needs {DISK_NEED_BYTES / 1e9:.0f} GB; "
                 "free some, or choose other folders with --out, $PDLAB_CACHE_DIR, $TMPDIR"
             )
 
 
 def choose(host: Machine, requested: tuple[int, ...] | None) -> Choice:
-    """Levels and engines for this machine."""
+    """The levels for this machine; ``requested`` replaces them."""
+    fewest = "more would share the same cores" if host.cores < 8 else "the demo stays short"
     why = [
         f"{ENGINES} engines per deployment: the fewest that PD can have (1 prefill, 1 decode), and as many collocated "
-        "ones to compare with; more would share the same cores"
-        if host.cores < 8
-        else f"{ENGINES} engines per deployment: the fewest that PD can have (1 prefill, 1 decode), and as many "
-        "collocated ones to compare with; the demo stays short"
+        f"ones to compare with; {fewest}"
     ]
     if requested is not None:
         levels, reason = requested, "as asked"
@@ -75,19 +73,19 @@ def choose(host: Machine, requested: tuple[int, ...] | None) -> Choice:
     if host.busy:
         names = ", ".join(f"{each.name} (pid {each.pid}) {each.cores:.1f}" for each in host.busy[:3])
         why.append(
-            f"other programs use cores: {names}; figures measured beside them are worse, and levels may be invalid: "
-            "those are measured once more"
+            f"other programs use cores: {names}; they make the measured figures worse, and levels may be invalid: "
+            "the demo measures invalid levels once more"
         )
     if host.memory_free_bytes is not None and host.memory_free_bytes < MEMORY_PEAK_BYTES:
         why.append(
             f"memory is scarce: {gigabytes(host.memory_free_bytes)} are free, and the demo used up to "
-            f"{gigabytes(MEMORY_PEAK_BYTES)} where it was measured; an engine may be killed"
+            f"{gigabytes(MEMORY_PEAK_BYTES)} on another machine; the kernel may kill an engine"
         )
     return Choice(levels, tuple(why))
 
 
 def conditions(host: Machine) -> list[str]:
-    """What a reader of the plot must know."""
+    """Notes for the reader of the plot."""
     notes = [ON_THE_PLOT]
     if host.busy and host.idle_cores is not None:
         notes.append(
@@ -97,13 +95,13 @@ def conditions(host: Machine) -> list[str]:
 
 
 def slower_by(host: Machine) -> float:
-    """Factor on the times of two idle cores, for the first estimate."""
+    """Factor by which this machine is slower than two idle cores, for the first estimate."""
     idle = host.cores if host.idle_cores is None else host.idle_cores
     return max(1.0, ESTIMATED_CORES / max(0.5, idle))
 
 
 def describe(host: Machine, out: Path) -> str:
-    """One line: cores, memory, disk, load."""
+    """The machine in one line: cores, memory, disk, load."""
     parts = [_cores(host.cores)]
     if host.idle_cores is not None:
         parts[0] += f" ({host.idle_cores:.1f} idle)"
@@ -123,9 +121,9 @@ def _cores(count: float) -> str:
 
 @contextlib.contextmanager
 def held_port(requested: int | None) -> Iterator[int]:
-    """The port to serve on, kept from other programs during the block where it is a free one of the kernel's choice.
+    """The port to serve on: ``requested``, else PORT, else a free port that is held for the demo during the block.
 
-    Raises UsageError where the one that was asked for is taken.
+    Raises UsageError if ``requested`` is taken or no port.
     """
     if requested is not None and not 0 < requested < 65536:
         raise UsageError(f"--port {requested}: a port is 1 to 65535")
@@ -147,5 +145,5 @@ def held_port(requested: int | None) -> Iterator[int]:
 def nodes_are_up() -> bool:
     try:
         return local_nodes.running() is not None
-    except UsageError:  # another launch is starting them, or their record is damaged
+    except UsageError:  # another launch is starting nodes, or their record is damaged
         return True

@@ -1,4 +1,4 @@
-"""How long the steps of the demo take, and what is left."""
+"""Estimate how long the rest of the demo takes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from pdlab.core.status_line import minutes
 
 
 class DemoClock:
-    """How long the steps of the demo take: estimates, corrected by what finished steps of that kind took."""
+    """The remaining time of the demo: an estimate per step, corrected by the times of finished steps of its kind.
+
+    ``estimates_s``: for each step its kind and its estimate in seconds. ``now``: a clock in seconds.
+    """
 
     def __init__(self, estimates_s: Sequence[tuple[str, float]], now: Callable[[], float] = time.monotonic) -> None:
         self._estimates = list(estimates_s)
@@ -27,20 +30,20 @@ class DemoClock:
         return self._now() - self._began
 
     def begin(self, step: int) -> None:
-        """Step ``step`` (from 0) begins; steps before it that never began are left out."""
+        """Step ``step`` (from 0) begins. Earlier steps that never began no longer count."""
         self.step, self._step_began = step, self._now()
 
     def end(self) -> None:
         self._took[self.step] = self._now() - self._step_began
 
     def left_s(self) -> float:
-        """Seconds to go, the running step's rest included."""
+        """Remaining seconds, with the rest of the running step."""
         left = 0.0
         for step, (kind, estimate_s) in enumerate(self._estimates):
             expected_s = estimate_s * self._correction(kind)
             if step == self.step and step not in self._took:
                 spent_s = self._now() - self._step_began
-                left += max(expected_s - spent_s, 0.1 * spent_s)  # overdue: somewhat longer
+                left += max(expected_s - spent_s, 0.1 * spent_s)  # a late step takes a little longer still
             elif step > self.step:
                 left += expected_s
         return left

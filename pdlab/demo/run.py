@@ -1,6 +1,6 @@
-"""Launch, sweep and take down each deployment of the demo, then draw what was measured.
+"""Launch, measure and stop each deployment of the demo, then draw the results.
 
-It runs the very commands that a person would type, and prints them.
+It runs the commands that a person would type, and prints them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pdlab.steps.runner import RAN, ChildStep, StepEnd, StepRunner, StepVerdict,
 NO_PLOT, INCOMPLETE = 1, 3
 STOPPED = "the demo was interrupted"
 REPORT_EVERY_S = 20.0
-# Measured on two idle cores; what finished steps really took corrects them.
+# Measured on two idle cores. `DemoClock` corrects them.
 LAUNCH_S, SWEEP_START_S, REQUEST_S = 25.0, 20.0, 0.1
 LAUNCH_CODES: dict[int, StepVerdict] = {0: "ok"}
 SWEEP_CODES: dict[int, StepVerdict] = {0: "ok", INCOMPLETE: "finding"}
@@ -43,7 +43,7 @@ class DemoRun(NamedTuple):
     flags: tuple[str, ...]
 
 
-# In this order a person sees PD work first; the collocated engines use as many CPUs as the pairs.
+# PD comes first, because it is what people want to see. The collocated engines use as many CPUs as the pairs.
 DEPLOYMENTS = (
     DemoRun("pd-spread-p1xtp1-d1xtp1", ("--pd-spread", "--p-num", "1", "--p-tp", "1", "--d-num", "1", "--d-tp", "1")),
     DemoRun("pd-pack-p1xtp1-d1xtp1", ("--pd-pack", "--p-num", "1", "--p-tp", "1", "--d-num", "1", "--d-tp", "1")),
@@ -63,7 +63,7 @@ NO_H100 = "Small engines on shared cores do not predict H100s. The same commands
 
 @dataclass
 class DemoPart:
-    """What became of one deployment: ``error`` says why it was not measured, or not completely."""
+    """The results of one deployment. ``error``: why not all of its levels were measured."""
 
     name: str
     error: str | None = None
@@ -75,7 +75,7 @@ class DemoPart:
 
 
 class Demo:
-    """One run of the demo. A signal to stop ends the running command; the shutdown and the plot come all the same."""
+    """One run of the demo. After a signal to stop, it still shuts the deployment down and draws the plot."""
 
     def __init__(self, out: Path, port: int, levels: Sequence[int], itl: str, otl: str, host: Machine) -> None:
         slower = slower_by(host)
@@ -93,7 +93,7 @@ class Demo:
         self._mute = False
 
     def run(self) -> int:
-        """All deployments, the plot, the tables, what they mean; returns the exit code."""
+        """Measure all deployments, draw the plot, print the tables and what they mean. Returns the exit code."""
         about = math.ceil(self._clock.left_s() / 60)
         self._print(f"- it takes about {about} minutes; Ctrl-C ends it with a plot of what was measured")
         with self._runner.listening():
@@ -140,11 +140,11 @@ class Demo:
                 where = [_shown_path(path) for path in (log, self._keep_logs(end, shown.name)) if path]
                 part.error = f"{failed}: {reason}; logs: {', '.join(where)}"
                 self._print(f"\n{shown.name} {part.error}\nthe demo continues without it")
-                self._stop()  # what is left of it must not spoil the next one
+                self._stop()  # its leftovers must not disturb the next deployment
                 return
 
     def _keep_logs(self, end: StepEnd, name: str) -> Path | None:
-        """The engines' logs that the launcher kept, copied from where its next failure would replace them."""
+        """Copy the engines' logs, because the launcher's next failure replaces them. Returns where they are."""
         path = end.failure.logs if end.failure else None
         if path is None or not path.is_dir():
             return None
@@ -156,13 +156,13 @@ class Demo:
         return own
 
     def _stop(self) -> None:
-        """Take down whatever is up."""
+        """Shut down the deployment and the local nodes, if there are any."""
         if nodes_are_up():
             argv = (*python_words("launch"), "--shutdown", "--port", str(self._port))
             self._command(ChildStep(argv, log=self._out / "logs/stop.log", always=True))
 
     def _draw(self) -> Path | None:
-        """The plot and the tables of what was measured; None where nothing could be drawn."""
+        """Draw the plot and print the tables. Returns the plot's path; None if nothing could be drawn."""
         drawn = [part for part in self._parts if part.runs]
         if not drawn:
             return None
@@ -172,7 +172,7 @@ class Demo:
         folders = [_shown_path(self._out / part.name) for part in drawn]
         words = (*python_words("viz"), "--exps", *folders, "--use-normalized", "--gpus-per-node", str(ENGINES), *notes)
         argv = (*words, "--plot-path", _shown_path(plot))
-        # An interrupted demo ends with this plot; a whole one may be interrupted here too.
+        # An interrupted demo still draws its plot.
         end = self._command(ChildStep(argv, log=self._out / "logs/viz.log", always=self._runner.interrupted))
         return plot if end.verdict in RAN else None
 
@@ -195,7 +195,7 @@ class Demo:
         return "".join(lines)
 
     def _command(self, step: ChildStep) -> StepEnd:
-        """Run a step; show and log what it prints."""
+        """Run a step. Show and log its output."""
         self._print(f"\n$ {as_typed(step.argv)}")
         return self._runner.run(step, self._print, self._report, REPORT_EVERY_S)
 
@@ -204,7 +204,7 @@ class Demo:
             self._print(f"-- demo: step {self._clock.step + 1} of {self._clock.steps}, {self._clock}")
 
     def _print(self, text: str) -> None:
-        """Print; without a reader continue to the clean end."""
+        """Print. If nobody reads the output any more, stop the demo cleanly."""
         if self._mute:
             return
         try:
@@ -217,7 +217,7 @@ class Demo:
 
 
 def meaning(names: Sequence[str]) -> str:
-    """What the plot of these deployments shows, and what not."""
+    """What the plot of these deployments shows, and what it does not."""
     pd = [name for name in names if name.startswith("pd-")]
     lines = [REAL]
     lines += [PACK_AND_SPREAD] if len(pd) > 1 else []
@@ -226,7 +226,7 @@ def meaning(names: Sequence[str]) -> str:
 
 
 def measured_levels(folder: Path) -> tuple[Run, ...]:
-    """The levels that were measured, as far as they can be read."""
+    """The measured levels of a folder; empty if they cannot be read."""
     try:
         return tuple(Store(folder).runs())
     except StoreError:
@@ -234,5 +234,5 @@ def measured_levels(folder: Path) -> tuple[Run, ...]:
 
 
 def _shown_path(path: Path) -> str:
-    """Relative to the project's folder, where it lies in it."""
+    """The path; relative to the project's folder if it is inside."""
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)

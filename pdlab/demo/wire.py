@@ -1,6 +1,6 @@
-"""``make wire``: pack in memory, spread over a shaped link, and a planted corruption, each called by its name.
+"""``make wire``: three transfer checks on this machine: pack in memory, spread over a shaped link, planted corruption.
 
-It runs the very commands that a person would type, and prints them.
+It runs the commands that a person would type, and prints them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pdlab.cluster.two_hosts import parse_shape, require
 from pdlab.core.commands import python_words
 from pdlab.steps.runner import StepRunner
 
-# What is checked, and the exit code of a check that tells the truth about it.
+# The flags of each check, and the exit code that it must end with.
 CHECKS = (
     (["--strategy", "pack"], 0),
     (["--strategy", "spread"], 0),
@@ -26,9 +26,10 @@ p5.48xlarge the same command, without the two hosts, shows whether EFA carries i
 
 
 def prove(rate: str, token_counts: Sequence[int]) -> int:
-    """Make two hosts with a link of ``rate``, run each check between them, take them down. Returns the exit code.
+    """Make two hosts with a link of ``rate``, run each check between them, remove them. Returns the exit code.
 
-    Raises UsageError for a bad rate, and where two hosts cannot be made.
+    ``rate``: for example ``10gbit``. ``token_counts``: prompt lengths. Raises UsageError for a bad rate, or if this
+    machine cannot make two hosts.
     """
     parse_shape(rate, None)
     require()
@@ -37,7 +38,7 @@ def prove(rate: str, token_counts: Sequence[int]) -> int:
     runner = StepRunner()
     code = runner.run_shown(*hosts, "up", "--rate", rate)
     if code:
-        return code  # what is up already is somebody else's, and stays
+        return code  # two hosts that were up already belong to somebody else, and stay
     try:
         for words, right in CHECKS:
             command = [sys.executable, *python_words("check-transfer"), *words, "--random-blocks", "--tokens", tokens]

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 
 from pydantic import Field
 
-from pdlab.cluster.connection import Cluster, hush
+from pdlab.cluster.connection import Cluster, quiet_logs
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import ClusterError, DeployError
 from pdlab.core.nodes import NODE_ID_LABEL, ClusterView, Role
@@ -104,7 +104,7 @@ class Application:
         except errors.RayError as error:
             raise ClusterError(_why_no_proxy(str(error))) from error
         self._record_env()
-        hush()
+        quiet_logs()
 
     def _controller_env(self) -> dict[str, str]:
         """Environment that Serve's controller was started with; none when it was not pdlab that started it."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pdlab.core.errors import ClusterError, PdlabError
-from pdlab.faults.kinds import FaultAction, FaultTarget, Role
+from pdlab.faults.kinds import FaultAction, FaultTarget, Role, Verb
 from pdlab.faults.link import ShapedLink
 from pdlab.faults.load import Load
 from pdlab.faults.on_node import PREPARATION_S
@@ -125,7 +125,7 @@ class Injector:
 
 
 class _FaultInProgress:
-    """One fault during its acts; a method ``_VERB`` for each verb of `pdlab.faults.kinds.Verb`."""
+    """One fault during its acts."""
 
     def __init__(self, injector: Injector, due: DueFault) -> None:
         self.injector = injector
@@ -170,8 +170,31 @@ class _FaultInProgress:
     def do(self, act: FaultAction) -> None:
         """Do one act. Raises NoTarget, ClusterError, OSError."""
         began = self.injector.load.now_s()
-        note = getattr(self, f"_{act.verb}")(act)
+        note = self._work_of(act)()
         self.done.append(f"{began:.2f} s {act.verb}{f' {act.target.text}' if act.target else ''}{note or ''}")
+
+    def _work_of(self, act: FaultAction) -> Callable[[], str | None]:
+        """The work of the act; it may return a note for the record."""
+        link, load, plan = self.injector.link_acts, self.injector.load, self.plan
+        work: dict[Verb, Callable[[], str | None]] = {
+            "kill": lambda: self._kill(act),
+            "stop": lambda: self._stop(act),
+            "continue": lambda: self._continue(act),
+            "restart": self._restart,
+            "wait": lambda: time.sleep(plan.wait_s(act.wait)),
+            "await_prefill": self._await_prefill,
+            "link_down": lambda: link().down(plan.hold_s),
+            "link_up": lambda: link().up(),
+            "link_slow": lambda: link().slow(plan.link_mbit),
+            "link_restore": lambda: link().restore(),
+            "drop": lambda: link().drop(plan.drop_share, self._surveys),
+            "drop_end": lambda: link().drop(0.0, self._surveys),
+            "send_leaving": lambda: load.send_leaving(plan.leavers, self.due.kind.phase or ""),
+            "await_chunks": self._await_chunks,
+            "leave": load.leave,
+            "send_more": self._send_more,
+        }
+        return work[act.verb]
 
     def _kill(self, act: FaultAction) -> None:
         member = self._of(act)
@@ -197,15 +220,12 @@ class _FaultInProgress:
         if member.part != "raylet":
             self.injector.go_on(member)
 
-    def _restart(self, act: FaultAction) -> None:
+    def _restart(self) -> None:
         if self.injector.context.restart is None or not self._node_name:
-            raise NoTarget("nothing here can start that node again")
+            raise NoTarget("pdlab cannot start that node again")
         self.injector.context.restart(self._node_name)
 
-    def _wait(self, act: FaultAction) -> None:
-        time.sleep(self.plan.wait_s(act.wait))
-
-    def _await_prefill(self, act: FaultAction) -> str:
+    def _await_prefill(self) -> str:
         """Wait until the requests in flight have been prefilled: no prefill has finished for a while, or a limit."""
         before = self._prefilled_before
         began = moved = time.monotonic()
@@ -224,28 +244,7 @@ class _FaultInProgress:
                 answered = "unknown" if before is None or last is None else f"{last - before:g}"
                 return f" ({answered} prefills since)"
 
-    def _link_down(self, act: FaultAction) -> None:
-        self.injector.link_acts().down(self.plan.hold_s)
-
-    def _link_up(self, act: FaultAction) -> None:
-        self.injector.link_acts().up()
-
-    def _link_slow(self, act: FaultAction) -> None:
-        self.injector.link_acts().slow(self.plan.link_mbit)
-
-    def _link_restore(self, act: FaultAction) -> None:
-        self.injector.link_acts().restore()
-
-    def _drop(self, act: FaultAction) -> None:
-        self.injector.link_acts().drop(self.plan.drop_share, self._surveys)
-
-    def _drop_end(self, act: FaultAction) -> None:
-        self.injector.link_acts().drop(0.0, self._surveys)
-
-    def _send_leaving(self, act: FaultAction) -> None:
-        self.injector.load.send_leaving(self.plan.leavers, self.due.kind.phase or "")
-
-    def _await_chunks(self, act: FaultAction) -> str:
+    def _await_chunks(self) -> str:
         load = self.injector.load
         deadline = time.monotonic() + CHUNKS_MOST_S
         first = True
@@ -255,10 +254,7 @@ class _FaultInProgress:
             time.sleep(0.002)
         return f" ({load.streaming} streams)"
 
-    def _leave(self, act: FaultAction) -> None:
-        self.injector.load.leave()
-
-    def _send_more(self, act: FaultAction) -> str:
+    def _send_more(self) -> str:
         self.injector.load.send_more(self.injector.context.more)
         return f" ({self.injector.context.more} requests)"
 

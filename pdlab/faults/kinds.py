@@ -199,27 +199,27 @@ def why_not(kind: FaultKind, possible: DeploymentFeatures) -> str | None:
     if kind.needs_relay and not possible.relay:
         return "the link has no relay: it has no delay (python -m pdlab two-hosts shape --delay-ms)"
     if kind.disaggregated and "prefill" not in possible.replicas:
-        return "prefill and decode are not apart"
+        return "prefill and decode are not separate"
     for target in kind.targets:
         if target.role is not None and target.role not in possible.replicas:
-            return f"it has no {target.role} pool"
+            return f"the deployment has no {target.role} pool"
         if (target.role, target.part) not in possible.parts:
             return _missing(target)
     restarts = any(act.verb == "restart" for act in kind.acts)
     if restarts and not possible.restarts:
-        return "nothing here can start that node again, as on local nodes"
+        return "pdlab can start that node again only on local nodes"
     return None
 
 
 def _missing(target: FaultTarget) -> str:
     if target.part == "worker":
-        return f"{target.role} engines have no worker process of their own (TP 1: it is in the engine core's)"
+        return f"{target.role} engines have no separate worker process (TP 1: the engine core runs the worker)"
     if target.part == "balancer":
         return "no HAProxy runs here"
     if target.part in ("raylet", "node"):
-        return "all of it is on the head node, whose end would be the cluster's"
+        return "the only raylet is on the head node, and its end would end the cluster"
     if target.part == "board":
-        return "no engines' roles move here (launch_gptoss.py --pd-fluid)"
+        return "engines do not change roles here (launch_gptoss.py --pd-fluid)"
     if target.part == "router":
         return "no request router or ingress replica runs here"
     return f"no {target.text} runs here"

@@ -108,7 +108,7 @@ class Load:
     def check(self) -> None:
         """Raises BenchError when the loop itself has failed."""
         if self._failure is not None:
-            raise BenchError(f"the load ended by itself: {self._failure!r}") from self._failure
+            raise BenchError(f"the load ended with an error: {self._failure!r}") from self._failure
 
     def send_more(self, count: int) -> None:
         """Send ``count`` ordinary requests at once, in addition to those of the loop."""
@@ -144,7 +144,7 @@ class Load:
         self._stopping = True
         self._thread.join(self.service.limit_s + JOIN_S)
         if self._thread.is_alive():
-            raise BenchError("the load does not end: a request outlives its limit")
+            raise BenchError("the load does not end: a request takes longer than its limit")
         self.check()
 
     def _call(self, act: Callable[[], Any]) -> None:

@@ -149,12 +149,12 @@ def describe(plan: FaultPlan, made: FaultSchedule, subject: str, replicas: dict[
         f"{', '.join(map(str, plan.prompt_tokens))} tokens, {plan.max_tokens} tokens greedy, "
         f"a hang is {plan.limit_s:g} s; seed {plan.seed}",
     ]
-    waits = f", or when it has recovered (at most {plan.recover_s:g} s later)" if plan.recover_s else ""
+    waits = f", or after the recovery (at most {plan.recover_s:g} s later)" if plan.recover_s else ""
     lines.append(f"{len(made.due)} faults, each at its time{waits}:")
     for due in made.due:
         lines.append(f"  {due.at_s:8.1f} s  {due.kind.name}: {act_text(due.kind, plan)}")
     if made.impossible:
-        lines.append("not here:")
+        lines.append("not possible here:")
         lines += [f"  {name}: {why}" for name, why in made.impossible.items()]
     return "\n".join(lines)
 
@@ -175,13 +175,13 @@ def act_text(kind: FaultKind, plan: FaultPlan) -> str:
                 "link_down": "ip link set down",
                 "link_up": "ip link set up",
                 "link_slow": f"tc tbf {plan.link_mbit:g} Mbit/s",
-                "link_restore": "the link's own rate again",
+                "link_restore": "restore the link's rate",
                 "drop": f"drop {100 * plan.drop_share:g} % of frames",
                 "drop_end": "drop none",
                 "send_leaving": f"send {plan.leavers} requests",
                 "await_chunks": "wait until they stream",
                 "leave": "their clients leave",
-                "send_more": f"send {plan.more or 'so many'} requests more that its memory is used again",
+                "send_more": f"send {f'{plan.more} ' if plan.more else ''}more requests, which reuse the memory",
             }[act.verb]
         )
     return ", ".join(words)

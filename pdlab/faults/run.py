@@ -159,7 +159,7 @@ class _FaultRun:
     def run(self) -> None:
         state = self.app.state()
         if state.status != "RUNNING":
-            raise ClusterError(f"the application {APP} is {state.status}, not RUNNING: faults need one that is well")
+            raise ClusterError(f"the application {APP} is {state.status}; faults need a RUNNING application")
         _, members = self.look()
         replicas = self._replicas()
         possible = DeploymentFeatures(
@@ -269,7 +269,7 @@ class _FaultRun:
     def _only_model(self) -> str:
         names = [name.partition(":")[2] for name in self._roles()]
         if not names:
-            raise UsageError(f"{self.subject.base_url}: nothing there is an engine of Ray Serve LLM")
+            raise UsageError(f"{self.subject.base_url}: no engine of Ray Serve LLM runs there")
         return names[0].replace("--", "/")
 
     def _prompts(self, service: LoadTarget, replicas: Mapping[Role, int]) -> list[Prompt]:
@@ -296,7 +296,7 @@ class _FaultRun:
             canary_answers.append(canary.read_answer(self._ask(service, salted)))
         result = canary.compare(canary_answers, references, "an engine alone", rounding=service.rounding, bounded=False)
         if result.equal is False:
-            raise CanaryError(f"the deployment answers wrongly before any fault: {result.detail}")
+            raise CanaryError(f"the deployment gives a wrong answer before any fault: {result.detail}")
         self.progress(f"references: {result.detail}")
         return [Prompt(tuple(each), answer) for each, answer in zip(ids, references, strict=True)]
 
@@ -304,7 +304,7 @@ class _FaultRun:
         try:
             answer: dict[str, Any] = complete(service.base_url, request, service.key, ASK_S)
         except NoAnswer as error:
-            raise DeployError(f"before any fault, a request {error}") from error
+            raise DeployError(f"a request before any fault {error}") from error
         return answer
 
     # The faults
@@ -460,7 +460,7 @@ class _FaultRun:
         free_s: float | None = None
         requested_at = -math.inf
         short = min(prompts, key=lambda each: len(each.ids))
-        self.progress("waiting for KV blocks, processes and ports to be given back")
+        self.progress("waiting until KV blocks, processes and ports are released")
         while time.monotonic() - ended <= limit_s:
             if time.monotonic() - requested_at > LEFT_ASK_S:
                 # Ray's pages drop a gauge that is not set again, as that of an idle engine.

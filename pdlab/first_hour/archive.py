@@ -1,4 +1,4 @@
-"""One file for whoever helps: logs, facts, manifests and verdicts of a first hour, without anything secret."""
+"""An archive to send to a helper: the logs, facts, manifests and verdicts of a first hour, without secrets."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 
 from pdlab.core.environment import is_secret
 
-MOST_BYTES = 4_000_000  # of one file: its end is kept
+MOST_BYTES = 4_000_000  # of one file; a larger file loses its beginning
 TEXTS = {".json", ".log", ".txt", ".yaml", ".html", ".out", ".err", ""}
 LEAST_SECRET = 6
 HIDDEN = "[removed]"
-# A name that says secret, then its value: as in an environment, JSON, YAML, a header or a flag.
+# The name of a secret, then its value: as in an environment, JSON, YAML, a header or a flag.
 _ASSIGNED = re.compile(
     r"""(?ix)(?P<name>["']?\b[\w-]*(?:api[_-]?key|auth[_-]?token|access[_-]?token|hf[_-]?token|(?<![a-z])token|secret[\w-]*
     |passw(?:or)?d|credentials?)["']?\s*(?:[=:]|\s--?>)\s*["']?)(?P<value>[^\s"',}\]]{6,})"""
@@ -35,17 +35,17 @@ _KNOWN = (
 
 
 def known_secrets(environment: Mapping[str, str], files: Iterable[Path]) -> set[str]:
-    """Values that must not leave: of variables whose names say so, and the contents of those files."""
+    """Values to remove: of variables of ``environment`` with the name of a secret, and the contents of ``files``."""
     values = {value.strip() for name, value in environment.items() if is_secret(name)}
     for path in files:
         with contextlib.suppress(OSError, UnicodeDecodeError):
             values.add(path.read_text(encoding="utf-8").strip())
-    # A path to a secret is none, and a word such as "token" (RAY_AUTH_MODE) stands everywhere.
+    # The path of a secret is no secret. A word such as "token" (RAY_AUTH_MODE) is in every log.
     return {value for value in values if len(value) >= LEAST_SECRET and not value.startswith("/") and " " not in value}
 
 
 def secret_files(home: Path, cache: Path) -> list[Path]:
-    """Where Ray, pdlab and Hugging Face keep theirs."""
+    """The files in which Ray, pdlab and Hugging Face keep their secrets."""
     files = [home / ".ray" / "auth_token", home / ".cache" / "huggingface" / "token", home / ".huggingface" / "token"]
     if cache.is_dir():
         files += [path for path in cache.rglob("*") if path.is_file() and is_secret(path.name)]
@@ -53,7 +53,7 @@ def secret_files(home: Path, cache: Path) -> list[Path]:
 
 
 def redact(text: str, secrets: Collection[str]) -> str:
-    """The text without those values, and without whatever looks like one."""
+    """The text without ``secrets``, and without values that look like a secret."""
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     for pattern in (*_KNOWN, _ASSIGNED):
@@ -62,14 +62,14 @@ def redact(text: str, secrets: Collection[str]) -> str:
 
 
 def contents(out: Path) -> Iterator[Path]:
-    """What goes in: every text of the folder but the requests of levels, which are large and say nothing here."""
+    """The text files of the folder, without the requests of levels, which are large and explain no failure."""
     for path in sorted(out.rglob("*")):
         if path.is_file() and not path.is_symlink() and path.suffix in TEXTS and not path.name.startswith("."):
             yield path
 
 
 def write(out: Path, secrets: Collection[str]) -> Path:
-    """Make the archive in ``out``; returns its path."""
+    """Make the archive in ``out``. Returns its path."""
     name = f"first-hour-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     path = out / f"{name}.tar.gz"
     with tarfile.open(path, "w:gz") as archive:

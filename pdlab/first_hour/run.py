@@ -1,4 +1,4 @@
-"""Run the steps, each as a process of its own with a limit; keep their output and their verdicts."""
+"""Run the steps, each in its own process with a time limit. Keep their output and their verdicts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LINE_CHARS = 300
 
 
 class StepOutcome(Frozen):
-    """What became of one step; times are seconds, ``started_at`` ISO 8601."""
+    """The result of one step. Times are seconds; ``started_at`` is ISO 8601, UTC."""
 
     name: str
     verdict: StepVerdict
@@ -43,7 +43,7 @@ class StepOutcome(Frozen):
 
 
 class FirstHourState(Frozen):
-    """``first-hour.json``: every step's last outcome. ``asked`` is what the steps were made for."""
+    """``first-hour.json``: the last outcome of each step. ``asked``: the settings of the run."""
 
     schema_version: int = 1
     asked: dict[str, Any]
@@ -51,8 +51,7 @@ class FirstHourState(Frozen):
 
 
 def open_state(out: Path, settings: dict[str, Any], *, resume: bool) -> FirstHourState:
-    """The state of an earlier run, or a new one. Raises UsageError or StoreError where the folder and --resume do not
-    agree."""
+    """The state of an earlier run, or a new one. Raises UsageError or StoreError if ``out`` does not fit --resume."""
     path = out / STATE
     if not path.exists():
         if resume:
@@ -71,10 +70,10 @@ def run(
     print_line: Callable[[str], None],
     front: Sequence[str] = ("-m", "pdlab"),
 ) -> FirstHourState:
-    """Run what is left; a step that fails stops only the steps that need it.
+    """Run the remaining steps. A step that fails stops only the steps that need it.
 
-    ``front``: what the interpreter gets before the words of a step's command. Raises KeyboardInterrupt when it is
-    interrupted, after the running step was ended and what is always done was done.
+    ``front``: the interpreter's arguments before the words of a step's command. Raises KeyboardInterrupt after an
+    interruption, once the running step has ended and the steps with ``always`` are done.
     """
     (out / LOGS).mkdir(parents=True, exist_ok=True)
     verdicts = {name: outcome.verdict for name, outcome in state.outcomes.items()}
@@ -118,7 +117,7 @@ def _run_step(
     print_line: Callable[[str], None],
 ) -> StepOutcome:
     log = out / LOGS / f"{number:02d}-{step.name.replace(' ', '-')}.log"
-    log.unlink(missing_ok=True)  # of a run that is resumed
+    log.unlink(missing_ok=True)  # an earlier run may have left one
     started_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
     def waiting(elapsed_s: float, last_line: str | None) -> None:
@@ -149,8 +148,11 @@ def _run_step(
 
 
 def _adapted(step: Step, out: Path) -> tuple[str, ...]:
-    """The command, by what earlier steps found: a launch names the backend that the transfer check proved, if that is
-    one; folders of results that were never made are left out."""
+    """The step's command, changed by what earlier steps found.
+
+    A launch gets the KV backend of the transfer check, if only one backend passed it. Result folders that do not exist
+    are left out.
+    """
     if step.any_of:
         results = str(out / "results")
         return tuple(word for word in step.command if not word.startswith(results) or Path(word).is_dir())
@@ -160,7 +162,7 @@ def _adapted(step: Step, out: Path) -> tuple[str, ...]:
 
 
 def backends(path: Path) -> dict[str, int]:
-    """Backend -> exit code, of a transfer check's JSON; empty where there is none."""
+    """Backend -> exit code, from a transfer check's JSON; empty if the file cannot be read."""
     try:
         runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
         return {str(run["backend"]): int(run["exit_code"]) for run in runs}
@@ -181,7 +183,7 @@ def _cut(line: str | None) -> str | None:
 
 
 def _summary(path: Path) -> str | None:
-    """A doctor's findings counted, or a transfer check's verdicts side by side."""
+    """The number of a doctor's findings with the topics of its errors, or the verdicts of a transfer check."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if "findings" in data:

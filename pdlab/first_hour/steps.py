@@ -1,4 +1,4 @@
-"""What the first hour does: the project's own command lines with limits, estimates and what to do next. Pure."""
+"""The steps of the first hour: pdlab commands, each with a time limit, an estimate and advice. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 
 from pdlab.steps.runner import RAN, StepVerdict
 
-# Where it runs; a rehearsal has the cluster's deployments, and neither its wires nor its weights.
+# Where it runs. A rehearsal has the deployments of the cluster, but no real wires and no weights.
 RunsOn = Literal["cluster", "local", "rehearsal"]
 
 LEVELS: dict[RunsOn, tuple[int, ...]] = {
@@ -19,14 +19,14 @@ LEVELS: dict[RunsOn, tuple[int, ...]] = {
     "rehearsal": (4, 16, 32),
 }
 REQUESTS_PER_UNIT = 10
-# What is expected of gpt-oss-120b on H100 (configs/sweeps/pack-vs-spread.yaml), and of the tiny model on two cores.
+# Expected: gpt-oss-120b on H100 (configs/sweeps/pack-vs-spread.yaml); locally the tiny model on two cores.
 LAUNCH_S: dict[RunsOn, float] = {"cluster": 300.0, "local": 60.0, "rehearsal": 60.0}
 TTFT_S: dict[RunsOn, float] = {"cluster": 0.5, "local": 0.3, "rehearsal": 0.5}
 TPOT_S: dict[RunsOn, float] = {"cluster": 0.012, "local": 0.015, "rehearsal": 0.012}
-SLOWER: dict[RunsOn, float] = {"cluster": 1.0, "local": 1.0, "rehearsal": 4.0}  # real seconds of one of those
+SLOWER: dict[RunsOn, float] = {"cluster": 1.0, "local": 1.0, "rehearsal": 4.0}  # real seconds per expected second
 SWEEP_START_S, LEVEL_END_S = 60.0, 12.0
-FILL_S: dict[RunsOn, float] = {"cluster": 60.0, "local": 0.0, "rehearsal": 0.0}  # of the KV pools
-LIMIT = 3.0  # times the estimate, within
+FILL_S: dict[RunsOn, float] = {"cluster": 60.0, "local": 0.0, "rehearsal": 0.0}  # to fill the KV pools
+LIMIT = 3.0  # a step's time limit is this times its estimate, within the next two bounds
 LEAST_LIMIT_S, MOST_LIMIT_S = 300.0, 1500.0
 MOST_TOTAL_S = 3600.0
 
@@ -35,11 +35,11 @@ MOST_TOTAL_S = 3600.0
 class Step:
     """One step of the first hour.
 
-    ``command``: words behind ``python -m pdlab``. ``codes``: exit codes that are no failure, with their verdict.
-    ``needs``: steps that must have run; ``any_of``: of these at least one. ``serves``: what it starts is gone with the
-    next step that serves, so that a resumed hour runs it again for a step that needs it. ``summary`` names the JSON
-    file that says more, under the output folder. ``advice``: what to do where it did not end well.
-    ``always``: also after an interruption.
+    ``command``: the words after ``python -m pdlab``. ``codes``: exit codes that are no failure, with their verdict.
+    ``needs``: steps that must have run; ``any_of``: steps of which one must have run. ``serves``: the step starts a
+    deployment, which the next such step replaces; a resumed hour runs it again for a step that needs it. ``summary``:
+    its JSON file under the output folder. ``advice``: what to do unless it ended ok. ``always``: it also runs after
+    an interruption.
     """
 
     name: str
@@ -53,19 +53,16 @@ class Step:
     serves: bool = False
     summary: str | None = None
     always: bool = False
-    limit: float | None = None
 
     @property
     def limit_s(self) -> float:
         """The step is ended after this many seconds."""
-        if self.limit is not None:
-            return self.limit
-        return min(max(LIMIT * self.estimate_s, LEAST_LIMIT_S), MOST_LIMIT_S)
+        return limit_of(self.estimate_s)
 
 
 @dataclass(frozen=True)
 class FirstHourDeployment:
-    """One deployment of the first hour: the label is its folder's name too."""
+    """One deployment of the first hour. ``label`` is also the name of its result folder."""
 
     name: str
     label: str
@@ -86,7 +83,7 @@ DEPLOYMENTS: dict[RunsOn, tuple[FirstHourDeployment, ...]] = {
         FirstHourDeployment("spread", "pd-spread-p1xtp1-d1xtp1", ("--pd-spread", "--p-tp", "1", "--d-tp", "1")),
     ),
 }
-DOCTOR_FIX = "each ERROR in its log has its fix on the line 'fix:'; apply it, then go on with --resume"
+DOCTOR_FIX = "each ERROR in its log has its fix on the line 'fix:'; apply it, then continue with --resume"
 LAUNCH_FIX = (
     "the last lines of its log show the reason; the logs of failed replicas are in the archive; docs/setup.md has a "
     "table"
@@ -95,7 +92,7 @@ SWEEP_FIX = "the table in its log names the gate of every invalid level; docs/me
 
 
 def plan(out: Path, *, where: RunsOn, model: str, port: int, lengths: tuple[int, int]) -> tuple[Step, ...]:
-    """All steps. ``lengths``: input and output tokens of a request."""
+    """All steps. ``lengths``: input and output tokens per request."""
     steps = [] if where == "rehearsal" else _before_anything_is_served(out, where, model)
     for deployed in DEPLOYMENTS[where]:
         steps += _deployment(deployed, out, where, model, port, lengths)
@@ -128,7 +125,7 @@ def _before_anything_is_served(out: Path, where: RunsOn, model: str) -> list[Ste
             title="weights on every node",
             command=("weights", "--model", model, *here_flag),
             estimate_s=30.0,
-            advice=f"python -m pdlab weights --model {shlex.quote(model)} --fetch, then go on with --resume",
+            advice=f"python -m pdlab weights --model {shlex.quote(model)} --fetch, then continue with --resume",
             codes={0: "ok"},
         ),
     ]
@@ -206,10 +203,10 @@ def _deployment(
     launch, sweep = f"launch {deployed.name}", f"sweep {deployed.name}"
     url = ("-u", f"http://127.0.0.1:{port}")
     workload = ("--itl", str(lengths[0]), "--otl", str(lengths[1]))
-    limit_s = min(max(LIMIT * LAUNCH_S[where], LEAST_LIMIT_S), MOST_LIMIT_S)
+    limit_s = limit_of(LAUNCH_S[where])
     rehearsed = where == "rehearsal"
     target = ("--local",) if where == "local" else ("--model", model, *(("--rehearse",) if rehearsed else ()))
-    filled = ("--fill-cache", "no") if rehearsed else ()  # the model does not age pools by themselves
+    filled = ("--fill-cache", "no") if rehearsed else ()  # simulated KV pools do not age
     levels = ",".join(map(str, LEVELS[where]))
     steps = [
         Step(
@@ -218,7 +215,6 @@ def _deployment(
             command=("launch", *deployed.flags, *target, *workload, "--port", str(port), "--detach", "--timeout-s",
                      f"{limit_s - 60:g}"),
             estimate_s=LAUNCH_S[where],
-            limit=limit_s,
             advice=LAUNCH_FIX,
             codes={0: "ok"},
             needs=() if rehearsed else ("weights",),
@@ -253,19 +249,26 @@ def _deployment(
 
 
 def sweep_s(where: RunsOn, output_tokens: int) -> float:
-    """Seconds of a sweep: a closed loop of N sends 10 N requests, so that a level takes ten times a request's time.
-    KV pools are filled before it."""
+    """Estimated seconds of a sweep, with the time to fill the KV pools before it.
+
+    A closed loop with N requests in flight sends 10 N requests, so a level takes ten times a request's time.
+    """
     request_s = SLOWER[where] * (TTFT_S[where] + output_tokens * TPOT_S[where])
     return SWEEP_START_S + FILL_S[where] + len(LEVELS[where]) * (REQUESTS_PER_UNIT * request_s + LEVEL_END_S)
 
 
+def limit_of(estimate_s: float) -> float:
+    """The time limit, in seconds, of a step with this estimate."""
+    return min(max(LIMIT * estimate_s, LEAST_LIMIT_S), MOST_LIMIT_S)
+
+
 def total_s(steps: tuple[Step, ...]) -> float:
-    """The estimate of all of them."""
+    """The sum of their estimates, in seconds."""
     return sum(step.estimate_s for step in steps)
 
 
 def missing(step: Step, verdicts: Mapping[str, StepVerdict]) -> str | None:
-    """Why the step cannot run, in words; None where it can."""
+    """Why the step cannot run; None if it can."""
     lacking = [name for name in step.needs if verdicts.get(name) not in RAN]
     if lacking:
         return f"it needs {', '.join(lacking)}"
@@ -275,7 +278,7 @@ def missing(step: Step, verdicts: Mapping[str, StepVerdict]) -> str | None:
 
 
 def remaining_steps(steps: tuple[Step, ...], verdicts: Mapping[str, StepVerdict]) -> list[Step]:
-    """Steps of a resumed hour: those that did not end well, and the launches that these need."""
+    """The steps that a resumed hour runs: those that failed or never ran, and the launches that they need."""
     open_names = {step.name for step in steps if verdicts.get(step.name) not in RAN or step.always}
     needed = open_names | {need for step in steps if step.name in open_names for need in step.needs
                            if any(other.serves and other.name == need for other in steps)}  # fmt: skip

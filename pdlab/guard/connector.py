@@ -1,7 +1,7 @@
 """vLLM's NIXL connector with the guard, for ``kv_connector_module_path``.
 
-The classes keep vLLM's names: ``kv_connector`` stays ``NixlConnector`` or ``MultiConnector``, by which vLLM and Ray
-Serve LLM know what to check and to prepare.
+The classes keep vLLM's names, because vLLM and Ray Serve LLM decide by the name in ``kv_connector``
+(``NixlConnector`` or ``MultiConnector``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pdlab.guard.leases import LEASE_KEY, LeaseBook
 from pdlab.guard.marks import CORE, REFUSED, ReceiveMarks
 from pdlab.guard.metrics import GuardPromMetrics, GuardStats
 from pdlab.guard.questions import AnswerTable, SideChannelClient
-from pdlab.guard.read_ends import POLL_KEY, TELL_AT, EndsHeard
+from pdlab.guard.read_ends import ENDS_ADDRESS, POLL_KEY, ReadEndReceiver
 from pdlab.guard.receives import Admission, ReceiveBook
 from pdlab.guard.vllm_names import KVConnectorRole, NixlBaseConnector, NixlPullConnector, NixlPullConnectorScheduler
 from pdlab.guard.vllm_names import MultiConnector as VllmMultiConnector
@@ -28,7 +28,7 @@ LISTEN_AGAIN_S = 0.2
 
 
 class GuardConnectorScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
-    """vLLM's scheduler side of the connector: leases where it prefills, receives where it decodes."""
+    """vLLM's scheduler side of the connector, with leases (on prefill) and receives (on decode)."""
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
@@ -37,9 +37,9 @@ class GuardConnectorScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         self.leases = LeaseBook(engine_id)
         self.receives = ReceiveBook(SideChannelClient(), reader=engine_id, deadline_s=deadline_s)
         self.marks = ReceiveMarks()
-        self.ends: EndsHeard | None = None
+        self.ends: ReadEndReceiver | None = None
         if float(given(POLL_KEY, 0.0)) > 0:
-            self.ends = EndsHeard(vllm_config.parallel_config.world_size)
+            self.ends = ReadEndReceiver(vllm_config.parallel_config.world_size)
         self._listener_error: BaseException | None = None
 
     # Decode.
@@ -74,13 +74,13 @@ class GuardConnectorScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             self.receives.admitted(request_id)
             self.marks.admitted(request_id)
         else:
-            self.receives.drop(request_id)  # the prompt is in decode's own cache: nothing is read
+            self.receives.drop(request_id)  # the prompt is in decode's own cache, so there is no read
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         request_id, params = request.request_id, request.kv_transfer_params
         self.marks.drop(request_id)
         if params and params.get("do_remote_prefill") and LEASE_KEY in params:
-            # vLLM would tell prefill through a NIXL handshake, and end the engine core if that failed.
+            # vLLM would notify prefill through a NIXL handshake, and a failed handshake would end the engine core.
             params["do_remote_prefill"] = False
             self._stop_heartbeat(request_id)
             self.receives.cancelled(request_id, params)
@@ -98,7 +98,7 @@ class GuardConnectorScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, WorkerReport):
             if report.renewed:
-                # A sixth of a lease for the way from the worker to here.
+                # vLLM renews by two thirds of a lease; a sixth is left out for the time from the worker to here.
                 self.leases.renew(report.renewed, self._kv_lease_duration / 2)
             if report.expired:
                 self.leases.lapse(report.expired)
@@ -112,7 +112,7 @@ class GuardConnectorScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             self.receives.counts["given_back"] += len(given_back)
             setattr(metadata, GIVEN_BACK, given_back)
         if self.ends is not None:
-            setattr(metadata, TELL_AT, self.ends.address)
+            setattr(metadata, ENDS_ADDRESS, self.ends.address)
         return metadata
 
     # The side channel.
@@ -128,7 +128,7 @@ class GuardConnectorScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
     def _nixl_handshake_listener(
         self, encoded_data: Any, ready_event: threading.Event, stop_event: threading.Event, host: str, port: int
     ) -> None:
-        """vLLM's listener, which answers for leases too and goes on after a message that it cannot read."""
+        """vLLM's listener, which also answers lease questions and continues after an unreadable message."""
         table = AnswerTable(encoded_data, self.leases)
         while not stop_event.is_set():
             try:
@@ -150,7 +150,7 @@ class GuardConnectorScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
 
 
 class NixlConnector(NixlPullConnector):  # type: ignore[misc]
-    """vLLM's pull connector, made of the guard's two halves."""
+    """vLLM's pull connector with the guard's scheduler side and worker side."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         NixlBaseConnector.__init__(self, vllm_config, role, kv_cache_config)
@@ -161,23 +161,23 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc]
 
     @property
     def guarded(self) -> NixlConnector:
-        """The connector with the guard: this one."""
+        """The connector with the guard: this object."""
         return self
 
     @property
     def receives(self) -> ReceiveBook:
-        """The receives, on the scheduler's side."""
+        """The receives; only on the scheduler's side."""
         receives: ReceiveBook = self.connector_scheduler.receives
         return receives
 
     @property
     def marks(self) -> ReceiveMarks:
-        """When what happened to the receives, on the scheduler's side."""
+        """The times of the receives' events; only on the scheduler's side."""
         marks: ReceiveMarks = self.connector_scheduler.marks
         return marks
 
     def report_in(self, metadata: Any) -> WorkerReport | None:
-        """The guard's report in what the workers say of a step."""
+        """The guard's report in the workers' metadata of a step."""
         return metadata if isinstance(metadata, WorkerReport) else None
 
     def build_connector_worker_meta(self) -> WorkerReport | None:
@@ -209,11 +209,11 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc]
 
 
 class MultiConnector(VllmMultiConnector):  # type: ignore[misc]
-    """vLLM's connector of several, one of which has the guard."""
+    """vLLM's connector of several connectors; one of them has the guard."""
 
     @property
     def guarded(self) -> NixlConnector:
-        """The connector with the guard, of those that there are. Raises TypeError if there is none."""
+        """The connector with the guard. Raises TypeError without one."""
         found = next((each for each in self._connectors if isinstance(each, NixlConnector)), None)
         if found is None:
             raise TypeError(
@@ -223,13 +223,13 @@ class MultiConnector(VllmMultiConnector):  # type: ignore[misc]
         return found
 
     def report_in(self, metadata: Any) -> WorkerReport | None:
-        """The guard's report in what the workers say of a step."""
+        """The guard's report in the workers' metadata of a step."""
         parts = getattr(metadata, "metadata", ())
         return next((part for part in parts if isinstance(part, WorkerReport)), None)
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:
-        """vLLM looks for the class by its name, which is also that of its own connector without a guard."""
+        """vLLM finds the class of statistics by name, and its own connector has the same name as the guard's."""
         if data is not None and isinstance(data.get("NixlConnector"), dict):
             data = {**data, "NixlConnector": GuardStats(data=data["NixlConnector"]["data"])}
         return super().build_kv_connector_stats(data)

@@ -1,27 +1,29 @@
-"""Prefill's first token, taken by decode's scheduler together with the KV cache that it was sampled from.
+"""Decode's scheduler takes the first token that prefill sampled, together with the KV cache.
 
-To the engine the token becomes the prompt's last, as vLLM itself goes on in a session (``_update_request_as_session``
-of its scheduler): its runners take no answered tokens with a new request. To the client it is the answer's first, so
-that the engine's first step computes the second.
+For the engine the token becomes the last token of the prompt, because vLLM's model runners accept no output tokens
+with a new request. vLLM's scheduler continues a session the same way (``_update_request_as_session``). The client gets
+it as the first token of the answer. The engine's first step computes the second one.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-# The key in vLLM's KV-transfer parameters of the token that prefill has sampled, where decode would take no other.
+# Key in vLLM's KV-transfer parameters: the token that prefill sampled, if decode would sample the same one.
 FIRST_TOKEN = "pdlab_first_token"
 
 
-def carries(request: Any) -> bool:
-    """Whether a request came with the token, and has not taken it."""
+def has_first_token(request: Any) -> bool:
+    """Whether a request has the token in its parameters and has not taken it yet."""
     return FIRST_TOKEN in (request.kv_transfer_params or ())
 
 
 def take(scheduler: Any, request: Any) -> int | None:
-    """The token of a request all of whose prompt's KV cache has arrived, and which goes on behind it from now on; None:
-    it goes on without, for there is no room for the token's KV cache, or guessed tokens and grammars begin with
-    decode's own."""
+    """Append the token to the prompt of a request and return it. The KV cache of the whole prompt must have arrived.
+
+    None: the request continues without the token. There is no free KV block for it, or the request uses speculative
+    decoding or a grammar, which start with decode's own first token.
+    """
     token: int | None = request.kv_transfer_params.pop(FIRST_TOKEN, None)
     if token is None or request.num_output_tokens or request.max_tokens < 2 or request.prompt_token_ids is None:
         return None

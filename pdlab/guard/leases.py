@@ -1,7 +1,7 @@
-"""What prefill knows of the KV blocks that it holds for decode: one lease per finished request. Pure.
+"""Leases of KV blocks that prefill holds for decode: one lease per finished request. Pure.
 
-Times are seconds of this process's ``time.perf_counter``, the clock that vLLM's NIXL connector stamps leases with. The
-engine core's thread pins and ends leases, the thread of the side channel answers questions about them.
+Times are seconds of this process's ``time.perf_counter``, the clock of the leases of vLLM's NIXL connector. The engine
+core's thread pins and ends leases; the side channel's thread answers questions about them.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-# The key in vLLM's KV-transfer parameters under which prefill tells decode of the lease.
+# Key of the lease in vLLM's KV-transfer parameters from prefill to decode.
 LEASE_KEY = "pdlab_lease"
 GRANTED = "granted"
 OLD, EXPIRED, TAKEN, UNKNOWN = "old", "expired", "taken", "unknown"
-# Leases that have ended and are still answered for; more prefills than an engine finishes in any lease.
+# Number of ended leases that are kept for answers: more than the prefills that an engine finishes during a lease.
 REMEMBERED = 65_536
 FOREVER_S = 1e9
 
 
 class LeaseAnswer(NamedTuple):
-    """``verdict``: `GRANTED`, or why the blocks must not be used. ``covered_s``: how long, from the moment of the
-    answer on, they certainly stay what they are (0: only up to now)."""
+    """Answer to a claim. ``verdict``: `GRANTED`, or why decode must not use the blocks. ``covered_s``: seconds after
+    the answer in which the blocks certainly stay unchanged (0: they were unchanged until now)."""
 
     verdict: str
     covered_s: float = 0.0
@@ -53,18 +53,18 @@ class LeaseBook:
 
     @property
     def pinned(self) -> int:
-        """Requests whose blocks are held."""
+        """Number of requests whose blocks are held."""
         return len(self._pinned)
 
     def pin(self, request_id: str, lease_s: float) -> dict[str, Any]:
-        """A request has finished and its blocks are held. Returns what decode is told under `LEASE_KEY`."""
+        """Record a finished request whose blocks are held. Returns the value of `LEASE_KEY` for decode."""
         now = self._clock()
         with self._lock:
             self._pinned[request_id] = _Lease(now, lease_s, now + lease_s)
         return {"granted_at": now, "lease_s": float(lease_s)}
 
     def renew(self, request_ids: Iterable[str], for_s: float) -> None:
-        """A heartbeat of decode has prolonged these leases, by at least so much from now on."""
+        """Record that a heartbeat of decode prolonged these leases to at least ``for_s`` from now."""
         until = self._clock() + for_s
         with self._lock:
             for request_id in request_ids:
@@ -72,7 +72,7 @@ class LeaseBook:
                     lease.expires_at = max(lease.expires_at, until)
 
     def lapse(self, request_ids: Iterable[str]) -> None:
-        """A worker has let these leases expire: their blocks are about to be freed, or are freed already."""
+        """Record that a worker let these leases expire: their blocks are freed now or soon."""
         with self._lock:
             for request_id in request_ids:
                 lease = self._pinned.get(request_id) or self._ended.get(request_id)
@@ -80,7 +80,7 @@ class LeaseBook:
                     lease.lapsed = True
 
     def end(self, request_ids: Iterable[str]) -> None:
-        """The scheduler frees these requests' blocks now, read by decode unless `lapse` said otherwise."""
+        """Record that the scheduler frees these requests' blocks now. Decode has read them, unless they lapsed."""
         with self._lock:
             for request_id in request_ids:
                 lease = self._pinned.pop(request_id, None)
@@ -93,10 +93,10 @@ class LeaseBook:
                 self._ended.popitem(last=False)
 
     def claim(self, request_id: str, reader: str) -> LeaseAnswer:
-        """``reader`` wants to use the blocks, or has read them and wants to know that they were still the request's.
+        """Answer a claim of ``reader``, which wants to use the blocks or to confirm a read of them.
 
-        One reader per lease: the blocks are freed when the first one has read them. A lease that nobody has claimed in
-        its first half is refused, and given back.
+        A lease has one reader, because the blocks are freed after the first reader has read them. A lease without a
+        claim in its first half is refused and given back.
         """
         now = self._clock()
         with self._lock:
@@ -108,7 +108,7 @@ class LeaseBook:
             if lease.reader not in (None, reader):
                 return LeaseAnswer(TAKEN)
             if lease.ended:
-                # Freed because all of it had been read: what was read is the request's.
+                # The blocks were freed after the read was complete, so the read has the request's content.
                 lease.reader = reader
                 return LeaseAnswer(GRANTED, FOREVER_S)
             if lease.reader is None and now - lease.granted_at > lease.lease_s / 2:
@@ -118,18 +118,18 @@ class LeaseBook:
             return LeaseAnswer(GRANTED, max(0.0, lease.expires_at - now))
 
     def give_back(self, request_id: str, reader: str) -> None:
-        """``reader`` will not read the blocks: they may be freed."""
+        """Record that ``reader`` will not read the blocks, so that they can be freed."""
         with self._lock:
             lease = self._pinned.get(request_id)
             if lease is not None and lease.reader in (None, reader):
                 self._give_back(request_id, lease)
 
     def _give_back(self, request_id: str, lease: _Lease) -> None:
-        lease.lapsed = True  # nobody is granted what is on its way to the pool
+        lease.lapsed = True  # no claim is granted from now on
         self._given_back.add(request_id)
 
     def take_given_back(self) -> set[str]:
-        """Requests whose blocks the workers are to free, each once."""
+        """Requests whose blocks the workers must free. Each request is returned once."""
         if not self._given_back:
             return set()
         with self._lock:

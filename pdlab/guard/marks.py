@@ -1,8 +1,8 @@
-"""When what happened to a request's KV cache, as the engine core and its workers see it: for the timeline of a request.
+"""Times of the events of a request's KV cache, in the engine core and its workers, for the timeline of a request.
 
-The marks go to the replica with vLLM's statistics of a step, under keys of their own, and are taken out there. Times
-are seconds of ``time.monotonic``, which all processes of a machine share, and of which vLLM stamps its own events
-(`vllm.v1.engine.EngineCoreEvent`). Workers may be on other machines: each says which boot its clock belongs to.
+The marks travel to the replica in vLLM's statistics of a step, under their own keys; the replica removes them. Times
+are seconds of ``time.monotonic``. All processes of a machine share this clock, and vLLM uses it for its own events
+(`vllm.v1.engine.EngineCoreEvent`). Workers may be on other machines, so each mark of a worker has its boot id.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from pathlib import Path
 from typing import Any
 
 CORE, WIRE = "pdlab_marks_core", "pdlab_marks_wire"
-# What became of a request's KV cache from prefill.
+# Outcomes of a request's KV cache from prefill.
 READ, ANEW, REFUSED = "read", "anew", "refused"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _CHARS = 8
 
 
 def boot() -> str:
-    """The begin of this machine's boot id; empty where the system has none."""
+    """The first 8 characters of this machine's boot id; empty without one."""
     with contextlib.suppress(OSError):
         return _BOOT.read_text(encoding="ascii")[:_CHARS]
     return ""
 
 
 class ReceiveMarks:
-    """Of the requests of a decode engine's core. ``finished``: what `take` gives the statistics, as
-    ``(request, admitted, told, usable, outcome)``, None for what did not happen."""
+    """Marks of the requests of a decode engine's core. ``finished``: tuples ``(request, admitted, told, usable,
+    outcome)`` for `take`; None for an event that did not happen."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -37,16 +37,16 @@ class ReceiveMarks:
         self.finished: list[tuple[Any, ...]] = []
 
     def admitted(self, request_id: str) -> None:
-        """It has blocks, and its read is about to be posted."""
+        """The request got its blocks, and its read will be posted."""
         self._open[request_id] = [self._clock(), None]
 
     def told(self, request_id: str) -> None:
-        """The scheduler hears that all workers have read."""
+        """The scheduler got the end of the read from all workers."""
         if (marks := self._open.get(request_id)) is not None:
             marks[1] = self._clock()
 
     def over(self, request_id: str, outcome: str) -> None:
-        """What was read may be used (`READ`), or the prompt is computed instead."""
+        """The request's KV cache is usable (`READ`), or its prompt will be computed (`ANEW`, `REFUSED`)."""
         admitted, told = self._open.pop(request_id, (None, None))
         self.finished.append((request_id, admitted, told, self._clock(), outcome))
 
@@ -55,13 +55,13 @@ class ReceiveMarks:
         self._open.pop(request_id, None)
 
     def take(self) -> list[tuple[Any, ...]]:
-        """Those that are finished, each once."""
+        """The finished marks. Each is returned once."""
         finished, self.finished = self.finished, []
         return finished
 
 
 class ReadMarks:
-    """Of a worker's reads of KV cache, of which one request may have several, from several ranks of prefill."""
+    """Marks of a worker's KV reads. A request may have several reads, from several ranks of prefill."""
 
     def __init__(self, rank: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._rank = rank
@@ -71,28 +71,27 @@ class ReadMarks:
         self._owners: dict[Any, str] = {}
 
     def posted(self, request_id: str) -> None:
-        """Its reads are about to be posted."""
+        """The request's reads will be posted."""
         self._open.setdefault(request_id, [self._clock(), 0.0, 0.0, 0.0])
 
     def polled(self, transfers: dict[str, list[Any]]) -> None:
-        """These reads (request -> NIXL handles) are about to be asked whether they have ended."""
+        """The worker will check these reads (request -> NIXL handles) for their end."""
         self._owners = {handle: request_id for request_id, handles in transfers.items() for handle in handles}
 
     def ended(self, handle: Any, telemetry: Any) -> None:
-        """One of those has, and NIXL says how long it took and how much it was."""
+        """One of these reads has ended. ``telemetry``: NIXL's duration (us) and bytes."""
         if (read := self._open.get(self._owners.get(handle, ""))) is not None:
             read[1] = max(read[1], float(telemetry.xferDuration))
             read[2] += float(telemetry.totalBytes)
             read[3] += 1
 
     def seen(self, request_id: str) -> tuple[Any, ...] | None:
-        """All reads of a request have ended: ``(request, rank, posted, seen, NIXL's us, bytes, reads,
-        boot)``."""
+        """All reads of a request have ended. Returns (request, rank, posted, seen, NIXL's us, bytes, reads, boot)."""
         read = self._open.pop(request_id, None)
         if read is None:
             return None
         return (request_id, self._rank, read[0], self._clock(), read[1], int(read[2]), int(read[3]), self._boot)
 
     def drop(self, request_id: str) -> None:
-        """No read of it goes on."""
+        """Forget a request without a read in progress."""
         self._open.pop(request_id, None)

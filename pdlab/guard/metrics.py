@@ -1,4 +1,4 @@
-"""What the guard did, beside vLLM's NIXL metrics: on the engine's metrics page as ``pdlab_guard_*``."""
+"""Counters of the guard's actions, on the engine's metrics page beside vLLM's NIXL metrics as ``pdlab_guard_*``."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ PREFIX = "pdlab_guard_"
 
 
 class GuardStats(NixlKVConnectorStats):  # type: ignore[misc]
-    """vLLM's statistics of a step, with a list of counts per action and the marks of requests (`pdlab.guard.marks`):
-    worker and scheduler add to the same kind."""
+    """vLLM's statistics of a step with a list of counts per action, and with the marks of `pdlab.guard.marks`.
+
+    Workers and the scheduler use this class.
+    """
 
     def reset(self) -> None:
         super().reset()
@@ -26,13 +28,13 @@ class GuardStats(NixlKVConnectorStats):  # type: ignore[misc]
             self.data[f"{PREFIX}{action}"].append(count)
 
     def is_empty(self) -> bool:
-        # The replica takes the marks out.
+        # Statistics with only marks must reach the replica, which removes the marks.
         own = (*(f"{PREFIX}{action}" for action in ACTIONS), CORE, WIRE)
         return bool(super().is_empty()) and not any(self.data.get(key) for key in own)
 
 
 class GuardPromMetrics(NixlPromMetrics):  # type: ignore[misc]
-    """vLLM's NIXL metrics and one counter per action."""
+    """vLLM's NIXL metrics with one more counter per action."""
 
     def __init__(self, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)

@@ -1,8 +1,8 @@
-"""Connections to prefill engines over which reads fail: when a worker gives one up, and what comes of the next. Pure.
+"""Decide when a worker drops a failed connection to a prefill engine. Pure.
 
-UCX does not mend a connection between two engines that both live: once it has failed, every later read over it fails,
-and vLLM uses it for as long as it knows the engine. So a peer from which a read failed is forgotten as soon as none of
-its reads goes on, and the next request shakes hands with it again.
+UCX does not repair a failed connection between two live engines: every later read over it fails, and vLLM keeps using
+it. So after a failed read the worker forgets the peer as soon as no read from it is in progress. The next request then
+makes a new connection with a handshake.
 """
 
 from __future__ import annotations
@@ -13,46 +13,45 @@ from collections.abc import Collection
 
 logger = logging.getLogger("vllm.pdlab.guard")
 
-# So many connections in a row, each made by a handshake that the peer answered, and over none of them a read that ended
-# well: then the fault is no dead connection, and the replica says that it is unhealthy. A peer that has died, or that
-# the network does not reach, answers no handshake and ends the row.
+# After this many new connections in a row without a good read the replica reports itself as unhealthy: the cause is not
+# a dead connection. Each of them had a good handshake. A failed handshake (a dead or unreachable peer) ends the row.
 UNHEALED_AFTER = 3
 
 
 class PeerBook:
-    """Prefill engines, by their engine ids, as one decode worker reads from them.
+    """Connections of one decode worker, by the engine id of the prefill engine.
 
-    The worker's thread calls it; the thread of handshakes calls `handshake_failed` alone. ``counts`` holds what
-    happened since it was last emptied, by names of `pdlab.guard.receives.ACTIONS`.
+    The worker's thread calls all methods; the handshake thread calls only `handshake_failed`. ``counts``: events since
+    the caller last cleared it, by names of `pdlab.guard.receives.ACTIONS`.
     """
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self._failed: set[str] = set()  # their connection is to be given up
-        self._forgotten: set[str] = set()  # their next handshake renews a connection
-        self._in_a_row: dict[str, int] = {}  # connections given up since the last read that ended well
+        self._failed: set[str] = set()  # peers whose connection must be dropped
+        self._forgotten: set[str] = set()  # peers whose next handshake renews a connection
+        self._in_a_row: dict[str, int] = {}  # dropped connections since the last good read
         self._unreachable: set[str] = set()
 
     @property
     def active(self) -> bool:
-        """Whether there is anything to look after, or to count."""
+        """Whether there is a failed or renewed connection, or a count."""
         return bool(self._failed or self._forgotten or self._in_a_row or self.counts)
 
     def read_failed(self, peer: str) -> None:
-        """A read or a notification failed over a connection that a handshake had made."""
+        """A read or a notification failed over a connection with a good handshake."""
         self._failed.add(peer)
 
     def read_ended_well(self, peer: str) -> None:
-        """What was read is there. A connection over which another read has failed is given up all the same."""
+        """A read ended well. A connection with another failed read is dropped nevertheless."""
         if peer not in self._failed:
             self._end_row(peer)
 
     def handshake_failed(self, peer: str) -> None:
-        """The peer does not answer: what is broken is not the connection."""
+        """The peer did not answer a handshake, so the connection is not the cause."""
         self._unreachable.add(peer)
 
     def to_forget(self, busy: Collection[str], known: Collection[str]) -> list[str]:
-        """Peers to forget now, each once. ``busy``: reads from them go on; ``known``: there is something to forget."""
+        """Peers to forget now, each once. ``busy``: with reads in progress. ``known``: with a connection."""
         while self._unreachable:
             self._end_row(self._unreachable.pop())
         for peer in [peer for peer in self._forgotten if peer in known]:

@@ -1,8 +1,8 @@
 """Questions about leases over the side channel of vLLM's NIXL connector, and their answers.
 
-The side channel answers a message ``(GET_META_MSG, pp_rank, tp_rank)`` with what it looks up under the two ranks, and
-with its clock. A question is such a message with `MARK` in place of the first rank, and `AnswerTable` the table that
-knows what to say. Decode asks from its scheduler's thread and never waits: ZeroMQ sends and receives in its own.
+The side channel answers a message ``(GET_META_MSG, pp_rank, tp_rank)`` with the entry of a table for the two ranks, and
+with its clock. A question is such a message with `MARK` as the first rank. `AnswerTable` replaces the table and answers
+it. Decode's scheduler thread sends questions and never waits: ZeroMQ sends and receives in its own thread.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ logger = logging.getLogger("vllm.pdlab.guard")
 
 MARK = "pdlab-guard"
 CLAIM, BACK = "claim", "back"
-# vLLM's own constant of that name, which a contract test compares.
+# Equal to vLLM's constant of that name (a contract test compares them).
 GET_META_MSG = b"get_meta_msg"
-# Peers with an open connection; prefill engines come and go.
+# Most peers with an open connection.
 MOST_PEERS = 256
 RECONNECT_MS = 5000
-# A connection that a cut link has left without an end is given up after so long without an acknowledgement: TCP itself
-# sends again after ever longer pauses, up to two minutes, and would be as late once the link is back. The same for a
-# connection that does not come about.
+# A connection is closed after this long without an acknowledgement, for example over a cut link. TCP's own retries have
+# growing pauses of up to two minutes, which would delay messages after the link is back. Also the connect timeout.
 SILENT_MS = 10_000
 
 
 class Peer(NamedTuple):
-    """Where a prefill engine's side channel listens, and which engine is meant."""
+    """Address of a prefill engine's side channel, and the engine's id."""
 
     host: str
     port: int
@@ -41,7 +40,7 @@ class Peer(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """``clock_s``: prefill's ``perf_counter`` when it answered."""
+    """An answer to the question ``ticket``. ``clock_s``: prefill's ``perf_counter`` at the answer."""
 
     ticket: int
     answer: LeaseAnswer
@@ -49,15 +48,15 @@ class Reply(NamedTuple):
 
 
 def encode_question(ticket: int, kind: str, peer: Peer, remote_request_id: str, reader: str) -> bytes:
-    """The message to the side channel."""
+    """The message of a question to the side channel."""
     question = (ticket, kind, peer.engine_id, remote_request_id, reader)
     return msgspec.msgpack.encode((GET_META_MSG, MARK, question))
 
 
 class AnswerTable(dict[Any, bytes]):
-    """In the place of the side channel's table of metadata: looks questions up in a book of leases.
+    """The side channel's table of metadata, which also answers questions from a book of leases.
 
-    Never raises: an exception would end the thread of the side channel, and with it every later handshake.
+    Never raises, because an exception would end the side channel's thread, and all later handshakes would fail.
     """
 
     def __init__(self, metadata: Mapping[Any, bytes], leases: LeaseBook) -> None:
@@ -71,7 +70,7 @@ class AnswerTable(dict[Any, bytes]):
                 return self._answer(second)
             return super().__getitem__(key)
         except Exception as error:
-            logger.warning("side channel: a message that nothing answers to (%s: %s)", type(error).__name__, error)
+            logger.warning("side channel: a message without an answer (%s: %s)", type(error).__name__, error)
             return b""
 
     def _answer(self, question: Any) -> bytes:
@@ -86,7 +85,7 @@ class AnswerTable(dict[Any, bytes]):
 
 
 class SideChannelClient:
-    """Asks side channels. Belongs to one thread. ``make``: vLLM's ``make_zmq_socket``, or a stand-in."""
+    """Sends questions to side channels; for one thread. ``make``: replaces vLLM's ``make_zmq_socket``."""
 
     def __init__(self, make: Callable[..., Any] | None = None) -> None:
         self._make = make or _make_zmq_socket
@@ -94,7 +93,7 @@ class SideChannelClient:
         self._sockets: dict[tuple[str, int], Any] = {}
 
     def ask(self, ticket: int, kind: str, peer: Peer, remote_request_id: str, reader: str) -> bool:
-        """Send a question and do not wait. False: it could not be sent, and no answer will come."""
+        """Send a question without waiting. False: it could not be sent, and there will be no answer."""
         try:
             socket = self._socket(peer.host, peer.port)
             socket.send_multipart([b"", encode_question(ticket, kind, peer, remote_request_id, reader)], zmq.NOBLOCK)
@@ -104,7 +103,7 @@ class SideChannelClient:
         return True
 
     def replies(self) -> Iterator[Reply]:
-        """What has arrived by now."""
+        """The answers that have arrived."""
         for socket in list(self._sockets.values()):
             while True:
                 try:
@@ -117,7 +116,7 @@ class SideChannelClient:
                     yield Reply(ticket, LeaseAnswer(verdict, covered_s), msgspec.msgpack.decode(clock))
 
     def close(self) -> None:
-        """Drop what has not been sent."""
+        """Close the connections and drop unsent messages."""
         for socket in self._sockets.values():
             socket.close(linger=0)
         self._sockets.clear()
@@ -138,9 +137,9 @@ class SideChannelClient:
             while len(self._sockets) >= MOST_PEERS:
                 self._sockets.pop(next(iter(self._sockets))).close(linger=0)
             name = f"[{host}]" if ":" in host else host
-            # As vLLM opens the side channel's other end, so that what is changed in the one is changed in both.
+            # With vLLM's own function, so that a change of it (pdlab/cluster/loopback.py) applies to both ends.
             socket = self._make(ctx=self._context, path=f"tcp://{name}:{port}", socket_type=zmq.DEALER, bind=False)
-        self._sockets[key] = socket  # the one used last is the last to be closed
+        self._sockets[key] = socket  # last in the order: the least recently used socket is closed first
         return socket
 
 

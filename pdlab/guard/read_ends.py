@@ -1,9 +1,9 @@
-"""The ends of reads, told to decode's scheduler without waiting for the output of a step.
+"""Report the ends of KV reads to decode's scheduler before the output of a step.
 
-vLLM's workers look for them when a step is launched, and the scheduler hears of it with that step's output: one step
-later, two with asynchronous scheduling. Here the same thread of a worker looks, by the same calls, also while it waits
-for the next step, and tells the engine core by a datagram. Every end comes once more with a step's output, as vLLM has
-it: a datagram that is lost, and a worker on another machine, cost that step and nothing else.
+vLLM's workers check for ends when a step starts, and the scheduler gets them with the output of that step. That is one
+step later, or two with asynchronous scheduling. Here the same thread of a worker also checks while it waits for the
+next step, with the same calls, and sends a datagram to the engine core. The output of a step reports every end too. So
+a lost datagram, or a worker on another machine, costs only one step.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any, Protocol
 from pdlab.guard.vllm_names import SpinCondition
 
 POLL_KEY = "pdlab_poll_s"
-# The field of vLLM's connector metadata that says where workers tell it.
-TELL_AT = "pdlab_tell_at"
+# Field of vLLM's connector metadata with the address for the datagrams.
+ENDS_ADDRESS = "pdlab_tell_at"
 _HERE = "127.0.0.1"
 _NAMES_AT_ONCE = 200  # a request's name is shorter than 100 bytes, and a datagram longer than 60,000
 _BYTES = 65535
@@ -29,25 +29,25 @@ _BYTES = 65535
 Address = tuple[int, str]
 
 
-class LooksForEnds(Protocol):
-    """`pdlab.guard.worker.GuardWorker`. ``poll_s``: 0 where it looks in steps only."""
+class PollingWorker(Protocol):
+    """Interface of `pdlab.guard.worker.GuardWorker`. ``poll_s``: 0 if it checks only in steps."""
 
     poll_s: float
 
     def look(self) -> None: ...
 
-    def look_if_due(self) -> bool: ...
+    def check_if_due(self) -> bool: ...
 
 
 class _Thread(threading.local):
-    worker: LooksForEnds | None = None
+    worker: PollingWorker | None = None
 
 
 _thread = _Thread()
 
 
-def works_here(worker: LooksForEnds) -> None:
-    """This thread runs the worker's steps, and no other one asks its NIXL."""
+def register_worker(worker: PollingWorker) -> None:
+    """Register this thread as the one that runs the worker's steps: only this thread calls its NIXL."""
     _thread.worker = worker
     wait = SpinCondition.wait
     if worker.poll_s <= 0 or hasattr(wait, "__wrapped__"):
@@ -56,7 +56,7 @@ def works_here(worker: LooksForEnds) -> None:
     @functools.wraps(wait)
     def look_and_wait(condition: Any, timeout_ms: int | None = None) -> None:
         own = _thread.worker
-        if own is not None and own.look_if_due():
+        if own is not None and own.check_if_due():
             at_most_ms = max(1, int(1e3 * own.poll_s))
             timeout_ms = at_most_ms if timeout_ms is None else min(timeout_ms, at_most_ms)
         wait(condition, timeout_ms)
@@ -64,8 +64,8 @@ def works_here(worker: LooksForEnds) -> None:
     SpinCondition.wait = look_and_wait
 
 
-def tell(address: Address, worker: int, names: Iterable[str]) -> None:
-    """This worker has read for these requests, whose blocks are written. Sent once; lost where nobody listens."""
+def report_ends(address: Address, worker: int, names: Iterable[str]) -> None:
+    """Send the names of requests whose reads by this worker have ended well. Sent once, without an acknowledgement."""
     port, word = address
     told = sorted(names)
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
@@ -74,23 +74,23 @@ def tell(address: Address, worker: int, names: Iterable[str]) -> None:
             sender.sendto(json.dumps(message).encode(), (_HERE, port))
 
 
-class EndsHeard:
-    """In the engine core. A read has ended when each of ``workers`` has told so."""
+class ReadEndReceiver:
+    """The receiver in the engine core. A read has ended when all ``workers`` have reported it."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind((_HERE, 0))
         self._socket.setblocking(False)
-        # The word is the engine's: a worker of another one, on another machine, may have the same port told.
+        # The word identifies the engine: a worker of another engine may send to the same port.
         self.address: Address = (self._socket.getsockname()[1], secrets.token_hex(8))
         self._told: dict[str, set[int]] = {}
         self._handed_on: set[str] = set()
 
     def take(self) -> set[str]:
-        """Requests whose reads have ended since, by the word of all workers; each once."""
+        """Requests whose reads have ended on all workers since the last call. Each request is returned once."""
         if (own := _thread.worker) is not None:
-            own.look()  # the engine has no processes of workers
+            own.look()  # the engine runs its worker in this process
         ended: set[str] = set()
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -104,7 +104,7 @@ class EndsHeard:
         return ended
 
     def not_taken(self, names: Iterable[str]) -> set[str]:
-        """Of the requests that a step's output tells of, those that were not among the taken ones."""
+        """The requests of a step's output that `take` has not returned."""
         new = set(names)
         for name in new:
             self._told.pop(name, None)

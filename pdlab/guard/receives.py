@@ -1,10 +1,9 @@
-"""What decode knows of the KV blocks that it reads from prefill: one receive per request, from arrival to verdict.
+"""Decode's receives of KV blocks from prefill: one receive per request, from its arrival to a verdict.
 
-Reads are one-sided: a read of blocks that prefill has freed and given to another request ends well, with the other
-request's KV cache. So decode claims the lease when the request arrives, while it waits to be scheduled and while the
-blocks are read, and uses what it has read only if prefill has said that the blocks were the request's until the
-read had ended. Nothing waits for the answer unless the read is faster. Pure but for the questions; times are seconds
-of this process's ``time.perf_counter``.
+Reads are one-sided: a read of blocks that prefill has given to another request ends well, with the KV cache of the
+other request. So decode claims the lease when the request arrives and while the blocks are read. It uses the KV cache
+only if prefill confirms that the blocks belonged to the request until the end of the read. The request waits for the
+answer only if the read is faster. Pure, but for the questions. Times are seconds of ``time.perf_counter``.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any, Protocol
 from pdlab.guard.leases import GRANTED, LEASE_KEY, UNKNOWN
 from pdlab.guard.questions import BACK, CLAIM, Peer, Reply
 
-# What is counted, and how it reads on the metrics page.
+# Name of a counter -> its description on the metrics page.
 ACTIONS = {
     "receives": "KV receives that the guard watched.",
     "recomputed": "Requests whose prompt decode computed instead of using KV cache from prefill, for any reason.",
@@ -38,17 +37,17 @@ ACTIONS = {
     "reused": "Requests whose first token was prefill's, which decode did not compute again.",
     "given_back": "Leases that prefill ended early because decode does not read the blocks.",
 }
-# A measured lead of prefill's clock is used that long; clocks of two hosts drift by far less than a lease meanwhile.
+# A measured lead of prefill's clock is valid for this time; the clocks of two hosts drift by far less than a lease.
 LEAD_S = 60.0
-# A prefill engine that did not answer, or from which a read went on past its deadline, is not read from until it
-# answers, or until the read has ended; but one request tries again after so long.
+# Decode does not read from a prefill engine that did not answer until it answers, and not from one with a read past its
+# deadline until this read ends. After this time one request tries again.
 SHUN_S = 60.0
-# Questions without an answer are forgotten after that long.
+# A question without an answer is forgotten after this time.
 FORGET_S = 120.0
 
 
-class AsksPrefill(Protocol):
-    """`pdlab.guard.questions.SideChannelClient`."""
+class LeaseInquirer(Protocol):
+    """Interface of `pdlab.guard.questions.SideChannelClient`."""
 
     def ask(self, ticket: int, kind: str, peer: Peer, remote_request_id: str, reader: str) -> bool: ...
 
@@ -58,7 +57,7 @@ class AsksPrefill(Protocol):
 
 
 class Admission(Enum):
-    """What to do with a request that could be scheduled now."""
+    """The decision on a request that could be scheduled now."""
 
     READ = "read"
     WAIT = "wait"
@@ -66,7 +65,7 @@ class Admission(Enum):
 
 
 class Outcome(Enum):
-    """What to do with a request whose read has ended."""
+    """The decision on a request whose read has ended. ``ANEW``: compute its prompt."""
 
     USE = "use"
     WAIT = "wait"
@@ -87,7 +86,7 @@ class _Receive:
     young: bool = False
     shunned: bool = False
     state: _State = _State.ARRIVED
-    asked_at: float | None = None  # of the question that is not answered yet
+    asked_at: float | None = None  # time of the open question
     verdict: str | None = None
     covered_until: float = float("-inf")
     confirmed: bool = False
@@ -96,14 +95,15 @@ class _Receive:
 
 
 class ReceiveBook:
-    """The receives of one decode engine. ``reader``: this engine's name in claims, beside the request's.
+    """The receives of one decode engine.
 
-    ``counts`` holds what happened since it was last emptied, by the names of `ACTIONS`.
+    ``reader``: the engine's name in claims. ``deadline_s``: of a read. ``counts``: events since the caller last cleared
+    it, by the names of `ACTIONS`. ``failed``: requests with a failed read, until all their reads have ended.
     """
 
     def __init__(
         self,
-        inquirer: AsksPrefill,
+        inquirer: LeaseInquirer,
         *,
         reader: str,
         deadline_s: float,
@@ -117,21 +117,21 @@ class ReceiveBook:
         self._tickets = itertools.count(1)
         self._open: dict[int, tuple[str, Peer, float]] = {}
         self._receives: dict[str, _Receive] = {}
-        self._reading: dict[str, float] = {}  # deadlines, the first one first
+        self._reading: dict[str, float] = {}  # deadlines, the earliest first
         self._read: dict[str, None] = {}
         self._leads: dict[Peer, tuple[float, float]] = {}
-        self._late: dict[str, Peer] = {}  # reads that go on past their deadline
+        self._late: dict[str, Peer] = {}  # reads in progress past their deadline
         self._hung_at: dict[Peer, float] = {}
         self._silent_at: dict[Peer, float] = {}
-        self.failed: set[str] = set()  # told by workers, until the read has ended on all of them
+        self.failed: set[str] = set()
 
     @property
     def active(self) -> bool:
-        """Whether there is anything to look after."""
+        """Whether there is a receive or an open question."""
         return bool(self._receives or self._open)
 
     def arrived(self, request_id: str, params: Mapping[str, Any]) -> None:
-        """A request came with transfer parameters: claim its lease."""
+        """A request with transfer parameters arrived: claim its lease."""
         now = self._clock()
         receive, granted_at, lease_s = _parsed(params, now)
         self._receives[request_id] = receive
@@ -144,12 +144,12 @@ class ReceiveBook:
         self._claim(request_id, receive)
 
     def admission(self, request_id: str) -> Admission:
-        """Whether its blocks may be read. A refused receive is over."""
+        """Whether the request's blocks may be read. A refused receive is forgotten."""
         receive = self._receives.get(request_id)
         if receive is None:
             return Admission.READ
         if receive.verdict is None and receive.asked_at is not None:
-            self._hear()
+            self._read_replies()
         if not receive.shunned:
             if receive.verdict == GRANTED or (receive.verdict is None and receive.young):
                 return Admission.READ
@@ -162,13 +162,13 @@ class ReceiveBook:
         self.drop(request_id)
         return Admission.REFUSE
 
-    def awaits_word(self, request_id: str) -> bool:
-        """Whether it waits, not yet for room, but for prefill's answer."""
+    def awaits_answer(self, request_id: str) -> bool:
+        """Whether the request waits for prefill's answer, and not for free blocks."""
         receive = self._receives.get(request_id)
         return receive is not None and receive.state is _State.ARRIVED and receive.verdict is None
 
     def admitted(self, request_id: str) -> None:
-        """The read begins; its deadline runs."""
+        """The read begins, and its deadline is set."""
         receive = self._receives.get(request_id)
         if receive is None:
             return
@@ -180,7 +180,7 @@ class ReceiveBook:
             self._claim(request_id, receive)
 
     def read_ended(self, request_id: str) -> Outcome:
-        """No worker reads for this request any more; `failed` has what went wrong."""
+        """All workers' reads for this request have ended; ``failed`` has the request if one failed."""
         receive = self._receives.get(request_id)
         if request_id in self.failed:
             self.failed.discard(request_id)
@@ -196,20 +196,20 @@ class ReceiveBook:
         self._reading.pop(request_id, None)
         self._read[request_id] = None
         if self._open:
-            self._hear()
+            self._read_replies()
         return self._outcome(request_id, receive)
 
     def settled(self) -> Iterator[tuple[str, Outcome]]:
-        """Receives whose read had ended, and for which it is now known what to do: never `Outcome.WAIT`."""
+        """(request, outcome) of receives with an ended read and a known outcome, which is never `Outcome.WAIT`."""
         if self._open:
-            self._hear()
+            self._read_replies()
         for request_id in list(self._read):
             outcome = self._outcome(request_id, self._receives[request_id])
             if outcome is not Outcome.WAIT:
                 yield request_id, outcome
 
     def overdue(self) -> Iterator[str]:
-        """Requests whose read goes on past its deadline. Their receives are over; their blocks must be kept."""
+        """Requests with a read in progress past its deadline. Their receives are forgotten; keep their blocks."""
         now = self._clock()
         while self._reading:
             request_id, deadline_at = next(iter(self._reading.items()))
@@ -223,17 +223,17 @@ class ReceiveBook:
             yield request_id
 
     def late_read_ended(self, request_id: str) -> None:
-        """A read that went on past its deadline is over, well or not."""
+        """A read past its deadline has ended, well or not."""
         peer = self._late.pop(request_id, None)
         if peer is not None and peer not in self._late.values():
             self._hung_at.pop(peer, None)
 
     def waiting(self) -> Iterable[str]:
-        """Requests whose read has ended and waits for prefill's word."""
+        """Requests with an ended read that wait for prefill's answer."""
         return tuple(self._read)
 
     def cancelled(self, request_id: str, params: Mapping[str, Any]) -> None:
-        """A request ended before its blocks were read: tell prefill."""
+        """A request ended before its blocks were read: give them back to prefill."""
         receive = self._receives.get(request_id) or _parsed(params, self._clock())[0]
         if receive.verdict is None or receive.verdict == GRANTED:
             self._give_back(request_id, receive)
@@ -252,7 +252,7 @@ class ReceiveBook:
         self._inquirer.close()
 
     def _shunned(self, since: dict[Peer, float], peer: Peer) -> bool:
-        """Whether nothing is read from it; once in `SHUN_S` somebody tries."""
+        """Whether decode must not read from the peer. Every `SHUN_S` one request may."""
         if peer not in since:
             return False
         if self._clock() - since[peer] < SHUN_S:
@@ -287,7 +287,7 @@ class ReceiveBook:
         if receive.verdict in (None, GRANTED):
             self._inquirer.ask(0, BACK, receive.peer, receive.remote_request_id, f"{self._reader}/{request_id}")
 
-    def _hear(self) -> None:
+    def _read_replies(self) -> None:
         now = self._clock()
         for reply in self._inquirer.replies():
             question = self._open.pop(reply.ticket, None)
@@ -312,7 +312,7 @@ class ReceiveBook:
             del self._open[ticket]
 
     def _learn_lead(self, peer: Peer, lead_s: float, now: float) -> None:
-        """At most so much is prefill's clock ahead: it answered after it was asked."""
+        """Keep the lowest upper bound on the lead of prefill's clock: prefill answered after it was asked."""
         known = self._leads.get(peer)
         if known is None or lead_s <= known[0] or now - known[1] >= LEAD_S / 2:
             self._leads.pop(peer, None)
@@ -326,8 +326,10 @@ class ReceiveBook:
 
 
 def _parsed(params: Mapping[str, Any], now: float) -> tuple[_Receive, float, float]:
-    """The receive, when its lease was granted by prefill's clock, and for how long. Without a lease that can be asked
-    for (prefill has no guard, or the parameters were made up) the verdict is `UNKNOWN`."""
+    """(receive, time of the lease's grant by prefill's clock, length of the lease in seconds).
+
+    The verdict is `UNKNOWN` without a valid lease: prefill has no guard, or a client made up the parameters.
+    """
     lease = params.get(LEASE_KEY)
     try:
         granted_at, lease_s = float(lease["granted_at"]), float(lease["lease_s"])  # type: ignore[index]

@@ -1,7 +1,7 @@
 """vLLM's scheduler with the guard, for ``scheduler_cls``.
 
-vLLM calls the class that it is given whatever it resolved ``async_scheduling`` to, so `GuardScheduler` makes the
-scheduler that vLLM itself would have taken, with the guard mixed in.
+vLLM uses one ``scheduler_cls`` with and without ``async_scheduling``. So `GuardScheduler` makes the scheduler that vLLM
+would take, with the guard mixed in.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from pdlab.guard.connector import MultiConnector, NixlConnector
-from pdlab.guard.first_token import carries, take
+from pdlab.guard.first_token import has_first_token, take
 from pdlab.guard.marks import ANEW, READ
 from pdlab.guard.receives import Outcome, ReceiveBook
 from pdlab.guard.vllm_names import (
@@ -29,13 +29,12 @@ logger = logging.getLogger("vllm.pdlab.guard")
 
 
 class Guarded:
-    """Mixed in before a scheduler of vLLM's.
+    """Mixin before a scheduler of vLLM.
 
-    A request whose KV cache did not arrive, or may be another's, is made to compute its prompt, by the way that vLLM
-    has for failed loads: no computed tokens, and its name among the failed receives. Where a read goes on past its
-    deadline, the blocks are taken off the request and kept until the workers report the end of the read.
-
-    A request that came with prefill's first token answers with it as soon as its KV cache may be used.
+    If the KV cache of a request did not arrive, or may belong to another request, the request computes its prompt. This
+    is vLLM's way for failed loads: no computed tokens, and the name among the failed receives. If a read goes past its
+    deadline, the request gives up its blocks, and they are kept until the workers report the end of the read. A request
+    with prefill's first token answers with this token as soon as its KV cache is usable.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -52,11 +51,11 @@ class Guarded:
         self._held_blocks: dict[str, list[Any]] = {}
         self._stuck_since: float | None = None
         self._hopeless: list[str] = []
-        self._ended: set[str] = set()  # reads of which the step that is scheduled does not know yet
-        self._firsts: list[tuple[int, Any]] = []  # answers that are to go out with the next step's, by client
+        self._ended: set[str] = set()  # ended reads that wait for the end of the step that is being scheduled
+        self._firsts: list[tuple[int, Any]] = []  # (client, first token's output) for the next outputs
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        self._hear_ends(scheduling=True)
+        self._take_read_ends(scheduling=True)
         if self._receives.active or self._held_blocks:
             self._look_after_receives()
         return super().schedule(*args, **kwargs)  # type: ignore[misc]
@@ -67,7 +66,7 @@ class Guarded:
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: Any) -> Any:
         waiting = self._receives.waiting()
         if waiting:
-            # Their reads have ended: no worker will report it again, and vLLM would keep their blocks until one does.
+            # vLLM would keep their blocks until a worker reports the end of the read, and workers have reported it.
             names = {request_ids} if isinstance(request_ids, str) else request_ids
             names = names if names is None else set(names)
             self.finished_recving_kv_req_ids.update(name for name in waiting if names is None or name in names)  # type: ignore[attr-defined]
@@ -75,12 +74,12 @@ class Guarded:
         return super().finish_requests(request_ids, finished_status)  # type: ignore[misc]
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
-        self._hear_ends(scheduling=False)
+        self._take_read_ends(scheduling=False)
         outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
         if self._hopeless:
             self._fail_hopeless(outputs)
         for client, first in self._firsts:
-            # In front: the second token may be among them.
+            # Insert it first, because the outputs may have the second token.
             outputs.setdefault(client, EngineCoreOutputs()).outputs.insert(0, first)
         self._firsts.clear()
         return outputs
@@ -93,15 +92,18 @@ class Guarded:
             kv_connector_output.finished_recving = self._ends.not_taken(kv_connector_output.finished_recving)
         self._reads_ended(kv_connector_output)
 
-    def _hear_ends(self, *, scheduling: bool) -> None:
-        """Ends of reads that no step's output has told yet. A request with prefill's first token has it sent before its
-        second is computed: it is no part of the step that is being scheduled."""
+    def _take_read_ends(self, *, scheduling: bool) -> None:
+        """Handle ends of reads that no step's output has reported yet.
+
+        A request with prefill's first token is not part of the step that is being scheduled, so that its first token is
+        sent before the second one is computed.
+        """
         if self._ends is None:
             return
         names, self._ended = self._ends.take() | self._ended, set()
         if scheduling:
             requests = self.requests  # type: ignore[attr-defined]
-            self._ended = {name for name in names if name in requests and carries(requests[name])}
+            self._ended = {name for name in names if name in requests and has_first_token(requests[name])}
             names -= self._ended
         if names:
             self._receives.counts["told_sooner"] += len(names)
@@ -115,7 +117,7 @@ class Guarded:
         super()._update_from_kv_xfer_finished(kv_connector_output)  # type: ignore[misc]
 
     def _read_ended(self, request_id: str) -> bool:
-        """Whether vLLM is to hear of it."""
+        """Handle the end of a read; returns whether vLLM's scheduler must handle it too."""
         blocks = self._held_blocks.pop(request_id, None)
         if blocks is not None:
             self._receives.late_read_ended(request_id)
@@ -133,42 +135,45 @@ class Guarded:
             return False
         self._guarded.marks.told(request_id)
         outcome = self._receives.read_ended(request_id)
+        self._settle(request, outcome)
+        return outcome is not Outcome.WAIT
+
+    def _settle(self, request: Any, outcome: Outcome) -> None:
         if outcome is Outcome.ANEW:
             self._compute_anew(request)
         elif outcome is Outcome.USE:
             self._use(request)
-        return outcome is not Outcome.WAIT
 
     def _look_after_receives(self) -> None:
         for request_id, outcome in self._receives.settled():
-            request = self._waiting_for_kv(request_id)
-            if request is not None:
-                if outcome is Outcome.ANEW:
-                    self._compute_anew(request)
-                else:
-                    self._use(request)
-                self._guarded.connector_scheduler._stop_heartbeat(request_id)
-                self.finished_recving_kv_req_ids.add(request_id)  # type: ignore[attr-defined]
+            if (request := self._waiting_for_kv(request_id)) is not None:
+                self._settle(request, outcome)
+                self._end_receive(request_id)
         for request_id in self._receives.overdue():
-            request = self._waiting_for_kv(request_id)
-            if request is not None:
+            if (request := self._waiting_for_kv(request_id)) is not None:
                 logger.error("request %s: its KV transfer goes on after %s s", request_id, self._receives.deadline_s)
                 self._held_blocks[request_id] = self.kv_cache_manager.pop_blocks_for_free(request)  # type: ignore[attr-defined]
                 self._compute_anew(request)
-                self._guarded.connector_scheduler._stop_heartbeat(request_id)
-                self.finished_recving_kv_req_ids.add(request_id)  # type: ignore[attr-defined]
+                self._end_receive(request_id)
         self._look_for_stuck()
 
+    def _end_receive(self, request_id: str) -> None:
+        """End a receive as vLLM does when its workers report the end of the read."""
+        self._guarded.connector_scheduler._stop_heartbeat(request_id)
+        self.finished_recving_kv_req_ids.add(request_id)  # type: ignore[attr-defined]
+
     def _look_for_stuck(self) -> None:
-        """Requests that wait for room while nothing runs and reads past their deadline keep their blocks: until when,
-        nobody knows. One that waits for prefill's word is refused at its own deadline, and then needs room."""
+        """Find requests that cannot get blocks: nothing runs, and reads past their deadline keep blocks.
+
+        A request that waits for prefill's answer is not stuck: at its own deadline it is refused and needs blocks.
+        """
         stuck: list[str] = []
         if self._held_blocks and not self.running:  # type: ignore[attr-defined]
             queues = (*self.waiting, *self.skipped_waiting)  # type: ignore[attr-defined]
             stuck = [
                 request.request_id
                 for request in queues
-                if request.status == RequestStatus.WAITING and not self._receives.awaits_word(request.request_id)
+                if request.status == RequestStatus.WAITING and not self._receives.awaits_answer(request.request_id)
             ]
         if not stuck:
             self._stuck_since = None
@@ -186,7 +191,7 @@ class Guarded:
 
     def _use(self, request: Any) -> None:
         self._guarded.marks.over(request.request_id, READ)
-        token = take(self, request) if carries(request) else None
+        token = take(self, request) if has_first_token(request) else None
         if token is None:
             return
         self._receives.counts["reused"] += 1
@@ -210,7 +215,7 @@ class Guarded:
         self.failed_recving_kv_req_ids.add(request.request_id)  # type: ignore[attr-defined]
 
     def _fail_hopeless(self, outputs: dict[int, Any]) -> None:
-        """Requests for which no room is left beside the kept blocks: an error is better than no end."""
+        """Fail the requests that cannot get blocks beside the kept ones; otherwise they would never end."""
         names, self._hopeless = self._hopeless, []
         for request in super().finish_requests(set(names), RequestStatus.FINISHED_ERROR):  # type: ignore[misc]
             self._receives.counts["errors"] += 1
@@ -225,15 +230,15 @@ class Guarded:
 
 
 class GuardSyncScheduler(Guarded, Scheduler):  # type: ignore[misc]
-    """Where vLLM takes `Scheduler`."""
+    """vLLM's `Scheduler` with the guard."""
 
 
 class GuardAsyncScheduler(Guarded, AsyncScheduler):  # type: ignore[misc]
-    """Where vLLM takes `AsyncScheduler`."""
+    """vLLM's `AsyncScheduler` with the guard."""
 
 
 class GuardScheduler:
-    """Makes one of the two; to vLLM it is the scheduler's class."""
+    """The scheduler class that vLLM gets; it makes one of the two schedulers."""
 
     def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
         asynchronous = vllm_config.scheduler_config.async_scheduling

@@ -1,7 +1,6 @@
-"""What the guard takes of vLLM's internals, which a new version of vLLM may change.
+"""Names of vLLM's internals that the guard uses. A new version of vLLM may change them; a contract test imports each.
 
-Name -> the module of vLLM that defines it. ``from pdlab.guard.vllm_names import NAME`` imports that module at that
-time. A contract test imports each name.
+`NAMES`: name -> module of vLLM. ``from pdlab.guard.vllm_names import NAME`` imports this module.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""The guard in vLLM's workers: failed reads are told by request and not by block, and only when all of a request's
-reads have ended; a connection over which a read failed is made anew; prefill's workers tell which leases they let
-expire, and free those that are given back."""
+"""The guard in vLLM's workers.
+
+Decode's workers report a failed read by request and not by block, and only after all reads of the request have ended.
+They renew a connection with a failed read. Prefill's workers report expired leases and free given-back ones.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +15,20 @@ from typing import Any
 from pdlab.guard.marks import WIRE, ReadMarks
 from pdlab.guard.metrics import GuardStats
 from pdlab.guard.peers import PeerBook
-from pdlab.guard.read_ends import POLL_KEY, TELL_AT, Address, tell, works_here
+from pdlab.guard.read_ends import ENDS_ADDRESS, POLL_KEY, Address, register_worker, report_ends
 from pdlab.guard.vllm_names import KVConnectorWorkerMetadata, NixlPullConnectorWorker
 
 logger = logging.getLogger("vllm.pdlab.guard")
 
-# The field of vLLM's connector metadata that carries requests whose blocks decode does not want.
+# Field of vLLM's connector metadata: requests whose blocks decode does not want.
 GIVEN_BACK = "pdlab_given_back"
-# vLLM's word for a notification that could not be sent: that of a prompt which decode has already, so nothing is read.
+# vLLM's type of a failure to send a notification for a prompt without a read (decode has the prompt in its cache).
 NOTIFICATION_FAILED = "notification_failed"
 
 
 @dataclass
 class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """What a step's workers have to say: requests of which a read failed, leases that expired, leases renewed."""
+    """The workers' report of a step: requests with a failed read, expired leases, renewed leases."""
 
     failed: set[str] = field(default_factory=set)
     expired: set[str] = field(default_factory=set)
@@ -37,7 +39,7 @@ class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
 
 
 class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
-    """vLLM's pull worker. Handshakes fail in a thread of their own; all else happens in the worker's."""
+    """vLLM's pull worker. A handshake may fail in its own thread; everything else runs in the worker's thread."""
 
     _reqs_to_send: dict[str, float]
 
@@ -47,9 +49,9 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         self._guard_notified: set[str] = set()
         self._guard_freed: set[str] = set()
         self._guard_peers = PeerBook()
-        self._guard_looked: tuple[set[str], set[str]] = (set(), set())  # sent and read, told with the next step
-        self._guard_looked_s = 0.0
-        self._guard_tell_at: Address | None = None
+        self._guard_unreported: tuple[set[str], set[str]] = (set(), set())  # (sent, read) since the last step's report
+        self._guard_checked_s = 0.0
+        self._guard_ends_address: Address | None = None
         super().__init__(*args, **kwargs)
         self.xfer_stats = GuardStats()
         vllm_config = args[0] if args else kwargs["vllm_config"]
@@ -65,11 +67,11 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             self._guard_marks.ended(handle, told)
             return told
 
-        # vLLM asks once for each read that has ended, and keeps what is told without saying of which request it is.
+        # vLLM calls this once for each ended read and does not keep the request with the result.
         self.nixl_wrapper.get_xfer_telemetry = telemetry
 
     def take_report(self) -> WorkerReport | None:
-        """What has happened since the last call; None: nothing."""
+        """The report since the last call; None if it is empty."""
         report = self._guard_report
         if not (report.failed or report.expired or report.renewed):
             return None
@@ -87,16 +89,19 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             self._guard_marks.posted(req_id)
         try:
             super()._read_blocks_for_req(req_id, meta)
-        except Exception as error:  # block ids that do not fit would end the engine core
+        except Exception as error:  # wrong block ids would end the engine core
             logger.exception("the read for request %s could not be set up", req_id)
             self._log_failure(failure_type="read_setup_failed", req_id=req_id, error=error)
             self._handle_failed_transfer(req_id, None)
         if not _reads(meta):
-            self._recving_metadata.pop(req_id, None)  # nothing will end that would remove it
+            self._recving_metadata.pop(req_id, None)  # vLLM removes it only at the end of a read
 
     def _handle_failed_transfer(self, req_id: str, handle: int | None) -> None:
-        """In vLLM a request is done with its first failed read while others still write into its blocks, and with a
-        hybrid KV cache nobody learns that it failed."""
+        """Report a failed request only after all its reads have ended.
+
+        vLLM ends a request at its first failed read while other reads still write into its blocks. With a hybrid KV
+        cache vLLM does not report the failure.
+        """
         self.xfer_stats.record_failed_transfer()
         if handle is not None:
             try:
@@ -107,7 +112,7 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         if meta is not None:
             self._note_failure(meta.remote.engine_id)
         if meta is None or not _reads(meta):
-            self._recving_metadata.pop(req_id, None)  # there was only prefill to be told, whose lease will end
+            self._recving_metadata.pop(req_id, None)  # only a notification failed; prefill's lease will expire
             return
         self._guard_failed.add(req_id)
         if req_id not in self._recving_transfers:
@@ -125,7 +130,7 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             peers.read_ended_well(engines[req_id])
         if self._guard_failed:
             for req_id in done & self._guard_failed:
-                self._failed_recv_reqs.put(req_id)  # so that vLLM does not post-process what did not arrive
+                self._failed_recv_reqs.put(req_id)  # so that vLLM does not post-process missing blocks
         return done
 
     # Decode: connections.
@@ -151,7 +156,7 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
                 self._guard_peers.handshake_failed(peer)
 
     def _forget_peers(self) -> None:
-        """Drop what NIXL and vLLM keep of prefill engines whose connection is to be made anew."""
+        """Drop the state of NIXL and vLLM for prefill engines whose connection must be renewed."""
         peers = self._guard_peers
         readers = [name for name in self._recving_transfers if name in self._recving_metadata]
         busy = {self._recving_metadata[name].remote.engine_id for name in readers}
@@ -170,9 +175,9 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
     # Prefill: leases.
 
     def start_load_kv(self, metadata: Any) -> None:
-        if (address := getattr(metadata, TELL_AT, None)) is not None:
-            self._guard_tell_at = address
-            works_here(self)
+        if (address := getattr(metadata, ENDS_ADDRESS, None)) is not None:
+            self._guard_ends_address = address
+            register_worker(self)
         if self._guard_peers.active:
             self._forget_peers()
         super().start_load_kv(metadata)
@@ -186,7 +191,7 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
 
     def _get_new_notifs(self) -> set[str]:
         notified: set[str] = super()._get_new_notifs()
-        self._guard_notified = set(notified)  # to the other, vLLM adds what has expired
+        self._guard_notified = set(notified)  # a copy, because vLLM adds expired requests to the other set
         return notified
 
     def _handle_heartbeat(self, payload: str) -> None:
@@ -194,32 +199,34 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         renewed = {req_id for req_id in payload.split(",") if req_id in self._reqs_to_send}
         if renewed:
             self._guard_report.renewed |= renewed
-            # vLLM frees from the front and stops at the first lease that has not ended.
+            # Keep the order of expiry: vLLM frees from the front and stops at the first lease that has not expired.
             self._reqs_to_send = dict(sorted(self._reqs_to_send.items(), key=lambda item: item[1]))
 
     # Between steps.
 
-    def look_if_due(self) -> bool:
-        """Look for the ends of reads, if the last look is so long ago. Returns whether reads go on."""
-        if self._recving_transfers and time.monotonic() - self._guard_looked_s >= self.poll_s:
+    def check_if_due(self) -> bool:
+        """Call `look` if the last call is ``poll_s`` ago. Returns whether reads are in progress."""
+        if self._recving_transfers and time.monotonic() - self._guard_checked_s >= self.poll_s:
             self.look()
         return bool(self._recving_transfers)
 
     def look(self) -> None:
-        """Do what a step does about the ends of reads and of leases, and tell the engine core of the good reads. The
-        next step tells of all. In the thread of the steps only: neither NIXL nor vLLM's worker expects another."""
-        if not self._recving_transfers or self._guard_tell_at is None:
+        """Handle the ends of reads and leases as a step does, and report good reads to the engine core at once.
+
+        The next step reports all ends. Call it only in the thread of the steps: NIXL and vLLM's worker need that.
+        """
+        if not self._recving_transfers or self._guard_ends_address is None:
             return
         sending, receiving = self._ended()
-        self._guard_looked[0].update(sending)
-        self._guard_looked[1].update(receiving)
-        self._guard_looked_s = time.monotonic()
+        self._guard_unreported[0].update(sending)
+        self._guard_unreported[1].update(receiving)
+        self._guard_checked_s = time.monotonic()
         if good := receiving - self._guard_report.failed:
-            tell(self._guard_tell_at, os.getpid(), good)
+            report_ends(self._guard_ends_address, os.getpid(), good)
 
     def get_finished(self) -> tuple[set[str], set[str]]:
         sending, receiving = self._ended()
-        before, self._guard_looked = self._guard_looked, (set(), set())
+        before, self._guard_unreported = self._guard_unreported, (set(), set())
         return sending | before[0], receiving | before[1]
 
     def _ended(self) -> tuple[set[str], set[str]]:
@@ -230,7 +237,7 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             sending |= self._guard_freed
             self._guard_freed = set()
         for req_id in receiving:
-            self._guard_marks.drop(req_id)  # of a read that could not be set up
+            self._guard_marks.drop(req_id)  # a read that could not be set up
         if receiving and self._guard_failed:
             failed = receiving & self._guard_failed
             self._guard_report.failed |= failed
@@ -239,5 +246,5 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
 
 
 def _reads(meta: Any) -> bool:
-    """Whether there are blocks to read, or only prefill to be told."""
+    """Whether there are blocks to read. Without any, prefill gets only a notification."""
     return any(len(group) > 0 for group in meta.local_block_ids)

@@ -14,12 +14,12 @@ def observe(
     rank_nodes: Mapping[Role, Sequence[Sequence[str]]],
     replicas_of: Mapping[str, int] | None = None,
 ) -> Placement:
-    """``rank_nodes``: per role, per Ray Serve replica (one DP rank), the node id of each of its tp * pp bundles.
-    ``replicas_of``: per role how many of the planned replicas were to start (None: all).
+    """The placement that Ray made.
 
-    Ray says which node a bundle is on, not which of the node's GPUs it got: slots are the lowest
-    free ones of that node, in order. Raises DeployError when ranks are missing or one sits on a
-    node that the plan does not have for its role.
+    ``rank_nodes``: per role, per Ray Serve replica (one DP rank), the node id of each of its tp * pp bundles.
+    ``replicas_of``: per role the number of planned replicas that were to start (None: all). Ray reports a bundle's
+    node, but not its GPU: each bundle gets the lowest free slot of its node. Raises DeployError if ranks are missing,
+    or a rank is on a node that the plan does not have for its role.
     """
     free = {node.id: list(node.slots) for node in view.engine_nodes}
     replicas: list[ReplicaPlacement] = []

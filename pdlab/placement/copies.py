@@ -1,4 +1,4 @@
-"""How many copies of a deployment fit, and how many GPUs of whole nodes each then takes. Pure."""
+"""How many copies of a deployment fit, and how many GPUs of whole nodes one copy takes. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from pdlab.core.deployment import Deployment
 from pdlab.core.nodes import ClusterNode, ClusterView
 from pdlab.placement.place import fits, place
 
-WINDOW = 8  # nodes in partial use looked at for the next copy
-CPUS_PER_GPU = 24.0  # of a node that is made up; no engine asks for more
+WINDOW = 8  # number of partly used nodes that are tried for the next copy
+CPUS_PER_GPU = 24.0  # of an assumed node, as of p5.48xlarge; engines need less
 
 
 def whole_node_gpus(deployment: Deployment, node_gpus: int) -> float:
-    """GPUs of the fewest whole nodes that take the deployment, filled with copies of it, per copy: nodes are rented
-    whole, and what no copy can use is paid for all the same. What it uses where no number of such nodes takes it."""
+    """GPUs per copy on the fewest whole nodes that fit the deployment, filled with copies of it.
+
+    Nodes are rented whole, so GPUs that no copy can use count too. If the deployment does not fit such nodes: the GPUs
+    that it uses.
+    """
     fewest = -(-deployment.gpus // node_gpus)
     for count in range(fewest, fewest + len(deployment.pools) + 1):
         nodes = [
@@ -25,16 +28,16 @@ def whole_node_gpus(deployment: Deployment, node_gpus: int) -> float:
 
 
 def copies_of(deployment: Deployment, view: ClusterView, gpus: int) -> int:
-    """How many copies can be placed within ``gpus`` GPUs of the view, one after another.
+    """The number of copies that fit on ``gpus`` GPUs of the view, placed one after another.
 
-    Each is placed on the nodes in partial use that are emptiest and on as many free ones as it may need:
-    looking at every node of a large cluster for every copy would take long.
+    For each copy only the emptiest partly used nodes and a few free ones are tried, because trying every node of a
+    large cluster would take long.
     """
     free, partial = list(view.engine_nodes), list[ClusterNode]()
     node_gpus = max((len(node.slots) for node in free), default=1)
     window = -(-deployment.gpus // node_gpus) + len(deployment.pools)
     if any(pool.gpu_type for pool in deployment.pools.values()):
-        window *= len({node.gpu_type for node in free})  # not every one is of a type that it takes
+        window *= len({node.gpu_type for node in free})  # some nodes have another GPU type than the pool needs
     copies = 0
     while copies < gpus // deployment.gpus:
         partial.sort(key=lambda node: (-len(node.slots), node.id))

@@ -1,4 +1,4 @@
-"""Why a deployment does not fit a cluster, and the smallest change that would make it fit."""
+"""Explain why a deployment does not fit a cluster, and find the smallest change that makes it fit."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from pdlab.placement.solver import cpus_per_group, eligible, groups_on, spans_no
 Fits = Callable[[Deployment, ClusterView], bool]
 
 MAX_MORE_NODES = 64
-# Enough for every change of one pool and the mildest changes of two on clusters of tens of nodes.
+# Enough for every change of one pool, and for the smallest changes of two, on clusters of tens of nodes.
 MAX_ATTEMPTS = 400
-# Each search for advice may look at about so many (node, prefill units, decode units): about a second of work.
+# Each search visits at most about this many (node, prefill units, decode units): about a second of work.
 MAX_WORK = 1_000_000
-# Of the launcher's flags for a pool.
+# Prefix of the launcher's flags for a pool.
 FLAG_PREFIX = {"collocated": "", "fluid": "", "prefill": "p-", "decode": "d-"}
 
 
 def explain(deployment: Deployment, view: ClusterView, fits: Fits) -> str:
-    """One line: the request, the free slots of each node, the smallest changes that would fit."""
+    """One line: the demand, the free slots of each node, and the smallest changes that fit."""
     ways, nothing = [], "no smaller deployment, and no number of further nodes of the same kind"
     for search in (_fewer_at_most, _smaller, _other_placement, _freed_by_others, _more_nodes):
         try:
@@ -45,7 +45,7 @@ class _EnoughError(Exception):
 
 
 class _Bounded:
-    """``fits`` with a budget of work: advice may be missing, but is never wrong and never slow."""
+    """``fits`` with a limit on its work. Advice may be missing, but it is never wrong or slow."""
 
     def __init__(self, fits: Fits) -> None:
         self.fits, self.work_left = fits, MAX_WORK
@@ -83,7 +83,7 @@ def _demand(deployment: Deployment, view: ClusterView) -> str:
 
 
 def _fewer_at_most(deployment: Deployment, view: ClusterView, fits: Fits) -> str | None:
-    """The most engines that fit, of a pool whose number moves."""
+    """For fluid engines whose number follows the load: the largest maximum that fits."""
     topology = deployment.topology
     if not isinstance(topology, Fluid):
         return None
@@ -94,7 +94,7 @@ def _fewer_at_most(deployment: Deployment, view: ClusterView, fits: Fits) -> str
 
 
 def _free(deployment: Deployment, view: ClusterView) -> str:
-    """Free slots per node, equal nodes together; free CPUs too if a GPU node has too few."""
+    """Free slots per node, with equal nodes together, and free CPUs if a GPU node has too few."""
     unit = _unit(view)
     same: dict[str, list[str]] = {}
     for node in view.engine_nodes:
@@ -119,7 +119,7 @@ def _short_of_cpus(deployment: Deployment, node: ClusterNode) -> str:
 
 
 def _smaller(deployment: Deployment, view: ClusterView, fits: Fits) -> str | None:
-    """The change of the fewest flags, then the fewest GPUs less, then the ratio of the pools nearest the requested."""
+    """The change of the fewest flags; among these the one that keeps most GPUs, then the nearest ratio of the pools."""
     options = [(role, list(_reductions(role, pool, view))) for role, pool in deployment.pools.items()]
     attempts = [({role: pool}, flag) for role, reductions in options for pool, flag in reductions]
     attempts.sort(key=lambda attempt: -sum(pool.gpus for pool in attempt[0].values()))
@@ -153,7 +153,7 @@ def _smaller(deployment: Deployment, view: ClusterView, fits: Fits) -> str | Non
 
 
 def _reductions(role: str, pool: Pool, view: ClusterView) -> Iterator[tuple[Pool, str]]:
-    """Every smaller pool that differs in one number and for which there are slots at all, with its flag."""
+    """Every smaller pool that differs in one number and has enough slots in the view, with its flag."""
     prefix = FLAG_PREFIX[role]
     nodes = eligible(pool, view.engine_nodes)
     slots = sum(len(node.slots) for node in nodes)
@@ -174,10 +174,10 @@ def _with_pools(deployment: Deployment, pools: dict[str, Pool]) -> Deployment:
 
 
 def _worth_advising(changed: Deployment, requested: Deployment) -> bool:
-    """Whether vLLM accepts the degrees, and without a warning that the requested ones do not have."""
+    """Whether vLLM accepts the degrees, with no more warnings than the requested ones."""
     topology = changed.topology
     try:
-        if isinstance(topology, Fluid):  # its roles must still be a split of its replicas
+        if isinstance(topology, Fluid):  # its roles must still add up to its replicas
             validate(Fluid, topology.model_dump(), where="a smaller deployment")
         return len(check_divisibility(changed, None)) <= len(check_divisibility(requested, None))
     except UsageError:
@@ -194,7 +194,7 @@ def _other_placement(deployment: Deployment, view: ClusterView, fits: Fits) -> s
 
 
 def _freed_by_others(deployment: Deployment, view: ClusterView, fits: Fits) -> str | None:
-    """The GPUs or CPUs that others would have to release: the fewest on one node, or else on several."""
+    """The GPUs or CPUs that others would have to release: the fewest on one node, else on several nodes."""
     held_elsewhere = {node.id: node.total_slots - len(node.slots) for node in view.engine_nodes}
     busy = [node for node in view.engine_nodes if held_elsewhere[node.id] or node.available_cpus < node.cpus]
     unit = _unit(view)
@@ -229,7 +229,7 @@ def _freed_by_others(deployment: Deployment, view: ClusterView, fits: Fits) -> s
 
 
 def _with_free(node: ClusterNode, count: int) -> ClusterNode:
-    """The node with ``count`` more free slots; the CPUs that others hold beside GPUs are free too."""
+    """The node with ``count`` more free slots. On a GPU node, all CPUs are free."""
     if not node.gpus:
         return node.model_copy(update={"free_cpus": min(node.cpus, node.available_cpus + count)})
     in_use = [gpu for gpu in range(node.gpus) if gpu not in node.slots]
@@ -237,7 +237,7 @@ def _with_free(node: ClusterNode, count: int) -> ClusterNode:
 
 
 def _more_nodes(deployment: Deployment, view: ClusterView, fits: Fits) -> str | None:
-    """How many further free nodes would suffice, each like the biggest that the deployment may use."""
+    """The number of further free nodes that suffice, each like the largest that the deployment may use."""
     usable = [node for pool in deployment.pools.values() for node in eligible(pool, view.engine_nodes)]
     biggest = max(usable, key=lambda node: node.total_slots, default=None)
     if biggest is None or (deployment.mode == "pd-pack" and len(biggest.slots) == biggest.total_slots):

@@ -1,14 +1,12 @@
-"""(Deployment, ClusterView) -> Placement, and the links that KV transfers will use. Pure: no Ray.
+"""(Deployment, ClusterView) -> Placement, and the links of the KV transfers. Pure: no Ray.
 
-Rules. Free slots and free CPUs count, not totals. Collocated and fluid replicas go on as few nodes as
-possible, nodes in partial use first. ``pack`` puts every prefill and decode replica on one node,
-``spread`` puts the two pools on disjoint sets of nodes. A TP group stays on one node, unless TP is
-larger than the biggest node: then it takes whole free nodes of one size. A replica stays on one
-node if that is possible, otherwise on few. A placement is found whenever one exists.
+Rules. Only free slots and free CPUs count. Collocated and fluid replicas go on as few nodes as possible, partly used
+nodes first. ``pack`` puts all prefill and decode replicas on one node. ``spread`` puts the two pools on disjoint sets
+of nodes. A TP group stays on one node, unless TP is larger than the largest node: then it takes whole free nodes of
+one size. A replica stays on one node if possible, otherwise on few. If a placement exists, it is found.
 
-Ray Serve has one label selector for all replicas of a deployment, so a pool is pinned to its *set*
-of nodes and Ray chooses within it: which replica of the pool lands on which of its nodes, and
-which of the free GPUs it gets, may differ from the plan; the sets do not.
+Ray Serve has one label selector for all replicas of a deployment. So a pool is pinned to its set of nodes, and Ray
+chooses the node and the GPUs of each replica within the set. These choices may differ from the plan.
 """
 
 from __future__ import annotations
@@ -37,15 +35,15 @@ from pdlab.core.text import listed
 from pdlab.placement.explain import FLAG_PREFIX, explain
 from pdlab.placement.solver import choose_nodes, cpus_per_group, eligible, fill
 
-# Per replica its TP groups, each as the ids of the nodes it is on.
+# Per replica its TP groups, each as the ids of its nodes.
 Layout = list[list[tuple[str, ...]]]
 
 
 class Link(Frozen):
-    """How KV cache gets from one prefill node to one decode node.
+    """The link from one prefill node to one decode node.
 
-    ``kind`` names ``wire`` for the reader. ``pairs`` counts the (prefill replica, decode replica) pairs whose
-    transfers use it.
+    ``kind``: the name of ``wire`` for the reader. ``pairs``: the number of (prefill replica, decode replica) pairs that
+    use the link.
     """
 
     prefill_node: str
@@ -56,8 +54,10 @@ class Link(Frozen):
 
 
 def place(deployment: Deployment, view: ClusterView) -> Placement:
-    """Plan every replica, also those that only a later load may want. Raises PlacementError with the arithmetic and the
-    smallest change that fits."""
+    """Place all replicas, also those that start only under a later load.
+
+    Raises PlacementError with the demand, the free slots and the smallest changes that fit.
+    """
     layouts = _layouts(deployment, view)
     if layouts is None:
         raise PlacementError(explain(deployment, view, lambda d, v: _layouts(d, v) is not None))
@@ -73,7 +73,7 @@ def place(deployment: Deployment, view: ClusterView) -> Placement:
 
 
 def fits(deployment: Deployment, view: ClusterView) -> bool:
-    """Whether `place` would succeed; quicker, because a refusal is not explained."""
+    """Whether `place` would succeed. It is quicker, because it does not explain a refusal."""
     return _layouts(deployment, view) is not None
 
 
@@ -98,7 +98,7 @@ def _layouts(deployment: Deployment, view: ClusterView) -> dict[Role, Layout] | 
 
 
 def _packing_node(pools: Sequence[Pool], nodes: Sequence[ClusterNode]) -> ClusterNode | None:
-    """The fullest node that takes all pools."""
+    """The fullest node with room for all pools."""
     slots = sum(pool.gpus for pool in pools)
     fitting = [
         node
@@ -123,10 +123,10 @@ def _allocate(free: dict[str, list[int]], node_ids: Sequence[str], tp: int) -> T
 
 
 def links(placement: Placement, view: ClusterView) -> tuple[Link, ...]:
-    """The link of every (prefill node, decode node) pair, in order of the nodes; empty for collocated.
+    """The link of each (prefill node, decode node) pair, in order of the nodes; empty for collocated.
 
-    Ray Serve LLM pairs any prefill with any decode replica, so every pair of nodes is used; fluid replicas are
-    prefill and decode of all others.
+    Ray Serve LLM pairs any prefill with any decode replica, so every pair of nodes is used. Fluid replicas pair with
+    all others.
     """
     counts: dict[tuple[str, str], int] = {}
     for prefill, decode in placement.pairs():
@@ -150,7 +150,7 @@ _NETWORK = {
 
 
 def link_wire(prefill: ClusterNode, decode: ClusterNode) -> WireKind:
-    """The wire that UCX takes between two nodes when it finds everything it needs."""
+    """The wire that UCX uses between two nodes if all the software for it is there."""
     on_gpus = bool(prefill.gpus and decode.gpus)
     if prefill.id == decode.id:
         return "gpu peer" if on_gpus else "shared memory"
@@ -159,7 +159,7 @@ def link_wire(prefill: ClusterNode, decode: ClusterNode) -> WireKind:
     return WIRE_OF_NIC.get(prefill.nic.kind, "tcp") if prefill.nic.kind == decode.nic.kind else "tcp"
 
 
-# Between GPUs of one node. GPUs that have PCIe only may refuse cuda_ipc, and then go through host memory.
+# Between GPUs of one node. If GPUs with only PCIe refuse cuda_ipc, KV cache goes through host memory.
 GPU_LINKS: dict[GpuLink | None, str] = {
     "nvlink": "NVLink (cuda_ipc)",
     "pcie": "PCIe",
@@ -169,7 +169,7 @@ GPU_LINKS: dict[GpuLink | None, str] = {
 
 
 def link_kind(prefill: ClusterNode, decode: ClusterNode) -> str:
-    """The link that UCX takes between two nodes when it finds everything it needs."""
+    """The name of `link_wire` for the reader, with the network's rate or what the link needs."""
     on_gpus = bool(prefill.gpus and decode.gpus)
     if prefill.id == decode.id:
         return GPU_LINKS[gpu_link(prefill)] if on_gpus else "shared memory (cma)"
@@ -180,16 +180,16 @@ def link_kind(prefill: ClusterNode, decode: ClusterNode) -> str:
     if prefill.nic.kind == decode.nic.kind and prefill.nic.kind in ("ethernet", "tcpxo") and rates:
         network = f"TCP, {rate_text(min(rates))}"
     if on_gpus and prefill.nvlink_domain and prefill.nvlink_domain == decode.nvlink_domain:
-        # UCX takes it for memory with fabric handles only, which torch's allocator does not make by itself.
+        # UCX uses NVLink between nodes only for memory with fabric handles, which torch does not allocate by default.
         return f"{network} (NVLink domain {prefill.nvlink_domain}, if the KV cache has fabric handles)"
     return network
 
 
 def bundle_nodes(pool: Pool, placement: Placement, role: Role) -> list[tuple[str, ...]]:
-    """For each of the tp * pp bundles of one Ray Serve replica, the node ids it may be on.
+    """For each of the tp * pp bundles of one Ray Serve replica, the ids of its allowed nodes.
 
-    A Ray Serve replica is one DP rank, and all of a pool share one list. So only a pool of one
-    replica and one DP rank can pin every bundle to its own node; others pin every bundle to the set.
+    A Ray Serve replica is one DP rank, and all replicas of a pool share this list. So only a pool with one replica and
+    one DP rank pins each bundle to one node. Other pools pin each bundle to their set of nodes.
     """
     replicas = placement.of(role)
     if len(replicas) == 1 and pool.dp == 1:
@@ -198,10 +198,10 @@ def bundle_nodes(pool: Pool, placement: Placement, role: Role) -> list[tuple[str
 
 
 def node_selector(placement: Placement, role: Role, view: ClusterView) -> tuple[str, dict[str, str]]:
-    """The label by which Ray finds the nodes of a pool, and node id (of ``view``) -> its value.
+    """The label that selects the nodes of a pool, and node id (of ``view``) -> its value.
 
-    The name where all of them have one, else Ray's own ids. A cluster file knows no ids: its nodes are selected by
-    their names even if it does not say that they carry them (`cautions` then does).
+    It is the label of names if all nodes have one, else that of Ray's ids. A cluster file has no ids of Ray: its nodes
+    are selected by name even if they have no such label, and `cautions` warns.
     """
     nodes = [view.node(node_id) for node_id in placement.nodes_of(role)]
     for label in (NODE_NAME_LABEL, NODE_ID_LABEL):
@@ -211,14 +211,14 @@ def node_selector(placement: Placement, role: Role, view: ClusterView) -> tuple[
 
 
 def pinned_to_ids(placement: Placement, view: ClusterView) -> dict[Role, tuple[str, ...]]:
-    """Role -> its nodes, where they are selected by Ray's node ids: a node that replaces one of them has another id."""
+    """Role -> its nodes, for roles that Ray's node ids select: a replacement node has another id."""
     roles = dict.fromkeys(replica.role for replica in placement.replicas)
     selectors = {role: node_selector(placement, role, view) for role in roles}
     return {role: tuple(values) for role, (label, values) in selectors.items() if label == NODE_ID_LABEL}
 
 
 def _unnamed(placement: Placement, view: ClusterView) -> list[str]:
-    """A warning about nodes that are selected by a name which nothing says they carry."""
+    """A warning about nodes that are selected by name but have no label with it."""
     unnamed = [
         node_id
         for role in dict.fromkeys(replica.role for replica in placement.replicas)
@@ -234,10 +234,10 @@ def _unnamed(placement: Placement, view: ClusterView) -> list[str]:
 
 
 def cautions(deployment: Deployment, placement: Placement, view: ClusterView) -> list[str]:
-    """Warnings: where Ray may deviate from the plan in a way that matters, and unlike nodes; usually none.
+    """Warnings about TP groups that Ray may split, about nodes that differ, and about missing labels; usually none.
 
-    Ray reserves single GPUs. Where a replica of TP groups spans nodes whose free GPUs are not a
-    multiple of TP and its bundles are not pinned one by one, Ray may cut a group at a node's edge.
+    Ray reserves single GPUs. If a replica spans nodes whose free GPUs are not a multiple of TP, and its bundles are not
+    pinned one by one, Ray may split a TP group between nodes.
     """
     warnings = []
     for role in (replica.role for replica in placement.replicas if replica.index == 0):
@@ -254,7 +254,7 @@ def cautions(deployment: Deployment, placement: Placement, view: ClusterView) ->
 
 
 def _unlike(deployment: Deployment, placement: Placement, view: ClusterView) -> list[str]:
-    """Warnings about prefill and decode on nodes with different GPUs, unless these were asked for, or networks."""
+    """Warnings if prefill and decode are on nodes with different networks, or GPUs, unless flags chose these."""
     roles: tuple[tuple[Role, ...], ...] = (("prefill", "fluid"), ("decode", "fluid"))
     pools = [[view.node(node_id) for role in part for node_id in placement.nodes_of(role)] for part in roles]
     facts: list[tuple[str, Callable[[ClusterNode], str | None], str]] = [

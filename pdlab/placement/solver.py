@@ -1,9 +1,8 @@
-"""Which pool gets which nodes: exact search over sets of nodes, no Ray and no I/O.
+"""Choose the nodes of each pool by an exact search. Pure.
 
-A pool's demand is counted in units that a node offers as a whole number: TP groups, or whole nodes
-where one TP group is larger than a node. Every node serves at most one pool here, so that choosing
-nodes is a partition problem; it is solved exactly by going through the nodes once and keeping, for
-every reachable pair of (units for the first pool, units for the second), the cheapest way to it.
+A pool's demand is counted in units: TP groups, or whole nodes if one TP group is larger than a node. A node serves at
+most one pool, so this is a partition problem. Dynamic programming solves it: it goes through the nodes once, and keeps
+the cheapest way to each reachable pair (units of the first pool, units of the second).
 """
 
 from __future__ import annotations
@@ -18,36 +17,34 @@ from pdlab.core.nodes import ClusterNode
 
 
 def cpus_per_group(node: ClusterNode, tp: int) -> int:
-    """CPUs that a TP group takes beside its slots: one per worker and one for the engine process.
-
-    On a node without GPUs the slots are the CPUs and nothing comes on top.
-    """
+    """CPUs that a TP group takes beside its slots: one per worker, one for the engine process; 0 if slots are CPUs."""
     return tp + 1 if node.gpus else 0
 
 
 def groups_on(node: ClusterNode, tp: int) -> int:
-    """TP groups that the node can still take, by free slots and by free CPUs."""
+    """The number of TP groups that fit the node's free slots and free CPUs."""
     by_slots = len(node.slots) // tp
     per_group = cpus_per_group(node, tp)
     return min(by_slots, int(node.available_cpus // per_group)) if per_group else by_slots
 
 
 def eligible(pool: Pool, nodes: Sequence[ClusterNode]) -> list[ClusterNode]:
-    """Nodes of the GPU type that the pool asks for."""
+    """The nodes with the pool's GPU type."""
     return [node for node in nodes if pool.gpu_type in (None, node.gpu_type)]
 
 
 def spans_nodes(pool: Pool, nodes: Sequence[ClusterNode]) -> bool:
-    """Whether one TP group is larger than the biggest of ``nodes``."""
+    """Whether one TP group is larger than the largest of ``nodes``."""
     return pool.tp > max((node.total_slots for node in nodes), default=0)
 
 
 @dataclass(frozen=True)
 class PoolOption:
-    """One way to serve a pool: units per node id, units per replica, what every node is worth.
+    """One way to serve a pool.
 
-    ``single``: every replica on one node. ``rank`` orders ways from best to worst.
-    ``nodes_per_group`` is above 1 only where a TP group takes whole nodes. ``kinds``: GPU types of its nodes.
+    ``units``: node id -> units on it. ``per_replica``: units of one replica. ``single``: each replica is on one node.
+    ``rank``: the smaller, the better. ``ragged``: nodes whose free slots are no multiple of TP. ``nodes_per_group``:
+    above 1 only if a TP group takes whole nodes. ``kinds``: GPU types of its nodes.
     """
 
     units: dict[str, int]
@@ -69,7 +66,7 @@ class PoolOption:
 
 
 def offers(pool: Pool, nodes: Sequence[ClusterNode]) -> Iterator[PoolOption]:
-    """Every way to serve ``pool``: on one GPU type or on a mix, replicas on single nodes or not."""
+    """Every way to serve ``pool``: on one GPU type or on several, with replicas on single nodes or not."""
     usable = eligible(pool, nodes)
     kinds = list(dict.fromkeys(node.gpu_type for node in usable))
     choices = [([node for node in usable if node.gpu_type == kind], 0) for kind in kinds]
@@ -84,13 +81,13 @@ def offers(pool: Pool, nodes: Sequence[ClusterNode]) -> Iterator[PoolOption]:
         types = _gpu_types(chosen)
         yield PoolOption(units, per_replica, pool.replicas, True, (0, mixed), kinds=types)
         if per_replica > 1:
-            # On such a node Ray, which sees single GPUs, could cut a TP group at the node's edge.
+            # Ray reserves single GPUs, so on such a node it could split a TP group between two nodes.
             ragged = frozenset(node.id for node in chosen if len(node.slots) % pool.tp)
             yield PoolOption(units, per_replica, pool.replicas, False, (1, mixed), ragged, kinds=types)
 
 
 def _whole_node_offers(pool: Pool, nodes: Sequence[ClusterNode], mixed: int) -> Iterator[PoolOption]:
-    """TP larger than a node: a group takes whole free nodes, all of one size that divides TP."""
+    """For TP larger than a node: a group takes whole free nodes, all of one size that divides TP."""
     for size in sorted({node.total_slots for node in nodes}, reverse=True):
         if not size or pool.tp % size:
             continue
@@ -112,23 +109,22 @@ def _gpu_types(nodes: Sequence[ClusterNode]) -> frozenset[str | None]:
 
 
 Cost = tuple[int, int, int]
-# Steps of one way through the nodes, newest first: ((pool number, node id), earlier steps).
+# The choices on one way through the nodes, newest first: ((pool number, node id), earlier choices).
 Steps = tuple[tuple[int, str], "Steps"] | None
 
 
 class ChosenNodes(NamedTuple):
-    """How one pool lies on nodes, and the ids of those."""
+    """How one pool is served, and the ids of its nodes."""
 
     offer: PoolOption
     node_ids: list[str]
 
 
 def choose_nodes(pools: Sequence[Pool], nodes: Sequence[ClusterNode]) -> list[ChosenNodes] | None:
-    """For every pool its nodes, which no other pool has; None if none fits.
+    """For each pool its own nodes; None if they do not fit.
 
-    Best rank first (replicas on single nodes, one GPU type for each pool and for both), then fewest
-    ragged nodes, fewest nodes, fewest free slots on them (nodes in partial use are filled up first),
-    earliest nodes.
+    In this order it prefers: replicas on single nodes, one GPU type per pool and for both, few ragged nodes, few nodes,
+    nodes with few free slots (partly used nodes are filled first), early nodes.
     """
     ways = sorted(itertools.product(*(list(offers(pool, nodes)) for pool in pools)), key=_rank)
     best: tuple[tuple[int, int], Cost, tuple[PoolOption, ...], list[list[str]]] | None = None
@@ -175,10 +171,10 @@ def _cheapest(way: Sequence[PoolOption], nodes: Sequence[ClusterNode]) -> tuple[
 
 
 def fill(offer: PoolOption, node_ids: Sequence[str]) -> list[list[tuple[str, ...]]]:
-    """Per replica its TP groups, each as the node ids it takes (one, unless TP is larger than a node).
+    """Per replica its TP groups, each as its node ids (one id, unless TP is larger than a node).
 
-    A replica goes to a node that holds it whole as long as there is one, the fullest such node
-    first; a replica that no node holds takes the emptiest nodes, so that it touches few.
+    A replica goes to the fullest node with room for all of it. If no node has room for it, it takes the emptiest nodes,
+    so that it is on few.
     """
     free_units = {node_id: offer.units[node_id] for node_id in node_ids}
     replicas = []

@@ -1,7 +1,6 @@
-"""Simulated time that passes slowly: one second of it takes ``slow_down`` seconds.
+"""Simulated time: one simulated second takes ``slow_down`` real seconds.
 
-It counts from the machine's start, as Linux's monotonic clock does, so that all processes of a rehearsal have one time
-and can tell each other moments.
+It counts from the machine's start, as Linux's monotonic clock, so that all processes of a rehearsal share one time.
 """
 
 from __future__ import annotations
@@ -13,20 +12,20 @@ from typing import Protocol
 
 
 class Timer(Protocol):
-    """What `Clock.call_at` gives."""
+    """Result of `Clock.call_at`."""
 
     def cancel(self) -> None: ...
 
 
 class Clock(Protocol):
-    """Where an engine's time comes from; moments in simulated seconds."""
+    """The clock of an engine; moments are in simulated seconds."""
 
     def now_s(self) -> float: ...
     def call_at(self, moment_s: float, callback: Callable[[], None]) -> Timer: ...
 
 
 class SlowClock:
-    """Of this process's event loop. ``slow_down`` is above 0."""
+    """The clock of this process's event loop. ``slow_down``: above 0."""
 
     def __init__(self, slow_down: float) -> None:
         self.slow_down = slow_down
@@ -35,11 +34,11 @@ class SlowClock:
         return time.monotonic() / self.slow_down
 
     def call_at(self, moment_s: float, callback: Callable[[], None]) -> Timer:
-        """Call back at that moment, or soon where it has passed. Needs a running event loop."""
-        # Not loop.call_at: uvloop counts whole milliseconds from a moment of its own.
+        """Call back at that moment, or at once if it has passed. Needs a running event loop."""
+        # Not loop.call_at: uvloop counts whole milliseconds from its own origin.
         wait_s = moment_s * self.slow_down - time.monotonic()
         return asyncio.get_running_loop().call_later(max(0.0, wait_s), callback)
 
     def from_wall(self, monotonic_s: float) -> float:
-        """The simulated moment of one on the machine's monotonic clock."""
+        """The simulated moment of a reading of the machine's monotonic clock."""
         return monotonic_s / self.slow_down

@@ -1,8 +1,8 @@
-"""The engine class of a rehearsal, which Ray Serve LLM's servers run in place of vLLM's (RAYLLM_VLLM_ENGINE_CLS).
+"""The engine class of a rehearsal, which Ray Serve LLM's servers run instead of vLLM's (RAYLLM_VLLM_ENGINE_CLS).
 
-When a token comes is the simulator's business (`pdlab.rehearsal.realtime`); this is how a request gets there and an
-answer back: the OpenAI protocol, the KV transfer parameters, and the messages by which an engine that has fetched KV
-tells the one that held it, over a socket of its own as NIXL's notifications go. Imports Ray.
+`pdlab.rehearsal.realtime` simulates the times of tokens. This module has the OpenAI protocol, the KV-transfer
+parameters, and the notification from an engine that fetched KV to the engine that held it. The notification uses a
+socket, as NIXL's do. Imports Ray.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from pdlab.traffic.oracle import HitOracle, oracle_of
 
 SENT_HEADER = "x-pdlab-sent"  # as in pdlab.bench.client.protocol
 GREEDY = 1e-5
-FRESH_S = 10.0  # simulated: how busy a front end was is no news after that, for its engine may be gone
+FRESH_S = 10.0  # simulated seconds for which the published use of a front end is valid: its engine may have ended
 NOTICE_TRIES, NOTICE_AGAIN_S = 200, 0.02
 BODY = "rehearsal"
 _log = logging.getLogger("ray.serve")
@@ -82,17 +82,17 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         self._links: dict[str, SharedLinks] = {}
         self._leases: dict[int, asyncio.TimerHandle] = {}
         self._socket: socket.socket | None = None
-        # Where pdlab's servers read what the KV pool holds (pdlab/deploy/serving/kv_pool.py).
+        # pdlab's servers read the size of the KV pool here (pdlab/deploy/serving/kv_pool.py).
         blocks = int(sum(stage.capacity for stage in stages) // spec.hardware.block_tokens)
         cache = SimpleNamespace(num_gpu_blocks=blocks, block_size=spec.hardware.block_tokens)
         self._engine_client = SimpleNamespace(
             vllm_config=SimpleNamespace(cache_config=cache),
-            # Where they tell prefill that nobody will read what it keeps (pdlab/deploy/serving/prefill_call.py).
+            # pdlab's servers report here that nobody will read prefill's KV (pdlab/deploy/serving/prefill_call.py).
             notify_kv_transfer_request_rejected=self._rejected,
         )
 
     def _empty_cache(self) -> HitOracle:
-        """As the simulator's engines have it (`pdlab.sim.simulator`), and as the manifest says."""
+        """An empty prefix cache, as in the simulator (`pdlab.sim.simulator`) and in the manifest."""
         spec = self.spec
         return oracle_of(engine_cache(spec.deployment, self._pool, spec.hardware, spec.shape))
 
@@ -120,8 +120,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         return None
 
     def generated_tokens(self) -> int:
-        """Tokens that it has decoded so far: answers come in three pieces, which would tell too little
-        (`pdlab.deploy.serving.fluid`)."""
+        """Number of tokens decoded so far, for `pdlab.deploy.serving.fluid`: answers have only three chunks."""
         now_s, total = self.clock.now_s(), 0
         for engine in self.core.engines:
             total += engine.generated
@@ -171,7 +170,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         yield openai.DetokenizeResponse(prompt=self._vocabulary.decode(request.tokens))
 
     async def build_asgi_app(self) -> Any:
-        """The routes that vLLM's server has and that clients of pdlab use."""
+        """The HTTP server of this engine."""
         from pdlab.rehearsal.http import build_app
 
         return build_app(self)
@@ -205,7 +204,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         params = request.kv_transfer_params or {}
         shared = params.get(BODY) or {}
         moves_on, fetches = bool(params.get("do_remote_decode")), bool(params.get("do_remote_prefill"))
-        # What decode answers is what it was handed: another prompt's KV gives another prompt's answer.
+        # Decode's answer depends on the KV that it got, so that the KV of another prompt gives a wrong answer.
         prompt_digest = shared["digest"] if fetches else digest(ids)
         tokens = [] if moves_on else answer(prompt_digest, max(output_tokens, 1), self._vocabulary.size)
         made: asyncio.Queue[tuple[float, int]] = asyncio.Queue()
@@ -268,7 +267,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
                 self.core.abort(number[0])
 
     def _sent(self, raw: Any) -> tuple[float, bool]:
-        """When the client sent the request, and whether it said so (else: now)."""
+        """(moment when the client sent the request, True); (now, False) without the client's header."""
         text = (getattr(raw, "headers", None) or {}).get(SENT_HEADER)
         if text is not None:
             with contextlib.suppress(ValueError):
@@ -288,11 +287,11 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
             self.metrics.count("pdlab_rehearsal_decode_seconds", times.finish_s - times.first_token_s)
 
     def _cached_tokens(self, times: Any) -> int | None:
-        """As vLLM's usage has them, where it was asked to tell."""
+        """Cached prompt tokens for the usage; None unless the engine's arguments enable them, as in vLLM."""
         return round(times.hit_tokens) if self._tells_cached else None
 
     def _publish(self) -> None:
-        """After every event: how busy the front end is, for whoever passes requests on."""
+        """Publish the use of the front end and the metrics, after every event."""
         streaming = sum(self._ingress.streaming(engine) for engine in self.core.engines)
         self._streams.write(streaming, self.clock.now_s())
         self.metrics.total("vllm_num_preemptions", sum(engine.preemptions for engine in self.core.engines))
@@ -301,7 +300,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         self.metrics.kv_use(sum(each.held_tokens for each in engines) / sum(each.capacity for each in engines))
 
     def _streaming(self) -> float:
-        """The share of its time that the front end of an engine that answers clients streams: one at random."""
+        """Share of its time for which the front end of a random engine streams answers to clients."""
         role = "decode" if self.spec.role == "prefill" else self.spec.role
         names = self._folder.names(f"streaming-{role}-")
         if not names:
@@ -332,7 +331,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
                 "allocated": engine.allocated,
             },
         }
-        if (request.kv_transfer_params or {}).get(IDS_KEY):  # of vLLM's client the server takes them
+        if (request.kv_transfer_params or {}).get(IDS_KEY):  # a real engine's server adds them itself
             params[IDS_KEY] = (packed(reply.ids), packed(reply.tokens))
         return reply.whole(kv_transfer_params=params)
 
@@ -341,17 +340,16 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         number, address = shared["number"], shared["socket"]
 
         def release(moment_s: float) -> None:
-            self._notify(address, {"number": number, "moment_s": moment_s}, NOTICE_TRIES)
+            self._notify(address, {"number": number, "moment_s": moment_s})
 
         return Source(self._links_from(shared["node"]), sender, release)
 
     async def _rejected(self, name: str, kv_parameters: dict[str, Any]) -> None:
         shared = kv_parameters[BODY]
-        message = {"number": shared["number"], "moment_s": self.clock.now_s()}
-        self._notify(shared["socket"], message, NOTICE_TRIES)
+        self._notify(shared["socket"], {"number": shared["number"], "moment_s": self.clock.now_s()})
 
     def _links_from(self, node: str) -> SharedLinks:
-        """The links from that node to this one: what the placement gave, not what was planned."""
+        """The links from that node to this one, by the real placement of both engines."""
         if node not in self._links:
             assert not isinstance(self._topology, Collocated)
             planned = link_of(self.spec.deployment)
@@ -380,7 +378,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
                         self.core.release_prefilled(message["number"], message["moment_s"])
 
     def _send(self, address: str, message: dict[str, Any]) -> bool:
-        """Whether there is an engine at that address. Raises BlockingIOError where it has yet to read others."""
+        """Send a message; returns whether an engine is at that address. Raises BlockingIOError if its queue is full."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)
             try:
@@ -391,9 +389,11 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
                 return False
         return True
 
-    def _notify(self, address: str, message: dict[str, Any], tries: int) -> None:
-        """Tell the engine at that address, where there still is one. Linux keeps ten messages for it: of a burst some
-        have to be sent again."""
+    def _notify(self, address: str, message: dict[str, Any], tries: int = NOTICE_TRIES) -> None:
+        """Send a message to the engine at that address, if it still exists.
+
+        Linux queues ten messages for a socket, so some messages of a burst are sent again.
+        """
         try:
             self._send(address, message)
         except BlockingIOError:
@@ -406,7 +406,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
     def _is_there(self, address: str) -> bool:
         try:
             return self._send(address, {"alive": True})
-        except BlockingIOError:  # it has others to read
+        except BlockingIOError:  # its queue is full
             return True
 
     def _lease(self, number: int) -> None:
@@ -420,7 +420,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
 
 
 class _Reply:
-    """The OpenAI answer to one sequence. ``cached_tokens``: of its prompt (None: not told)."""
+    """The OpenAI answer to one sequence. ``cached_tokens``: of its prompt; None: not in the usage."""
 
     def __init__(self, engine: SimulatedEngine, request: Any, ids: Sequence[int], tokens: list[int], *, chat: bool):
         self._vocabulary = engine._vocabulary
@@ -487,7 +487,7 @@ class _Reply:
             choice |= {"text": text, "logprobs": self._logprobs(tokens)}
         if self._request.return_token_ids:
             choice["token_ids"] = tokens
-            if sent == 0:  # of chat vLLM tells them beside the choices
+            if sent == 0:  # for chat vLLM has them outside the choices
                 (more if self._chat else choice)["prompt_token_ids"] = list(self.ids)
         return self._event([choice], **more)
 
@@ -503,12 +503,12 @@ class _Reply:
 
 
 def served_transfer_s(times: Any) -> float:
-    """From when the request came to decode until its KV was there."""
+    """Simulated seconds from the request's arrival at decode until the arrival of its KV."""
     return max(0.0, float(times.kv_arrived_s - times.queued_s)) if times.queued_s else 0.0
 
 
 def served_bytes(served: SimulatedRequest, times: Any) -> float:
-    """Bytes of KV that were moved for the request."""
+    """Bytes of KV that the request's transfer moved."""
     assert served.source is not None
     return float((served.input_tokens - times.hit_tokens) * served.source.links.costs.bytes_per_token)
 

@@ -1,4 +1,4 @@
-"""What a launch does otherwise where it is a rehearsal: made-up nodes, simulated engines, slow time."""
+"""The parts of a launch that a rehearsal replaces: fake nodes, simulated engines, slow time."""
 
 from __future__ import annotations
 
@@ -33,19 +33,18 @@ from pdlab.sim.level import figures
 from pdlab.sim.simulator import simulate
 from pdlab.sim.step_time import engine_cache
 
-ENGINE_CLASS_ENV = "RAYLLM_VLLM_ENGINE_CLS"  # Ray's name of it
+ENGINE_CLASS_ENV = "RAYLLM_VLLM_ENGINE_CLS"  # Ray's variable
 VOCABULARY = 1024
-# What router, ingress and proxy carry per core of this machine (docs/scale.md), and what of it is used.
+# Requests/s of router, ingress and proxy per core of this machine that a rehearsal uses (docs/scale.md).
 REQUESTS_PER_CORE_S = 10.0
 LEAST_SLOW_DOWN, MOST_SLOW_DOWN = 4.0, 1000.0
 MANY_NODES = 8
-EXPORT_S = 10.0  # of many nodes: Ray's own
-PER_GPU = 8  # requests in flight, for the rate that the engines reach
+EXPORT_S = 10.0  # Ray's default, used for many nodes
+PER_GPU = 8  # requests in flight per GPU at the best rate of the engines
 
 
 class RehearsalSubstitutes:
-    """`pdlab.deploy.launch.Substitutes` of a request that asks for a rehearsal. Raises UsageError for hardware or a
-    model that cannot be simulated."""
+    """`pdlab.deploy.launch.Substitutes` of a rehearsal. Raises UsageError if hardware or model cannot be simulated."""
 
     def __init__(self, request: LaunchRequest) -> None:
         assert request.rehearsal is not None and request.cluster is not None
@@ -64,7 +63,7 @@ class RehearsalSubstitutes:
         self._rehearsal: Rehearsal = request.rehearsal.model_copy(update={"slow_down": slow_down})
 
     def describe(self) -> str:
-        """Whose engines are simulated, and how slowly, in one line."""
+        """One line with the simulated hardware and the slow-down."""
         return (
             f"rehearsal: engines of {self._hardware.name} are simulated, {self._slow_down:g} times slower ({self._why})"
         )
@@ -117,16 +116,16 @@ class RehearsalSubstitutes:
         }
 
 
-# What the daemons of many nodes look at less often than Ray's do: on one machine 16 of them take a quarter of a core.
+# Longer intervals of Ray's daemons: on one machine those of 16 nodes take a quarter of a core.
 OF_MANY_NODES = {
-    "REPORTER_UPDATE_INTERVAL_MS": "15000",  # the agents' look at every process, 5 s
+    "REPORTER_UPDATE_INTERVAL_MS": "15000",  # Ray: 5 s; the agents read facts of every process
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "1",
 }
 
 
 def node_env(nodes: int) -> dict[str, str]:
-    """Environment of the processes of so many made-up nodes."""
-    # At a second, which sweeps on few nodes want, the agents of 13 nodes take a third of a core for 120 idle replicas.
+    """Environment of the processes of a number of fake nodes."""
+    # Sweeps need 1 s. With 1 s the agents of 13 nodes take a third of a core for 120 idle replicas.
     export_s = EXPORT_S if nodes >= MANY_NODES else 1.0
     return (
         stand_ins.WITHOUT_ARROW
@@ -136,23 +135,21 @@ def node_env(nodes: int) -> dict[str, str]:
             "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": f"{1000 * export_s:g}",
             "RAY_SERVE_STATUS_GAUGE_REPORT_INTERVAL_S": f"{export_s:g}",
             local_nodes.AT_START: stand_ins.__name__,
-            # By default as many at once as the node has CPUs, which are made up.
+            # Ray starts as many workers at once as the node has CPUs, but these CPUs are fake.
             "RAY_worker_maximum_startup_concurrency": str(max(2, int(usable_cores()))),
         }
     )
 
 
 def serve_env(slow_down: float) -> dict[str, str]:
-    """Environment of Ray Serve's processes, which a launch on nodes that are up may change: times of Ray's that shape
-    the routing pass as slowly as those of the engines."""
+    """Environment of Ray Serve's processes: Ray's timeouts for routing are ``slow_down`` times longer."""
     return {"RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S": f"{10 * slow_down:g}"}
 
 
 def with_simulated_engines(app: ServeApp, files: dict[str, Path], slow_down: float = 1.0) -> ServeApp:
-    """The application with another class of engines, ``slow_down`` times slower; ``files``: role -> what they are
-    told."""
+    """The application with simulated engines, ``slow_down`` times slower. ``files``: role -> specification's file."""
     args = copy.deepcopy(app.args)
-    args.pop("kv_guard", None)  # it is in vLLM's engines, and on the nodes its sources would hide the rest of pdlab
+    args.pop("kv_guard", None)  # needs vLLM's engines, and its sources would hide the rest of pdlab on the nodes
     if "roles" in args:
         args["roles"]["slow_down"] = slow_down
     one_pool = "fluid" if "roles" in args else "collocated"
@@ -168,9 +165,9 @@ def with_simulated_engines(app: ServeApp, files: dict[str, Path], slow_down: flo
 def choose_slow_down(
     deployment: Deployment, workload: Workload, hardware: Hardware, shape: ModelShape, cores: float
 ) -> tuple[float, str]:
-    """So slow that this machine's serving path carries what the simulated engines answer at their best, and why.
+    """(slow-down, reason): at this slow-down this machine's serving path carries the best rate of the engines.
 
-    Raises UsageError where the model or a request does not fit them.
+    Raises UsageError if the model or a request does not fit the engines.
     """
     rate_rps = best_rate_rps(deployment, workload, hardware, shape)
     carried_rps = REQUESTS_PER_CORE_S * cores
@@ -185,7 +182,7 @@ def choose_slow_down(
 
 
 def best_rate_rps(deployment: Deployment, workload: Workload, hardware: Hardware, shape: ModelShape) -> float:
-    """Requests/s that the simulator finds with `PER_GPU` requests in flight per GPU."""
+    """Simulated requests/s with `PER_GPU` requests in flight per GPU."""
     engines = sum(pool.replicas * pool.engines_per_replica for pool in deployment.pools.values())
     concurrency = max(PER_GPU * deployment.gpus, 2 * engines)
     level = Level(load=Closed(concurrency=concurrency), num_requests=3 * concurrency, seed=0)
@@ -193,7 +190,7 @@ def best_rate_rps(deployment: Deployment, workload: Workload, hardware: Hardware
 
 
 def ensure_tokenizer(cache: Path) -> Path:
-    """Folder of the tokenizer that rehearsals have, whatever the model: built once, in a second."""
+    """Folder of the tokenizer of all rehearsals; builds it at the first call (about 1 s)."""
     folder = cache / "models" / f"rehearsal-tokenizer-{VOCABULARY}"
     if not folder.exists():
         part = folder.with_name(f".{folder.name}.part")

@@ -1,4 +1,4 @@
-"""A simulated engine's own HTTP server, for direct streaming: the routes of vLLM's that clients of pdlab use."""
+"""A simulated engine's HTTP server for direct streaming: the routes of vLLM's server that pdlab's clients use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pdlab.rehearsal.ray_names import RawRequestInfo, openai
 
 
 def build_app(engine: Any) -> FastAPI:
-    """``engine``: a `pdlab.rehearsal.engine.SimulatedEngine`."""
+    """The application of ``engine``, a `pdlab.rehearsal.engine.SimulatedEngine`."""
     app = FastAPI()
 
     async def respond(stream: Any) -> Response:
@@ -28,7 +28,7 @@ def build_app(engine: Any) -> FastAPI:
 
         return StreamingResponse(texts(), media_type="text/event-stream")
 
-    # Annotations are looked up in this module's globals, where postponed ones could not be classes of a closure.
+    # FastAPI resolves annotations in this module's globals, so they cannot be local classes.
     @app.post("/v1/completions")
     async def completions(body: dict[str, Any], request: Request) -> Response:
         raw = RawRequestInfo.from_starlette_request(request)

@@ -1,7 +1,7 @@
-"""The metrics of a simulated engine, through Ray as vLLM's are: the same names, in simulated seconds.
+"""The metrics of a simulated engine, reported through Ray with vLLM's names, in simulated seconds.
 
-Beside them what no engine of vLLM has: how long the model says that requests took, so that a client's times can be held
-against it (`pdlab.bench.gates`). Imports Ray.
+Additional metrics have the simulated times of requests; `pdlab.bench.gates` compares a client's times with them.
+Imports Ray.
 """
 
 from __future__ import annotations
@@ -12,28 +12,9 @@ from ray.util import metrics
 
 from pdlab.rehearsal.realtime import EngineTimes
 
-_SECONDS = [
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1.0,
-    2.5,
-    5.0,
-    7.5,
-    10.0,
-    20.0,
-    40.0,
-    80.0,
-]
-# As vLLM 0.29's NixlPromMetrics.
+_SECONDS = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0]
+_SECONDS += [20.0, 40.0, 80.0]
+# The buckets of vLLM 0.29's NixlPromMetrics.
 _BYTES = [float(2 ** (10 + i)) for i in range(1, 25, 2)]
 _TRANSFER_S = [0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 5.0]
 COUNTERS = {
@@ -41,14 +22,14 @@ COUNTERS = {
     "vllm_prompt_tokens": "Prompt tokens.",
     "vllm_generation_tokens": "Generated tokens.",
     "vllm_prefix_cache_queries": "Prompt tokens that were looked up in the prefix cache.",
-    "vllm_prefix_cache_hits": "Prompt tokens that it had.",
-    "vllm_num_preemptions": "Requests whose KV was taken back.",
+    "vllm_prefix_cache_hits": "Prompt tokens that the prefix cache had.",
+    "vllm_num_preemptions": "Preempted requests.",
     "vllm_nixl_num_failed_transfers": "Transfers that failed.",
     "vllm_nixl_num_kv_expired_reqs": "Requests whose KV nobody fetched.",
     "pdlab_rehearsal_requests": "Ended requests with a sending time.",
-    "pdlab_rehearsal_ttft_seconds": "Their times to first token by the model.",
-    "pdlab_rehearsal_decode_seconds": "Their times from first to last token by the model.",
-    "pdlab_rehearsal_late_seconds": "How late events came: the engine had already simulated a later time.",
+    "pdlab_rehearsal_ttft_seconds": "Simulated TTFT of these requests.",
+    "pdlab_rehearsal_decode_seconds": "Simulated times from first to last token of these requests.",
+    "pdlab_rehearsal_late_seconds": "Delay of events that came after the engine had simulated a later time.",
 }
 KV_USE = "vllm_kv_cache_usage_perc"
 HISTOGRAMS = {
@@ -61,7 +42,7 @@ HISTOGRAMS = {
 
 
 class EngineMetrics:
-    """Of one replica."""
+    """The metrics of one replica."""
 
     def __init__(self, replica: str) -> None:
         self._tags = {"ReplicaId": replica}
@@ -80,7 +61,7 @@ class EngineMetrics:
             self._counters[name].inc(value, tags=self._tags)
 
     def total(self, name: str, value: float) -> None:
-        """Count up to a total that only grows."""
+        """Increase the counter to a total that never falls."""
         self.count(name, value - self._counted.get(name, 0.0))
         self._counted[name] = value
 
@@ -91,7 +72,7 @@ class EngineMetrics:
         self._histograms[name].observe(value, tags=self._tags)
 
     def ended(self, times: EngineTimes, input_tokens: int, output_tokens: int, *, fetched: bool) -> None:
-        """A request ended here: prefilled, answered, or decoded from KV that was ``fetched``."""
+        """Record the end of a request on this engine. ``fetched``: it was decoded from another engine's KV."""
         self.count("vllm_request_success")
         self.count("vllm_prompt_tokens", input_tokens)
         self.count("vllm_generation_tokens", output_tokens)

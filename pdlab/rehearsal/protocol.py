@@ -1,6 +1,6 @@
-"""Requests and answers as vLLM's OpenAI server has them, as far as Ray Serve LLM and simulated engines look at them.
+"""Requests and answers of vLLM's OpenAI server, with the fields that Ray Serve LLM and simulated engines use.
 
-Fields have vLLM's names and defaults (a contract test holds that); others that a client sends are kept as they are.
+Fields have vLLM's names and defaults (a contract test checks this). Other fields of a client are kept.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def _id() -> str:
 
 
 class OpenAI(BaseModel):
-    """Takes further fields, as OpenAI's protocol does."""
+    """Accepts additional fields, as OpenAI's protocol does."""
 
     model_config = ConfigDict(extra="allow", arbitrary_types_allowed=True)
 
@@ -83,10 +83,6 @@ class CompletionResponse(OpenAI):
     kv_transfer_params: dict[str, Any] | None = None
 
 
-class CompletionStreamResponse(OpenAI):
-    pass
-
-
 class ChatCompletionResponseChoice(OpenAI):
     index: int
     message: dict[str, Any]
@@ -105,10 +101,6 @@ class ChatCompletionResponse(OpenAI):
     kv_transfer_params: dict[str, Any] | None = None
 
 
-class ChatCompletionStreamResponse(OpenAI):
-    pass
-
-
 class EmbeddingChatRequest(OpenAI):
     model: str | None = None
 
@@ -117,16 +109,8 @@ class EmbeddingCompletionRequest(OpenAI):
     model: str | None = None
 
 
-class EmbeddingResponse(OpenAI):
-    pass
-
-
 class ScoreTextRequest(OpenAI):
     model: str | None = None
-
-
-class ScoreResponse(OpenAI):
-    pass
 
 
 class TokenizeCompletionRequest(OpenAI):
@@ -158,12 +142,17 @@ class TranscriptionRequest(OpenAI):
     model: str | None = None
 
 
-class TranscriptionResponse(OpenAI):
-    pass
+def _unused(name: str) -> type[OpenAI]:
+    """A class that Ray Serve LLM imports and that simulated engines do not use."""
+    return type(name, (OpenAI,), {"__module__": __name__})
 
 
-class TranscriptionStreamResponse(OpenAI):
-    pass
+CompletionStreamResponse = _unused("CompletionStreamResponse")
+ChatCompletionStreamResponse = _unused("ChatCompletionStreamResponse")
+EmbeddingResponse = _unused("EmbeddingResponse")
+ScoreResponse = _unused("ScoreResponse")
+TranscriptionResponse = _unused("TranscriptionResponse")
+TranscriptionStreamResponse = _unused("TranscriptionStreamResponse")
 
 
 class ErrorInfo(OpenAI):
@@ -178,8 +167,8 @@ class ErrorResponse(OpenAI):
 
 
 class BaseRenderer:
-    """Where Ray puts the prompt's token ids that prefill has made already (``pd_tokenize_once``): it wraps
-    `tokenize_prompts_async` and adds ``prompt_token_ids`` to the prompt."""
+    """Tokenizes prompts. Ray wraps `tokenize_prompts_async` to add ``prompt_token_ids`` that prefill has made already
+    (``pd_tokenize_once``)."""
 
     encode: ClassVar[Any] = None
 

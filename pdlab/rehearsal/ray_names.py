@@ -1,4 +1,4 @@
-"""What simulated engines take of Ray's internals, which a new version of Ray may change. Imports Ray."""
+"""Ray's internals that simulated engines use, and which a new version of Ray may change. Imports Ray."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The simulator's engine, driven by a clock: requests come when they come, tokens when their steps are due.
+"""The simulator's engine driven by a clock: requests arrive at any time, and tokens come when their steps are due.
 
-Every event is handled at the moment at which it was due, however late the machine gets to it: being late delays what
-is sent, and nothing in the engine adds up. Only what comes in after the engine has gone on beyond its moment is moved,
-to where the engine is; `RealTime.late_s` counts by how much.
+Every event is handled with its due moment, also if the machine is late. So a delay of the machine delays answers but
+does not add up in the engine. An event from outside with a moment before the engine's present moment is moved to the
+present moment; `RealTime.late_s` sums these delays.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LATEST_GAPS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a request's KV is: the engine that has it, the links from there, and whom to tell that it was taken."""
+    """The source of a request's KV: the engine that has it, the links from there, and a callback for its release."""
 
     links: Links
     sender: Sender
@@ -36,9 +36,9 @@ class Source:
 class SimulatedRequest:
     """A request at a simulated engine.
 
-    ``blocks``: a key per whole block of prompt and answer, the same for the same beginning. ``tell`` is called with
-    (moment, tokens made so far) of the first, one in the middle, and the last token, or of every one. ``moves_on``:
-    another engine decodes it; then ``tell`` is called once, when it is prefilled. ``told``: of so many tokens so far.
+    ``blocks``: a key per whole block of prompt and answer; equal beginnings have equal keys. ``tell``: called with
+    (moment, tokens so far) for the first, a middle and the last token, or for every token. ``moves_on``: another engine
+    decodes the request; ``tell`` is then called once, after the prefill. ``told``: tokens of the last call so far.
     """
 
     input_tokens: int
@@ -55,14 +55,14 @@ class SimulatedRequest:
         return PromptBlocks(self.input_tokens, tuple(self.blocks[: self.input_tokens // block_tokens]))
 
     def computed(self, block_tokens: int) -> PromptBlocks:
-        """With the answer, but for its last token."""
+        """The prompt and the answer without its last token."""
         tokens = self.input_tokens + self.output_tokens - 1
         return PromptBlocks(tokens, tuple(self.blocks[: tokens // block_tokens]))
 
 
 @dataclass(slots=True)
 class LiveRequestLog:
-    """`pdlab.sim.stepping.RequestLog` of requests that come and go."""
+    """A `pdlab.sim.stepping.RequestLog` that forgets ended requests."""
 
     input_tokens: dict[int, int] = field(default_factory=dict)
     output_tokens: dict[int, int] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class LiveRequestLog:
     transferred_bytes: float = 0.0
 
     def forget(self, request: int) -> None:
-        """Nobody will ask of that request again."""
+        """Drop the entries of a request."""
         for name in self.__slots__:
             column = getattr(self, name)
             if isinstance(column, dict):
@@ -87,7 +87,7 @@ class LiveRequestLog:
 
 @dataclass(slots=True)
 class EngineTimes:
-    """What an engine did with one request: moments in simulated seconds (0: not done here), and prompt tokens."""
+    """Times of one request on an engine, in simulated seconds (0: not on this engine), and cached prompt tokens."""
 
     queued_s: float
     prefill_start_s: float
@@ -101,8 +101,8 @@ class EngineTimes:
 class RealTime(Stepping):
     """The engines of one replica: one, or one per pipeline stage.
 
-    ``make_cache``: the prefix cache of an engine, empty. ``every_token``: tell of every one. Not safe to use from
-    several threads.
+    ``make_cache``: makes an empty prefix cache. ``every_token``: report every token. ``changed``: called after an
+    event. Not thread-safe.
     """
 
     def __init__(
@@ -121,8 +121,7 @@ class RealTime(Stepping):
         self.every_token = every_token
         self.log: LiveRequestLog = LiveRequestLog()
         self.late_s = 0.0
-        self.changed: Callable[[], None] = _nothing
-        """Called when something has happened."""
+        self.changed: Callable[[], None] = lambda: None
         self._served: dict[int, SimulatedRequest] = {}
         self._released: dict[int, Engine] = {}
         self._events: list[tuple[float, int, object, Engine, int]] = []
@@ -138,7 +137,7 @@ class RealTime(Stepping):
     # --- in and out ---------------------------------------------------------------------------
 
     def submit(self, served: SimulatedRequest, moment_s: float) -> int:
-        """A request comes at that moment; one that has KV elsewhere fetches it first. Returns its number here."""
+        """Add a request that arrives at that moment. It first fetches KV from its source. Returns its number."""
         self.advance()
         self._sequence += 1
         number = self._sequence
@@ -149,11 +148,11 @@ class RealTime(Stepping):
         self.log.input_tokens[number] = served.input_tokens
         self.log.output_tokens[number] = served.output_tokens
         self._at(moment_s, COMES if served.source else ENTERS, engine, number)
-        self._arm()  # not handled here: who submits must know the number before anything is told of it
+        self._arm()  # not handled now: the caller must know the number before a callback
         return number
 
     def release_prefilled(self, number: int, moment_s: float) -> None:
-        """Another engine has fetched the KV of a request that was prefilled here, or will never."""
+        """Free the KV of a request that was prefilled here: another engine has fetched it, or will not fetch it."""
         self.advance()
         engine = self._released.get(number)
         if engine is not None:
@@ -161,7 +160,7 @@ class RealTime(Stepping):
             self._arm()
 
     def abort(self, number: int) -> None:
-        """Whoever asked has gone: what waits is dropped, what runs ends with the step that runs."""
+        """Abort a request: a waiting one is dropped, a running one ends with the present step."""
         self.advance()
         served = self._served.get(number)
         if served is None or served.engine is None:
@@ -191,7 +190,7 @@ class RealTime(Stepping):
                 return
 
     def times(self, number: int) -> EngineTimes:
-        """Of a request that was told to have ended, or to be prefilled, just now."""
+        """Times of a request whose end or prefill is being reported."""
         log = self.log
         served = log.input_tokens[number]
         computed = log.computed_tokens.get(number, 0.0)
@@ -212,7 +211,7 @@ class RealTime(Stepping):
     # --- time ---------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Handle everything that is due by now, in order, and be called back for what comes next."""
+        """Handle all due events in order, and set the timer for the next one."""
         now_s = self.clock.now_s()
         due = bool(self._events) and self._events[0][0] <= now_s
         while self._events and self._events[0][0] <= now_s:
@@ -238,7 +237,7 @@ class RealTime(Stepping):
         self.advance()
 
     def _at(self, moment_s: float, kind: object, engine: Engine, number: int) -> None:
-        """An event from outside: not before what the engine has done already."""
+        """Add an event from outside, at the earliest at the engine's present moment."""
         self.late_s += max(0.0, self._last_s - moment_s)
         self._push(max(moment_s, self._last_s), kind, engine, number)
 
@@ -299,11 +298,11 @@ class RealTime(Stepping):
             self._push(now_s + steps * step_s, MIDDLE, engine, request)
 
     def _middle(self, engine: Engine, request: int, now_s: float) -> None:
-        """Tell of the tokens that the steps until now have given."""
+        """Report the tokens of the steps until now."""
         served = self._served.get(request)
         if served is None:
             return
-        # Moments are of the machine's clock, to some 1e-10 s: a step that ends now has ended.
+        # Moments have an error of about 1e-10 s: a step that ends now counts as ended.
         done = min(engine.steps, int((now_s - engine.began_s) / engine.step_s + 1e-6)) if engine.busy else 0
         tokens = 1 + engine.step + done - served.first_step
         if served.told < tokens < served.output_tokens:
@@ -321,7 +320,7 @@ class RealTime(Stepping):
 
     def way(self, request: int) -> tuple[Links, Sender]:
         source = self._served[request].source
-        assert source is not None, "only what comes from elsewhere is fetched"
+        assert source is not None, "a request without a source fetches nothing"
         return source.links, source.sender
 
     def release(self, request: int, now_s: float) -> None:
@@ -349,8 +348,4 @@ class RealTime(Stepping):
 
 
 def _nobody(moment_s: float, tokens: int) -> None:
-    """Nobody listens any more."""
-
-
-def _nothing() -> None:
-    """Nobody wants to know."""
+    """The ``tell`` of an aborted request."""

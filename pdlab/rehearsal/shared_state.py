@@ -1,7 +1,6 @@
-"""Numbers that the engines of a rehearsal share: all are processes of one machine, and a folder of it is theirs.
+"""Numbers that the engines of a rehearsal share: when a link is free again, and how busy a front end is.
 
-When a link is free again is known to whoever uses it; how busy a front end is, to whoever asks. Every number has a file
-of its own, mapped into the processes that use it.
+The engines are processes of one machine. Each pair of numbers is a file in their folder, which they map.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _TWO = struct.Struct("dd")
 
 
 class SharedNumbers:
-    """Two numbers in a file: 0 until somebody writes them."""
+    """Two numbers in a file; 0 until the first write."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -41,8 +40,8 @@ class SharedNumbers:
 
 
 class SharedEnd:
-    """One side of a link (`pdlab.sim.kv_transfer.Sender`) that several processes use: an engine that is fetched from,
-    or the network of a node. ``capacity`` and ``allocated`` are as they were told."""
+    """One side of a link (`pdlab.sim.kv_transfer.Sender`) that several processes use: the engine with the KV, or a
+    node's network. ``capacity``, ``allocated``: tokens of that engine's KV pool."""
 
     def __init__(self, numbers: SharedNumbers, capacity: float = 0.0, allocated: float = 0.0) -> None:
         self._numbers = numbers
@@ -66,8 +65,7 @@ class SharedEnd:
 
 
 class SharedLinks(Links):
-    """The links between two nodes. A wire that engines share is the network of each of the two nodes: a transfer
-    begins when both are free."""
+    """The links between two nodes. If engines share the wire, a transfer begins when both nodes' networks are free."""
 
     def __init__(self, costs: TransferCosts, folder: RehearsalFolder, nodes: tuple[str, str]) -> None:
         self._folder = folder
@@ -105,12 +103,12 @@ class RehearsalFolder:
         return SharedEnd(self.numbers(name), capacity, allocated)
 
     def names(self, prefix: str) -> list[str]:
-        """Of the numbers that begin so, sorted."""
+        """Sorted names of numbers with that prefix."""
         return sorted(path.name for path in self.path.glob(f"{prefix}*"))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """One process at a time; the kernel gives the lock back when its process ends, however it does."""
+        """Hold the folder's lock for a block; the kernel releases it at the end of the process."""
         with (self.path / "lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield

@@ -1,4 +1,4 @@
-"""What a simulated engine is told: a file on this machine, named in its environment."""
+"""The specification of a simulated engine: a file on this machine, with its name in the engine's environment."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ ENGINE_CLASS = "pdlab.rehearsal.engine.SimulatedEngine"
 
 
 class EngineSpec(Frozen):
-    """One pool's engines. ``role``: collocated, prefill, decode or fluid. ``folder``: shared by all engines of the
-    deployment (`pdlab.rehearsal.shared_state`). ``tokenizer``: a file of the library tokenizers. ``lease_s``: simulated
-    seconds for which prefilled KV waits to be fetched, as vLLM's ``kv_lease_duration``. ``chunk_per_token`` and
-    ``assume_merged`` as in `pdlab.core.rehearsal.Rehearsal`."""
+    """Engines of one pool. ``role``: collocated, prefill, decode or fluid. ``folder``: of all engines of the deployment
+    (`pdlab.rehearsal.shared_state`). ``tokenizer``: a file of the library tokenizers. ``lease_s``: simulated seconds
+    for which prefilled KV is held, as vLLM's ``kv_lease_duration``. ``chunk_per_token``, ``assume_merged``: as in
+    `pdlab.core.rehearsal.Rehearsal`."""
 
     slow_down: float = Field(gt=0)
     role: str
@@ -39,12 +39,12 @@ class EngineSpec(Frozen):
 
 def write_spec(spec: EngineSpec, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    # Defaults too: without its "kind" a topology cannot be read back.
+    # With defaults, because a topology is read by its "kind".
     file.write_text(json.dumps(spec.model_dump(mode="json")), encoding="utf-8")
 
 
 def read_spec() -> EngineSpec:
-    """The one that this process's environment names. Raises UsageError."""
+    """Read the specification that this process's environment names. Raises UsageError."""
     file = os.environ.get(SPEC)
     if not file:
         raise UsageError(f"{SPEC} is not set: simulated engines are started by launch_gptoss.py --rehearse")

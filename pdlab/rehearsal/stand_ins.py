@@ -1,9 +1,9 @@
-"""Stand-ins for what Ray Serve LLM imports of vLLM, in processes that serve simulated engines.
+"""Stand-ins for the modules of vLLM that Ray Serve LLM imports, in processes with simulated engines.
 
-vLLM and torch take half a gigabyte and ten seconds of every process; with these, a replica takes an eighth of that.
-pandas and pyarrow, which it imports and does not use, take 70 MB and a fifth of what is left of the time.
-`pdlab/cluster/site/sitecustomize.py` calls `at_start` where PDLAB_AT_START names this module, before anything of Ray's
-is imported. Imports only the standard library; each stand-in is made when its original is first imported.
+vLLM and torch take half a gigabyte and ten seconds in every process; a replica with stand-ins takes an eighth of that.
+pandas and pyarrow, which Ray imports without need, take 70 MB and a fifth of the remaining time.
+`pdlab/cluster/site/sitecustomize.py` calls `at_start` before the import of Ray, if PDLAB_AT_START names this module.
+A stand-in is made at the first import of its original. Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 NOT_HERE = ("torch", "transformers", "sglang", "pandas")
 STOOD_IN_FOR = ("vllm", "pyarrow")
-# Else every worker of Ray tells its serializer of pyarrow's tables.
+# Otherwise every worker of Ray registers pyarrow's tables with its serializer.
 WITHOUT_ARROW = {
     "RAY_DISABLE_CUSTOM_ARROW_DATA_SERIALIZATION": "1",
     "RAY_DISABLE_CUSTOM_ARROW_JSON_OPTIONS_SERIALIZATION": "1",
@@ -30,7 +30,7 @@ WITHOUT_ARROW = {
 ARGUMENTS = Path(__file__).resolve().parents[1] / "deploy" / "assets" / "vllm_arguments.json"
 _PROTOCOL = "pdlab.rehearsal.protocol"
 RENDERER = "vllm.renderers.base"
-# Module of vLLM -> the classes of `pdlab.rehearsal.protocol` that are there.
+# Module of vLLM -> its classes, from `pdlab.rehearsal.protocol`.
 PROTOCOLS: dict[str, tuple[str, ...]] = {
     "vllm.entrypoints.openai.chat_completion.protocol": (
         "ChatCompletionRequest",
@@ -66,7 +66,7 @@ PROTOCOLS: dict[str, tuple[str, ...]] = {
 
 
 def at_start() -> None:
-    """Have everything of vLLM that is imported from now on be a stand-in."""
+    """Replace the modules of vLLM by stand-ins in all imports from now on."""
     if any(isinstance(finder, _StandIns) for finder in sys.meta_path):
         return
     modules: Any = sys.modules  # None: importing it raises ImportError, as if it were not installed
@@ -76,7 +76,7 @@ def at_start() -> None:
 
 
 def _engine_arguments(module: Any) -> None:
-    """Every argument that vLLM's engines take, as Ray Serve LLM sorts them by name."""
+    """A dataclass with every argument of vLLM's engines; Ray Serve LLM sorts arguments by its fields."""
     names = json.loads(ARGUMENTS.read_text(encoding="utf-8"))["arguments"]
     module.AsyncEngineArgs = dataclasses.make_dataclass("AsyncEngineArgs", [(name, Any, None) for name in names])
 
@@ -86,7 +86,7 @@ def _frontend_arguments(module: Any) -> None:
 
 
 def _envs(module: Any) -> None:
-    """The two variables of NIXL's side channel that Ray sets per replica."""
+    """vLLM's environment variables: only the two of NIXL's side channel, which Ray sets per replica."""
     names = ("VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT")
     module.environment_variables = {name: lambda name=name: os.environ.get(name) for name in names}
     module.is_set = lambda name: name in os.environ
@@ -109,7 +109,7 @@ def _errors(*names: str) -> Callable[[Any], None]:
 
 
 def _file_systems(module: Any) -> None:
-    """Classes that annotations name. Models and weights are not fetched here."""
+    """Make any class that an annotation names. A rehearsal downloads no models."""
 
     def named(name: str) -> Any:
         if name.startswith("__"):
@@ -136,7 +136,7 @@ def _from_protocol(module: Any) -> None:
 
 
 class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds modules of `STOOD_IN_FOR` here, those that stand in and the packages that they are in, and no others."""
+    """Finds only stand-ins and their packages, for modules of `STOOD_IN_FOR`."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

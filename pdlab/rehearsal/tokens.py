@@ -1,4 +1,4 @@
-"""Token ids of prompts, and the answer that a prompt has: drawn from a hash of it."""
+"""Token ids of prompts, and the answer to a prompt, which is drawn from a hash of the prompt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-FIRST_WORD = 300  # the tiny model's tokenizer: what comes before are single bytes and the special token
+FIRST_WORD = 300  # lower ids of the tiny model's tokenizer are single bytes and the special token
 TOP = 5
 CHOSEN_LOGPROB, OTHER_LOGPROB = -0.05, -8.0
 
@@ -33,23 +33,23 @@ class Vocabulary:
 
 
 def digest(ids: Sequence[int]) -> str:
-    """Of a prompt's token ids, the same in every process."""
+    """Digest of a prompt's token ids; equal in every process."""
     return hashlib.blake2b(array("q", ids).tobytes(), digest_size=16).hexdigest()
 
 
 def answer(prompt_digest: str, count: int, vocabulary: int) -> list[int]:
-    """The first ``count`` tokens of the answer to the prompt of that digest."""
+    """The first ``count`` tokens of the answer to a prompt. ``vocabulary``: number of token ids."""
     return random.Random(prompt_digest).choices(range(min(FIRST_WORD, vocabulary - 1), vocabulary), k=count)
 
 
 def likeliest(token: int, vocabulary: int) -> dict[int, float]:
-    """Log-probabilities of a token of an answer and of others, the token first."""
+    """Token id -> log-probability of an answer's token and of four others; the token first."""
     others = {(token + step) % vocabulary: OTHER_LOGPROB - step for step in range(1, TOP)}
     return {token: CHOSEN_LOGPROB} | others
 
 
 def block_keys(ids: Sequence[int], size: int) -> list[int]:
-    """A key per whole block of ``size`` tokens; of two prompts the same up to where they differ."""
+    """A key per whole block of ``size`` tokens; two prompts have equal keys for their common beginning."""
     keys, key = [], 0
     for start in range(0, len(ids) - size + 1, size):
         key = hash((key, *ids[start : start + size]))

@@ -1,4 +1,4 @@
-"""Install a wheel on the node that runs this, and report the installed files. Sent by value: standard library alone."""
+"""Install a wheel on this node and report the installed files. Sent by value: imports only the standard library."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ IMPORT = "import importlib, sys; print(importlib.import_module(sys.argv[1]).__fi
 
 
 def install(name: str, content: bytes, target: str | None, module: str | None) -> dict[str, Any]:
-    """``digest``: a hash over the wheel's installed files; ``loaded``: the file that ``module`` is imported from.
+    """Install the wheel ``name`` with bytes ``content`` into ``target`` (None: site-packages), and import ``module``.
 
-    ``error`` in place of these when pip, the comparison or the import fails.
+    Returns ``digest``: a hash of the installed files, ``files``: their number, ``loaded``: the file of ``module``. If
+    pip, the comparison or the import fails, returns only ``error``.
     """
     if not re.fullmatch(r"[\w.+-]+\.whl", name):
         return {"error": f"{name!r} is not the file name of a wheel"}
@@ -46,10 +47,10 @@ def install(name: str, content: bytes, target: str | None, module: str | None) -
 
 
 def _pip(wheel: Path, target: str | None) -> str | None:
-    """Install with pip, or with uv where the environment is uv's and has no pip; the error, or None."""
+    """Install with pip, or with uv if there is no pip; returns the error, or None."""
     into = ["--target", target] if target else []
     common = ["install", "--no-deps", "--no-index", "--quiet", *into, str(wheel)]
-    # Not importlib.util: setuptools has a finder for pip, which wants distutils not to be imported yet.
+    # Not importlib.util, because setuptools' own finder for pip fails if distutils has been imported.
     if importlib.machinery.PathFinder.find_spec("pip"):
         more = ["--force-reinstall", "--disable-pip-version-check", *(["--upgrade"] if target else [])]
         command = [sys.executable, "-m", "pip", *common, *more]
@@ -69,7 +70,7 @@ def _pip(wheel: Path, target: str | None) -> str | None:
 
 
 def _compare(wheel: Path, where: Path, module: str | None) -> dict[str, Any]:
-    """Every file of the wheel must lie installed with the wheel's own bytes."""
+    """Check that every file of the wheel is installed with the same bytes; returns as `install`."""
     digest, count = hashlib.sha256(), 0
     with zipfile.ZipFile(wheel) as archive:
         for member in sorted(archive.namelist()):

@@ -1,6 +1,6 @@
-"""The engines' own logs: their ends, and the line with the cause of a failure.
+"""Read the engines' logs: their ends, and the line with the cause of a failure.
 
-Sent by value to nodes that have no pdlab: this module imports nothing of pdlab.
+Sent by value to nodes without pdlab: imports only the standard library.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ HEAD_BYTES = 20_000
 TAIL_BYTES = 200_000
 # Ranks of an engine under vLLM's executors for Ray (v1/executor/ray_executor_v2.py, ray_executor.py of 0.29).
 RANK_ACTORS = ("RayWorkerProc", "RayWorkerWrapper")
-# "ValueError: why" anywhere in a line; a name without a message only where a message would begin,
-# because tracebacks quote lines such as "raise NotImplementedError".
+# "ValueError: why" anywhere in a line. A name without a message counts only at the start of a message, because
+# tracebacks quote lines such as "raise NotImplementedError".
 _ERROR = re.compile(
     r"(?:^|\s|\.)(?P<line>(?:[A-Z]\w*)?(?:Error|Exception): .+)"
     r"|(?:^|\] )(?:\w+\.)*(?P<name>[A-Z]\w*(?:Error|Exception))$"
@@ -35,7 +35,7 @@ _KILLED = re.compile(r"(?:exit code|'): -9\b")
 
 
 class LogTail(NamedTuple):
-    """One log file of a replica: node, path, and its error line (None: no error)."""
+    """One log file of a replica. ``error``: its error line, or None."""
 
     node: str
     path: str
@@ -43,13 +43,13 @@ class LogTail(NamedTuple):
 
 
 def tail_logs(folder: str, app: str, since: float = 0.0) -> list[LogTail]:
-    """Logs of the application's replicas under ``folder`` on this machine, newest first."""
+    """Logs of the application's replicas in ``folder`` on this machine, newest first. ``since``: as `_logs_of`."""
     node = socket.gethostname()
     return [LogTail(node, str(path), first_error(_ends(path)[1])) for path in _logs_of(folder, app, since)]
 
 
 def count_prewarmed(folder: str, app: str, since: float = 0.0) -> tuple[int, int]:
-    """Log lines of decode replicas: (pairs warmed up, prefill replicas that returned no KV parameters)."""
+    """Counts of log lines of decode replicas: (pairs warmed up, prefill replicas that returned no KV parameters)."""
     warmed = empty = 0
     for path in _logs_of(folder, app, since):
         with path.open(errors="replace") as lines:
@@ -60,7 +60,7 @@ def count_prewarmed(folder: str, app: str, since: float = 0.0) -> tuple[int, int
 
 
 def log_ends(folder: str, app: str, since: float = 0.0) -> list[tuple[str, str, str]]:
-    """(node, file name, text) of the application's replicas' logs: their beginnings and their ends."""
+    """(node, file name, text) of the replicas' logs; the text of a large log is its beginning and its end."""
     node = socket.gethostname()
     ends = []
     for path in _logs_of(folder, app, since):
@@ -71,13 +71,13 @@ def log_ends(folder: str, app: str, since: float = 0.0) -> list[tuple[str, str, 
 
 
 def ucx_tables(folder: str, app: str, since: float = 0.0) -> list[str]:
-    """The lines of UCX's tables of protocols in each log of the application's engines that has any.
+    """The lines of UCX's protocol tables, one text for each log of the application's engines that has a table.
 
-    An engine whose ranks are Ray actors writes them into the logs of those actors, which do not name an application.
+    If the ranks of an engine are Ray actors, the tables are in the actors' logs, which do not name an application.
     """
     tables = []
     for path in _logs_of(folder, app, since, RANK_ACTORS):
-        # UCX prints a table when it first uses a connection: it may be anywhere in a log that grows.
+        # UCX prints a table at the first use of a connection, so it may be anywhere in the log.
         with path.open(errors="replace") as lines:
             table = [line.rstrip() for line in lines if "+--" in line or line.rstrip().endswith("|")]
         tables += ["\n".join(table)] if table else []
@@ -85,9 +85,10 @@ def ucx_tables(folder: str, app: str, since: float = 0.0) -> list[str]:
 
 
 def _logs_of(folder: str, app: str, since: float, actors: Sequence[str] = ()) -> Iterator[Path]:
-    """Ray writes one .out and one .err per process; a replica's say ``:actor_name:ServeReplica:<app>:``
-    near their beginning. ``actors``: other classes of actors whose logs count too. Logs that ended before ``since``
-    (seconds, Unix time) are of earlier launches.
+    """Logs of the application's replicas and of the classes ``actors``, the newest first.
+
+    Ray writes one .out and one .err file per process. The files of a replica have ``:actor_name:ServeReplica:<app>:``
+    near the beginning. Files last written before ``since`` (Unix time in seconds) belong to earlier launches.
     """
     names = [f":actor_name:ServeReplica:{app}:", *(f":actor_name:{actor}" for actor in actors)]
     paths = [path for path in Path(folder).glob("worker-*") if path.suffix in (".out", ".err")]
@@ -99,7 +100,7 @@ def _logs_of(folder: str, app: str, since: float, actors: Sequence[str] = ()) ->
 
 
 def _ends(path: Path) -> tuple[str, str]:
-    """The first HEAD_BYTES and the last TAIL_BYTES; with NIXL's debug logging a file can be huge."""
+    """The first HEAD_BYTES and the last TAIL_BYTES of a file, because NIXL's debug log can be huge."""
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
         file.seek(max(0, path.stat().st_size - TAIL_BYTES))
@@ -107,9 +108,9 @@ def _ends(path: Path) -> tuple[str, str]:
 
 
 def first_error(text: str) -> str | None:
-    """The first error line that is not an echo of another process's failure.
+    """The first error line that does not only repeat the failure of another process.
 
-    A killed process writes none: then the line of another process about its death.
+    A killed process writes no error; the result is then the line of another process about its death.
     """
     lines = text.splitlines()
     for line in lines:
@@ -121,5 +122,5 @@ def first_error(text: str) -> str | None:
 
 
 def root_cause(tails: Sequence[LogTail]) -> str | None:
-    """The error to show: that of the log written last."""
+    """The error of the log that was written last."""
     return next((tail.error for tail in tails if tail.error), None)

@@ -1,6 +1,6 @@
-"""Host, network interfaces, line rates and byte counters of the machine this runs on.
+"""Host, network interfaces, line rates and byte counters of this machine.
 
-Runs on the nodes too, sent by value: imports the standard library alone.
+Sent by value to nodes without pdlab: imports only the standard library.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any, NamedTuple
 NETDEV = Path("/proc/self/net/dev")
 CLASS_NET = Path("/sys/class/net")
 CLASS_RDMA = Path("/sys/class/infiniband")
-# On EFA tx_bytes and rx_bytes count everything; the rdma_*_bytes ones can stay 0.
+# On EFA tx_bytes and rx_bytes count all traffic; the rdma_*_bytes counters can stay 0.
 EFA_COUNTERS = ("tx_bytes", "rx_bytes")
 IB_COUNTERS = ("port_xmit_data", "port_rcv_data")  # in units of 4 bytes
-SETTLE = 1.5  # wait, in lifespans of the kernel's copy of the counters
+SETTLE = 1.5  # wait for this many lifespans of the kernel's copy of the counters
 
 
 @dataclass(frozen=True)
 class Interface:
-    """One interface. ``gbit_per_s``: its line rate, or the rate it is shaped to; None: unknown, as for a
-    virtual interface. ``kind``: efa, infiniband, roce, ethernet, virtual or loopback."""
+    """One interface. ``kind``: efa, infiniband, roce, ethernet, virtual or loopback. ``gbit_per_s``: the line rate, or
+    the rate of its `tc` shaper (``shaped``); None: unknown, as for a virtual interface."""
 
     name: str
     kind: str
@@ -37,7 +37,7 @@ class Interface:
 
 @dataclass(frozen=True)
 class RankHost:
-    """Where a rank runs. Ranks of one ``memory`` can reach each other's memory; ``boot`` is the kernel's."""
+    """The host of a rank. Ranks with the same ``memory`` can read each other's memory. ``boot``: the kernel's id."""
 
     name: str
     ip: str
@@ -57,17 +57,17 @@ class RankHost:
 
 def host_facts(ip: str) -> RankHost:
     """Facts of this process's host; ``ip`` is the address that other hosts use."""
-    boot = _read(Path("/proc/sys/kernel/random/boot_id")) or socket.gethostname()
-    # UCX too goes by host, pid namespace and ipc namespace; the name tells hosts made of namespaces apart.
-    spaces = [_namespace(kind) for kind in ("ipc", "pid", "net", "uts")]
+    boot = read("/proc/sys/kernel/random/boot_id") or socket.gethostname()
+    # UCX also compares host, pid namespace and ipc namespace. The others distinguish hosts made of namespaces.
+    spaces = [link(f"/proc/self/ns/{kind}") or kind for kind in ("ipc", "pid", "net", "uts")]
     return RankHost(socket.gethostname(), ip, os.getpid(), boot, ":".join([boot, *spaces]), nics())
 
 
 def nics() -> tuple[Interface, ...]:
-    """Interfaces that are up: Ethernet and the like by name, RDMA devices by theirs."""
+    """Network interfaces that are up, and RDMA devices."""
     interfaces = []
     for path in sorted(CLASS_NET.glob("*")):
-        if not (path / "operstate").exists() or (_read(path / "operstate") == "down"):
+        if not (path / "operstate").exists() or (read(path / "operstate") == "down"):
             continue
         if path.name == "lo":
             interfaces.append(Interface("lo", "loopback", None))
@@ -84,8 +84,8 @@ def nics() -> tuple[Interface, ...]:
 
 
 class RdmaDevice(NamedTuple):
-    """``path``: in sysfs. ``kind``: efa, infiniband or roce, as `Interface` has it. ``active``: its port has a link,
-    as far as the kernel says."""
+    """An RDMA device. ``path``: in sysfs. ``kind``: efa, infiniband or roce. ``active``: its port has a link, or the
+    kernel does not report it."""
 
     path: Path
     driver: str
@@ -94,27 +94,27 @@ class RdmaDevice(NamedTuple):
 
 
 def rdma_devices(folder: Path | None = None) -> list[RdmaDevice]:
-    """By name; ``folder``: in place of sysfs's."""
+    """The RDMA devices, sorted by name. ``folder``: replaces that of sysfs."""
     devices = []
     for path in sorted((folder or CLASS_RDMA).glob("*")):
         driver = (path / "device" / "driver").resolve().name
-        infiniband = _read(path / "ports/1/link_layer") == "InfiniBand"
+        infiniband = read(path / "ports/1/link_layer") == "InfiniBand"
         kind = "efa" if driver == "efa" else "infiniband" if infiniband else "roce"
-        state = _read(path / "ports/1/state")  # "4: ACTIVE"
+        state = read(path / "ports/1/state")  # "4: ACTIVE"
         devices.append(RdmaDevice(path, driver, kind, state is None or state.endswith("ACTIVE")))
     return devices
 
 
 def line_rate(device: RdmaDevice) -> float | None:
-    """In Gbit/s; None if the kernel does not say."""
-    word = (_read(device.path / "ports/1/rate") or "").split()
+    """The line rate in Gbit/s; None if the kernel does not report it."""
+    word = (read(device.path / "ports/1/rate") or "").split()
     return float(word[0]) if word else None
 
 
 def counters() -> dict[str, tuple[int, int]]:
     """Interface or RDMA device -> bytes (received, sent) since it came up."""
     bytes_by_device = {}
-    for line in (_read(NETDEV) or "").splitlines()[2:]:
+    for line in (read(NETDEV) or "").splitlines()[2:]:
         name, _, columns = line.partition(":")
         values = columns.split()
         if len(values) >= 9:
@@ -129,10 +129,9 @@ def counters() -> dict[str, tuple[int, int]]:
 
 
 def settled_counters() -> dict[str, tuple[int, int]]:
-    """As `counters`, after waiting until all bytes moved so far are counted.
+    """As `counters`, after a wait until all bytes so far are counted.
 
-    The kernel reads a device's hw_counters at most once per lifespan (milliseconds; 10 by default) and answers from
-    its copy in between: a shorter transfer would not be counted.
+    The kernel reads a device's hw_counters at most once per lifespan (10 ms by default) and otherwise returns its copy.
     """
     lifespans = [_number(path) for path in CLASS_RDMA.glob("*/ports/1/hw_counters/lifespan")]
     time.sleep(SETTLE * max((ms or 0.0 for ms in lifespans), default=0.0) / 1000)
@@ -140,12 +139,12 @@ def settled_counters() -> dict[str, tuple[int, int]]:
 
 
 def reading() -> dict[str, Any]:
-    """Kind of every interface (as `Interface` has it), and the settled counters."""
+    """``kinds``: interface -> kind (as in `Interface`). ``counters``: the settled counters."""
     return {"kinds": {nic.name: nic.kind for nic in nics()}, "counters": settled_counters()}
 
 
 def bytes_between(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-    """Bytes (received, sent) between two readings; interfaces that moved nothing are left out."""
+    """Interface -> bytes (received, sent) between two readings; interfaces without traffic are left out."""
     differences = {}
     for name, (received, sent) in after.items():
         earlier = before.get(name, (received, sent))
@@ -155,7 +154,7 @@ def bytes_between(before: dict[str, tuple[int, int]], after: dict[str, tuple[int
 
 
 def _shaped_gbit(name: str) -> float | None:
-    """Rate in Gbit/s to which `tc` shapes what leaves the interface; None if it does not, or if tc fails."""
+    """Rate in Gbit/s to which `tc` shapes outgoing traffic; None without a shaper, or if `tc` fails."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired, ValueError):
         command = ["tc", "-j", "qdisc", "show", "dev", name]
         completed = subprocess.run(command, capture_output=True, text=True, timeout=10)
@@ -165,22 +164,24 @@ def _shaped_gbit(name: str) -> float | None:
     return None
 
 
-def _namespace(kind: str) -> str:
+def link(path: str) -> str | None:
+    """The target of a symbolic link; None without one."""
     try:
-        return str(Path(f"/proc/self/ns/{kind}").readlink())
+        return str(Path(path).readlink())
     except OSError:
-        return kind
+        return None
 
 
-def _read(path: Path) -> str | None:
+def read(path: str | Path) -> str | None:
+    """The stripped text of a file; None if it cannot be read."""
     try:
-        return path.read_text().strip()
+        return Path(path).read_text().strip()
     except (OSError, UnicodeDecodeError):
         return None
 
 
 def _number(path: Path) -> float | None:
-    text = _read(path)
+    text = read(path)
     try:
         return float(text) if text else None
     except ValueError:

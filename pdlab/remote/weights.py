@@ -1,6 +1,6 @@
-"""Whether a model's weights are whole and on this node where vLLM looks for them, and their download ahead of a launch.
+"""Check a model's weights on this node in the places that vLLM searches, and download them before a launch.
 
-Sent to the nodes by value: imports the standard library alone.
+Sent by value to nodes without pdlab: imports only the standard library.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# What vLLM does not load: other formats of the same weights.
+# Other formats of the same weights, which vLLM does not load.
 NOT_NEEDED = ("original/*", "metal/*", "*.bin", "*.pth")
 MOST_HEADER_BYTES = 100_000_000  # the format's own limit
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
@@ -22,15 +22,15 @@ import json, sys
 from huggingface_hub import snapshot_download
 print(snapshot_download(sys.argv[1], ignore_patterns=json.loads(sys.argv[2])))
 """
-# Harmony takes the vocabulary of chat requests from the internet at the first one, and keeps it.
+# Harmony downloads the vocabulary of chat requests at the first one and caches it.
 VOCABULARY = "import openai_harmony; openai_harmony.load_harmony_encoding('HarmonyGptOss')"
 
 
 def local_weights(model: str, environment: dict[str, str] | None = None) -> dict[str, Any]:
-    """Where this node has the model (a Hugging Face id or a folder), how many bytes, the missing files, and those
-    that no engine can load, each with the reason.
+    """Facts of a model (a Hugging Face id or a folder) on this node.
 
-    ``folder`` None: the node has no file of it.
+    ``folder``: None if the node has no file of it. ``bytes``: of the weights. ``missing``: absent files. ``broken``:
+    file that no engine can load -> reason.
     """
     folder = (
         Path(model) if model.startswith(("/", ".", "~")) else _snapshot(model, {**os.environ, **(environment or {})})
@@ -52,9 +52,9 @@ def local_weights(model: str, environment: dict[str, str] | None = None) -> dict
 
 
 def fetch(model: str, timeout_s: float, harmony: bool = False) -> dict[str, Any]:
-    """Download the model into this node's cache, then `local_weights`; ``error`` has the downloader's last line.
+    """Download the model into this node's cache; returns `local_weights` with ``error``, the downloader's last line.
 
-    ``harmony``: the vocabulary of chat requests too; its failure is reported and not fatal.
+    ``harmony``: download also the vocabulary of chat requests. ``timeout_s``: of the download.
     """
     error = None
     command = [sys.executable, "-c", FETCH, model, json.dumps(NOT_NEEDED)]
@@ -73,7 +73,7 @@ def fetch(model: str, timeout_s: float, harmony: bool = False) -> dict[str, Any]
 
 
 def _snapshot(model: str, env: dict[str, str]) -> Path | None:
-    """The snapshot of the main branch in Hugging Face's cache, as huggingface_hub finds it."""
+    """Folder of the main branch's snapshot in Hugging Face's cache, found as in huggingface_hub; None without one."""
     home = env.get("HF_HOME") or f"{env.get('XDG_CACHE_HOME') or Path.home() / '.cache'}/huggingface"
     hub = Path(env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE") or f"{home}/hub").expanduser()
     folder = hub / f"models--{model.replace('/', '--')}"
@@ -84,7 +84,7 @@ def _snapshot(model: str, env: dict[str, str]) -> Path | None:
 
 
 def _weights(folder: Path) -> list[str]:
-    """The weights' files as the index names them, else those that are there."""
+    """Names of the weights' files, from the index if there is one, else from the folder."""
     try:
         index = json.loads((folder / "model.safetensors.index.json").read_text())
         return sorted(set(index["weight_map"].values()))
@@ -93,10 +93,10 @@ def _weights(folder: Path) -> list[str]:
 
 
 def _why_broken(path: Path) -> str | None:
-    """Why a file is not safetensors of the size that its header states; None if it is.
+    """Why a file is not safetensors of the size in its header; None if it is.
 
-    The format: the header's length in 8 bytes, little-endian, the header (JSON: where each tensor's bytes begin and
-    end), the bytes.
+    The format: 8 bytes with the length of the header (little-endian), the header (JSON with the begin and end of each
+    tensor's bytes), the bytes.
     """
     try:
         with path.open("rb") as file:
@@ -122,7 +122,7 @@ def _why_broken(path: Path) -> str | None:
 
 
 def _why_no_config(path: Path) -> str | None:
-    """Why no engine can read what the model is; None if one can."""
+    """Why no engine can read the model's configuration; None if one can."""
     try:
         config = json.loads(path.read_text())
     except OSError as error:
@@ -135,6 +135,8 @@ def _why_no_config(path: Path) -> str | None:
 
 
 def last_line(text: str) -> str:
-    """The last line that is not blank, at most 200 characters; empty where there is none. (As `pdlab.core.text` has it,
-    which nodes do not have.)"""
+    """The last line that is not blank, at most 200 characters; empty without one.
+
+    Copies `pdlab.core.text.last_line`, because nodes do not have pdlab.
+    """
     return next((line.strip()[:200] for line in reversed(text.splitlines()) if line.strip()), "")

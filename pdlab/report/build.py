@@ -1,4 +1,4 @@
-"""What was measured -> a report as a value: curves, comparisons, answers and notes, without a word of layout.
+"""Measurements -> a report as a value: curves, comparisons, answers and notes, without any layout.
 
 `pdlab.report.text`, `pdlab.report.pictures` and `pdlab.report.html` print it, draw it and write it as a page.
 """
@@ -38,12 +38,12 @@ from pdlab.results.store import bounds_in_files
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What the results show in one view. Without load levels ``curves`` is empty, and only the faults are there.
+    """The results in one view. Without load levels ``curves`` is empty, and only the faults are there.
 
-    ``view``: what is shown, with a latency that some level has. ``left_out``: labels of curves without GPUs of the
-    view's role. ``at``: latency bounds that are answered. ``slo_rankings``: the answers to SLOs.
-    ``price_per_gpu_hour``: None: no costs are asked for. ``remarks``: lines of the caller's own.
-    ``notes``: what a reader has to know. ``parts``: where TTFT went, by curve and load, where timelines were kept.
+    ``view``: with a latency that some level has. ``left_out``: labels of curves without GPUs of the view's role.
+    ``at``: the latency bounds of the answers. ``slo_rankings``: answers to SLOs. ``price_per_gpu_hour``: None: without
+    costs. ``remarks``: the caller's own lines. ``notes``: caveats for the reader. ``parts``: TTFT breakdown by curve
+    and load, if timelines were kept.
     """
 
     results: Results
@@ -67,12 +67,12 @@ class Report:
 
     @cached_property
     def bounds_rankings(self) -> tuple[tuple[BoundsRanking, ...], ...]:
-        """For each of ``at``, who serves most within it, by kind of load and group."""
+        """For each of ``at`` the rankings within it, by kind of load and group."""
         return tuple(tuple(bounds_rankings(self.curves, bounds, self.view)) for bounds in self.at)
 
     @property
     def best(self) -> tuple[str, ...]:
-        """Labels of those that serve most within the bounds and SLOs, each once."""
+        """Labels of those with the highest throughput within the bounds and SLOs, each once."""
         rankings = [*(bounds_ranking.ranking for answers in self.bounds_rankings for bounds_ranking in answers)]
         rankings += [slo_ranking.ranking for slo_ranking in self.slo_rankings]
         return tuple(dict.fromkeys(ranking[0].label for ranking in rankings if ranking))
@@ -84,12 +84,12 @@ class Report:
 
     @cached_property
     def crossovers(self) -> tuple[GroupCrossovers, ...]:
-        """Which configuration is best at which throughput, for each kind of load and group."""
+        """The best configuration by throughput, for each kind of load and group."""
         return tuple(group_crossovers(self.curves, self.view))
 
     @cached_property
     def replay_verdicts(self) -> tuple[Finding, ...]:
-        """Which deployment is best for each workload that several replayed, and why."""
+        """The best deployment for each workload that several replayed, and why."""
         return tuple(replays.verdicts(self.replays, self.parts))
 
     @cached_property
@@ -101,13 +101,13 @@ class Report:
 
     @cached_property
     def findings(self) -> tuple[AuditFinding, ...]:
-        """What the audit finds in the folders."""
+        """The audit's findings in the folders."""
         folders = list(dict.fromkeys(each.folder for each in self.results.loaded))
         return tuple(rules.audit(folders, self.results.stated, read=loading.of_others(self.results.loaded)))
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Why the figures themselves may be wrong: to be said wherever they are shown."""
+        """Why the figures themselves may be wrong; to be shown wherever the figures are."""
         return tuple(note.text for note in self.notes if note.code == "audit")
 
 
@@ -122,14 +122,15 @@ def build_report(
     remarks: Sequence[str] = (),
     simulated: Sequence[Path] = (),
 ) -> Report:
-    """The report on what `pdlab.report.load.load` has read.
+    """The report on the results of `pdlab.report.load.load`.
 
-    ``view``: what it sets is kept; a latency mode or statistic that it leaves open becomes one that some level has.
+    ``view``: what it sets is kept. A latency mode or statistic that it leaves open becomes one that some level has.
     ``at``: latency bounds such as ``tpot_ms=12,ttft_p95_ms=2000`` (empty: those of the experiments' files). ``slos``:
-    SLOs such as ``ttft_ms=2000``, for 95 % of the requests if it is text (empty: those that were searched for).
-    ``published``: tables of others, as CSV. ``simulated``: folders of simulated replays, shown beside those that were
-    measured. Raises UsageError if nothing can be shown in this view, and StoreError for
-    what cannot be read.
+    SLOs such as ``ttft_ms=2000``; as text, for 95 % of the requests (empty: those that were searched for).
+    ``published``: tables of others, as CSV. ``simulated``: folders of simulated replays, shown beside the measured
+    ones.
+
+    Raises UsageError if nothing can be shown in this view, and StoreError for what cannot be read.
     """
     view = view or View()
     bounds = [parse_bounds(each, view.statistic) if isinstance(each, str) else each for each in at]
@@ -169,7 +170,7 @@ def build_report(
 
 
 def bounds_of_files(results: Results, view: View) -> list[Bounds]:
-    """The latency bounds that the experiments' files ask for, each once. Raises UsageError."""
+    """The latency bounds in the experiments' files, each once. Raises UsageError."""
     entries = bounds_in_files(results.folders.given)
     return list(dict.fromkeys(parse_bounds(each.text, view.statistic, f"{each.folder}, at:") for each in entries))
 
@@ -186,7 +187,7 @@ def _curves(results: Results, published: Sequence[Path], notes: list[ReportNote]
 
 
 def _known_view(curves: Sequence[Curve], view: View, notes: list[ReportNote]) -> View:
-    """The view; if no level has its latency, one that some level has, as far as the view leaves that open."""
+    """The view, with a latency that some level has, as far as the view leaves that open."""
     fixed = view.model_fields_set
     modes = ["token"] if view.use_interactivity else ["token", "first_token"]
     for mode in [view.latency_mode] if "latency_mode" in fixed else modes:
@@ -201,7 +202,7 @@ def _known_view(curves: Sequence[Curve], view: View, notes: list[ReportNote]) ->
 
 
 def _audit_note(results: Results) -> list[ReportNote]:
-    """That the audit finds something in these folders that makes a plot of them wrong."""
+    """A note if the audit finds something in these folders that makes a plot of them wrong."""
     paths = results.folders.experiments
     hashes = loading.hashes(results.loaded)
     findings = rules.shared(

@@ -17,7 +17,7 @@ MAX_FOOTNOTES = 12
 
 
 def title(curves: Sequence[Curve], view: View) -> str:
-    """Models, settings that all share, and lengths."""
+    """Models, shared settings, and lengths."""
     measured = own(curves)
     workloads = dict.fromkeys(workloads_text(group.curves) for group in groups(measured, view))
     lengths = f"{core_text.listed(list(workloads))} tokens (input:output)"
@@ -28,7 +28,7 @@ def title(curves: Sequence[Curve], view: View) -> str:
 
 
 def subtitle(curves: Sequence[Curve], view: View) -> str:
-    """What numbers, rings, thin lines and crosses mean."""
+    """The meaning of numbers, rings, thin lines and crosses."""
     per = tables.node_name(curves, view)
     rate = f"per {per}" if view.normalized else per
     kinds = {point.kind for curve in own(curves) for point in curve.points}
@@ -48,7 +48,7 @@ def usual_footnotes(curves: Sequence[Curve], view: View) -> list[str]:
 
 
 def _glossary(curves: Sequence[Curve], view: View) -> list[str]:
-    """The terms of this picture, for a reader who has not seen one before."""
+    """The terms of this picture, for new readers."""
     median = " p50: median." if view.statistic == "p50" else ""
     lines = [f"TTFT: time to first token. TPOT: time per output token after the first.{median}"]
     # One deployment of each kind explains the notation.

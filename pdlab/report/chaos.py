@@ -1,4 +1,4 @@
-"""Faults made under load: a table by kind and a picture over time."""
+"""Faults injected under load: a table by kind and a picture over time."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ CALLED: dict[RequestOutcome, str] = {
 }  # fmt: skip
 DRAWN: tuple[RequestOutcome, ...] = ("right", "error", "hang", "wrong")
 PANEL_IN = 2.6
-HEADROOM = 1.12  # for the legends
-LEAST_BAND_S = 0.3  # what is over at once can be looked at too
+HEADROOM = 1.12  # room for the legends
+LEAST_BAND_S = 0.3  # so that a very short fault is visible
 GOAL = 0.99  # of what healthy replicas could serve
 
 
 def well(chaos: Chaos) -> bool:
-    """No wrong answer, no hang, nothing left, and it went to its end."""
+    """No wrong answer, no hang, nothing left, and not ended early."""
     outcomes = total(chaos.requests)
     left = chaos.run.leftovers
     return not outcomes["wrong"] and not outcomes["hang"] and left is not None and left.nothing
@@ -54,7 +54,7 @@ def text(chaos: Chaos) -> str:
 
 
 def title(chaos: Chaos) -> str:
-    """What this was, in one line."""
+    """One line on the run."""
     return said(WORDS, "title", chaos.run, chaos.manifest.rehearsal)
 
 
@@ -71,8 +71,8 @@ def table(chaos: Chaos) -> str:
 
 
 class ChaosFacts(NamedTuple):
-    """What became of all requests and processes. ``counts``: outcomes, in words; ``goal``: share of `served` to reach;
-    ``wrong``: the first wrong answers."""
+    """The outcomes of all requests and processes. ``counts``: outcomes, in words. ``goal``: share of ``served`` to
+    reach. ``wrong``: the first wrong answers."""
 
     run: ChaosRun
     requests: int
@@ -87,7 +87,7 @@ class ChaosFacts(NamedTuple):
 
 
 def lines(chaos: Chaos) -> list[str]:
-    """Outcomes of all requests, what healthy replicas could serve, memory, and what is left, a sentence each."""
+    """Outcomes of all requests, what healthy replicas could serve, memory, and leftovers, a sentence each."""
     outcomes = total(chaos.requests)
     facts = ChaosFacts(
         run=chaos.run,
@@ -143,6 +143,6 @@ def _parts(chaos: Chaos) -> list[str]:
 
 
 def fault_list(chaos: Chaos) -> str:
-    """Every fault with its number on the picture, when, what it hit, and the recovery."""
+    """Every fault: its number in the picture, its time, its targets, and the recovery."""
     took = {each.fault.number: each.recovery_s for each in fault_outcomes(chaos)}
     return said(WORDS, "faults", [(fault, took.get(fault.number)) for fault in chaos.faults])

@@ -1,9 +1,9 @@
 """Curves as a figure that is a value: the picture file and the page draw the same one.
 
-What is drawn is decided here and nowhere else: looks and names of series, which levels a line joins, intervals, which
-levels compete for the frontier, and names and scales of axes. `pdlab.report.plots` draws it with matplotlib, and
-``assets/report.js`` from its JSON. Both only look up columns and place marks and names;
-the page also finds the ends of axes and the frontiers of what its reader leaves visible.
+This module alone decides what is drawn: looks and names of series, which levels a line joins, intervals, the levels
+that compete for the frontier, and names and scales of axes. `pdlab.report.plots` draws it with matplotlib, and
+``assets/report.js`` from its JSON. Both only look up columns and place marks and names. The page also computes the ends
+of axes and the frontiers of the visible series.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Column = tuple[Value | None, ...]
 
 
 class LoadAxis(NamedTuple):
-    """``name``: at the axis; ``title``: in the title of a panel; ``level``: one load in words, ``{}`` its value."""
+    """``name``: at the axis; ``title``: in the title of a panel; ``level``: one load in words, ``{}`` is its value."""
 
     name: str
     title: str
@@ -67,20 +67,20 @@ LOAD_AXES: dict[LoadKind, LoadAxis] = {
 
 
 class Band(NamedTuple):
-    """How far a predicted curve may be off: relative half-widths of its latencies."""
+    """Possible error of a predicted curve: relative half-widths of its latencies."""
 
     tpot: float
     ttft: float
 
     def around(self, value: float, metric: str) -> Value:
-        """Worse is a factor, better its inverse."""
+        """The value with its ends: the worse one is the value times a factor, the better one divided by it."""
         error = 1 + (self.tpot if metric == "tpot" else self.ttft)
         return value, value / error, value * error
 
 
 class FigureSeries(NamedTuple):
-    """A curve. ``ink``: the colour of its texts. ``facts``: its size and workload. ``groups``: names of the groups in
-    which it is shown; ``published``: it competes with none."""
+    """A curve. ``ink``: colour of its texts. ``facts``: its size and workload. ``groups``: names of the groups that
+    show it. ``published``: it competes with no other."""
 
     label: str
     name: str
@@ -92,9 +92,9 @@ class FigureSeries(NamedTuple):
 
 
 class FigureLevel(NamedTuple):
-    """A load of a series. ``note``: its requests/s, written beside it. ``summary``: load, repeats and window;
-    ``verdict``: whether it is valid, or why not; ``left_out``: why repeats of a valid one are. ``tables``: its
-    latencies and rates in rows of text, heads first; only for a page."""
+    """A load of a series. ``note``: its requests/s, written beside it. ``summary``: load, repeats and window.
+    ``verdict``: valid, or why not. ``left_out``: why repeats of a valid one are left out. ``tables``: its latencies and
+    rates in rows of text, heads first; only for a page."""
 
     series: int
     load: str
@@ -108,8 +108,7 @@ class FigureLevel(NamedTuple):
 
 class SeriesLine(NamedTuple):
     """Levels of one kind of load, by load. ``joined``: valid ones; ``off``: the others. ``banded``: those of ``joined``
-    whose intervals are shown. ``mark``: size of the marks in points, to which the width of the line is in proportion.
-    """
+    with intervals. ``mark``: size of the marks in points; the width of the line is proportional to it."""
 
     series: int
     joined: tuple[int, ...]
@@ -119,12 +118,13 @@ class SeriesLine(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """``column``: what it shows. ``name``: in a title; ``label``: beside it, ``log_label`` if it is logarithmic.
-    ``log``: names of the groups for which it is. ``free``: a reader may choose its scale. ``better``: the side of
-    better values, for which intervals are known; empty: no side is. ``at_values``: ticks are at the values.
+    """``column``: the shown column. ``name``: in a title. ``label``: beside the axis; ``log_label``: the same if it is
+    logarithmic. ``log``: names of the groups for which it is logarithmic. ``free``: a reader may choose its scale.
+    ``better``: the side of better values, whose intervals are known; empty: none. ``at_values``: ticks are at the
+    values.
 
-    It goes beyond the values by ``shares`` of their span (``zero``: from 0, and of the highest), and if it is
-    logarithmic by ``factors``.
+    It extends beyond the values by ``shares`` of their span (``zero``: from 0, and by shares of the highest). A
+    logarithmic axis extends by ``factors``.
     """
 
     column: str
@@ -151,7 +151,7 @@ class Axis(NamedTuple):
 
 
 class AxisChoice(NamedTuple):
-    """The axes that one side of a panel may have, by what is chosen for each of ``by``, joined by a dot."""
+    """The possible axes of one side of a panel. The key is the choice for each of ``by``, joined by a dot."""
 
     by: tuple[str, ...]
     axes: Mapping[str, Axis]
@@ -186,10 +186,10 @@ class ShownPanel(NamedTuple):
 
 
 class CurveFigure(NamedTuple):
-    """``columns``: figures of the levels by name. ``rivals``: levels of which the best are on one frontier.
-    ``groups``: names of those that may be compared, largest first; ``facets``: those with a panel of their own in a
-    picture file. ``choices``: (key, words) of what may be chosen; ``chosen``: what is, at first. ``beside``:
-    statistics with panels beside each other in a picture file. ``remarks`` and ``footnotes``: lines below it."""
+    """``columns``: figures of the levels by name. ``rivals``: levels that compete for one frontier. ``groups``: names
+    of comparable groups, largest first. ``facets``: those with a panel of their own in a picture file. ``choices``:
+    (key, words) of each choice. ``chosen``: the choices at first. ``beside``: statistics with panels beside each other
+    in a picture file. ``remarks`` and ``footnotes``: lines below it."""
 
     title: str
     subtitle: str
@@ -211,7 +211,7 @@ class CurveFigure(NamedTuple):
         return [i for i, each in enumerate(self.series) if group in (EVERY, *each.groups)]
 
     def shown(self, panel: CurvePanel, group: str = EVERY, **chosen: str) -> ShownPanel:
-        """A panel of a group; ``chosen`` beside what is chosen at first."""
+        """A panel of a group; ``chosen`` overrides the choices at first."""
         choice = {**self.chosen, **chosen}
         x, y = panel.x.of(choice), panel.y.of(choice)
         log_x, log_y = group in x.log, group in y.log
@@ -226,22 +226,22 @@ class CurveFigure(NamedTuple):
         for rivals in self.rivals if panel.main else ():
             if placed := [level for level in rivals if level in at]:
                 frontiers.append([placed[i] for i in pareto([at[level] for level in placed], x.better == "left")])
-        # A logarithmic axis has no place for 0.
+        # A logarithmic axis has no 0.
         at = {level: (x, y) for level, (x, y) in at.items() if (x > 0 or not log_x) and (y > 0 or not log_y)}
         return ShownPanel(
             x, y, log_x, log_y, lines, at, [[level for level in each if level in at] for each in frontiers]
         )
 
     def band(self, shown: ShownPanel, line: SeriesLine) -> list[tuple[float, float]]:
-        """The outline of the area that the intervals of a line cover: along the better ends of both figures, and back
-        along the worse ones. Empty where fewer than two levels have them."""
+        """The outline of the area between the intervals of a line: along the better ends of both figures, and back
+        along the worse ends. Empty with fewer than two intervals."""
         pairs = [(self.columns[shown.x.column][level], self.columns[shown.y.column][level]) for level in line.banded]
         ends = [(x[1:], y[1:]) for x, y in pairs if x and y and x[1:] and y[1:]]
         better, worse = ([(x[side], y[side]) for x, y in ends] for side in (0, 1))
         return [*better, *reversed(worse)] if len(ends) > 1 else []
 
     def page(self) -> dict[str, Any]:
-        """What the page draws, as plain values."""
+        """The figure for the page, as plain values."""
         left_out = {"title", "subtitle", "facets", "beside", "remarks", "footnotes"}
         return {name: _plain(value) for name, value in self._asdict().items() if name not in left_out}
 
@@ -270,18 +270,18 @@ def curve_figure(
 ) -> CurveFigure:
     """The figure of curves.
 
-    ``every``: with all that a reader of a page may choose, not ``view`` alone. ``log_latency`` and ``log_load`` None:
-    an axis is logarithmic where one curve or load would press the others together. ``bands``: of predicted curves by
-    name, in place of those from repeats; ``notes``: footnotes in place of the usual ones; ``remarks``: lines above the
-    footnotes, darker. ``best``: labels that have a colour before others do where the curves are too many for all to
-    have one (`pdlab.report.highlight`).
+    ``every``: with all choices of a page's reader, not only ``view``. ``log_latency`` and ``log_load`` None: an axis is
+    logarithmic if one curve or load would otherwise compress the others. ``bands``: of predicted curves by name, in
+    place of those from repeats. ``notes``: footnotes in place of the usual ones. ``remarks``: darker lines above the
+    footnotes. ``best``: labels that get a colour first, if there are too many curves to colour
+    (`pdlab.report.highlight`).
     """
     return _Builder(curves, view, every, log_latency, log_load, bands or {}).figure(notes, remarks, best)
 
 
 @dataclass
 class _Builder:
-    """The parts of a figure; a column is made when an axis first needs it. Fields: as those of `curve_figure`."""
+    """Makes the parts of a figure; a column is made when an axis first needs it. Fields: those of `curve_figure`."""
 
     curves: Sequence[Curve]
     view: View
@@ -351,10 +351,10 @@ class _Builder:
         )
 
     def _statistics(self) -> tuple[list[Statistic], tuple[Statistic, ...]]:
-        """Those that may be chosen, and those beside each other in a picture file."""
+        """The statistics that may be chosen, and those beside each other in a picture file."""
         points = [point for _, _, point in self.levels]
         known = {statistic for point in points for values in point.latency_ms.values() for statistic in values}
-        # Tails beside the medians; with two kinds of load the picture would grow too wide, the tables have them.
+        # Tails are beside the medians. With two kinds of load the picture would be too wide; the tables have them.
         tail = any(point.ms(metric, TAIL) is not None for point in points for metric in LOAD_METRICS)
         beside: tuple[Statistic, ...] = (self.view.statistic, TAIL)
         if len(self.kinds) > 1 or not tail or self.view.statistic == TAIL:
@@ -372,7 +372,7 @@ class _Builder:
         return view.latency_name, view.latency_unit
 
     def column(self, name: str) -> Column:
-        """One figure of every level; ``name``: a kind of load, a latency and its statistic, or a rate and per what."""
+        """One figure of every level. ``name``: a kind of load, a latency and its statistic, or a rate and its unit."""
         if name not in self.columns:
             of, _, choice = name.partition(".")
             self.columns[name] = tuple(self._value(curve, point, of, choice) for _, curve, point in self.levels)
@@ -449,8 +449,7 @@ class _Builder:
         return (("ms", *known), *latencies), (("per second", *counted), *rates)
 
     def _rivals(self) -> Iterator[tuple[int, ...]]:
-        """Of each group and kind of load the valid levels: what a closed loop serves beats nothing that arrives by
-        itself, nor the other way."""
+        """The valid levels of each group and kind of load: closed and open loops do not compete."""
         for group in groups(self.curves, self.view):
             members = {id(curve) for curve in group.curves}
             kinds = dict.fromkeys(point.kind for curve in group.curves for point in curve.points if point.valid)
@@ -470,7 +469,7 @@ class _Builder:
         quiet = self.looks[id(self.curves[series])].quiet
         joined = tuple(number for number, (_, point) in of.items() if point.valid)
         off = () if quiet else tuple(number for number, (_, point) in of.items() if not point.valid)
-        # Beside throughput only intervals of several starts, or of a prediction: they tell of the configuration.
+        # Only intervals of several starts, or of a prediction, are about the configuration and not about one run.
         banded = joined if kept is not None else tuple(number for number in joined if self._has_spread(*of[number]))
         return SeriesLine(series, joined, off, () if quiet else banded, QUIET_MARK if quiet else mark)
 
@@ -503,7 +502,7 @@ class _Builder:
             free=falls,
             better="left" if falls else "right",
             zero=False,
-            # Room for the names at the line ends, which are at high latency, so at low interactivity.
+            # Room for the names at the line ends, which are at high latency or low interactivity.
             shares=(0.06, 0.12) if falls else (0.18, 0.06),
             factors=(1.12, 1.18),
         )
@@ -520,7 +519,7 @@ class _Builder:
         )
 
     def _load(self, kind: LoadKind, metric: Metric, statistics: Sequence[Statistic]) -> CurvePanel:
-        """Loads of other systems would stretch the axis, and are left out."""
+        """Loads of published systems would stretch the axis and are left out."""
         columns = [self.column(f"{metric}.{statistic}") for statistic in statistics]
         kept = {number for column in columns for number, value in enumerate(column) if value}
         found = [self._line(i, kind, LOAD_MARK, kept) for i, each in enumerate(self.curves) if each.published is None]
@@ -561,7 +560,7 @@ class _Builder:
     def _groups_where(
         self, lines: Sequence[SeriesLine], column: str, rule: Callable[[list[list[float]], list[float]], bool]
     ) -> tuple[str, ...]:
-        """Names of the groups for which the rule holds, of the valid values of each series and of all values."""
+        """Names of the groups for which the rule holds, given the valid values of each series and all values."""
         values = {number: value[0] for number, value in enumerate(self.column(column)) if value}
 
         def holds(group: str) -> bool:
@@ -588,7 +587,7 @@ def _with(view: View, **update: Any) -> View:
 
 
 def _plain(value: Any) -> Any:
-    """As plain values of JSON, and a figure with six digits: more than anything here is worth, and half the bytes."""
+    """As plain JSON values. Floats have six digits: more than any figure here needs, and half the bytes."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if hasattr(value, "_asdict"):

@@ -1,8 +1,8 @@
-"""Levels in the formats of others: AIPerf's JSON, InferenceX's rows, llm-d's benchmark report; and as a table.
+"""Levels in other tools' formats: AIPerf's JSON, InferenceX's rows, llm-d's benchmark report; and as a table.
 
-The formats of clients have the figures of the whole run, as those clients do. They have no place for the reason why a
-level is not valid, nor for a ramp: such levels are left out. The table, CSV or Parquet, has every level.
-`pdlab.results.readers` reads all of them.
+The clients' formats have the figures of the whole run, as those clients do. They cannot express why a level is invalid,
+nor a ramp, so such levels are left out. The table, CSV or Parquet, has every level. `pdlab.results.readers` reads all
+of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ AIPERF_SCHEMA, LLMD_SCHEMA = "1.4", "0.2"
 
 
 class ExportedLevel(NamedTuple):
-    """A level that is written. ``name``: of its curve, as in the tables."""
+    """A level to write. ``name``: of its curve, as in the tables."""
 
     name: str
     experiment: Experiment
@@ -44,7 +44,7 @@ class ExportedLevel(NamedTuple):
 
     @property
     def pools(self) -> tuple[Pool | None, Pool | None]:
-        """Of prefill and of decode; a collocated deployment has the second."""
+        """Of prefill and of decode; a collocated deployment has only the second."""
         topology = self.experiment.manifest.deployment and self.experiment.manifest.deployment.topology
         if isinstance(topology, Disaggregated):
             return topology.prefill, topology.decode
@@ -52,7 +52,7 @@ class ExportedLevel(NamedTuple):
 
     @property
     def origin(self) -> dict[str, Any]:
-        """What the formats have no place for."""
+        """What the formats have no field for."""
         deployment = self.experiment.manifest.deployment
         return {
             "version": __version__,
@@ -64,14 +64,14 @@ class ExportedLevel(NamedTuple):
 
 
 class WrittenExport(NamedTuple):
-    """Where one format went, and the line that says so."""
+    """The path of one written format, and the line that reports it."""
 
     path: Path
     line: str
 
 
 def check_exports(exports: Mapping[str, Path]) -> None:
-    """Raises UsageError where a file cannot be written, or what writes it is not installed."""
+    """Raises UsageError if a file cannot be written, or a library is missing."""
     for name, path in exports.items():
         if name in PER_LEVEL:
             check_folder(path, "--export")
@@ -113,7 +113,7 @@ def write_exports(results: Results, exports: Mapping[str, Path]) -> list[Written
 
 
 def _left_out(run: Run, name: str) -> str | None:
-    """Why a level cannot be written in the format of a client; None if it can."""
+    """Why a level cannot be written in a client's format; None if it can."""
     if not run.validity.valid:
         return "not valid"
     if isinstance(run.load, Ramp | Replay):
@@ -130,7 +130,7 @@ def _counts(reasons: list[tuple[ExportedLevel, str | None]]) -> str:
 
 
 def _folders(levels: list[ExportedLevel]) -> list[str]:
-    """A folder per level, of another name for each."""
+    """A folder per level, each with another name."""
     found: Counter[str] = Counter()
     names = []
     for level in levels:

@@ -18,7 +18,7 @@ NOBODY = "#eeeeee"
 
 
 def draw(goodputs: GoodputMap, path: Path, *, title: str, price_per_gpu_hour: float | None = None) -> None:
-    """Write the picture (png, svg or pdf). Raises StoreError when it cannot be written."""
+    """Write the picture (png, svg or pdf). Raises StoreError if it cannot be written."""
     count = len(goodputs.served) + 1
     columns = min(COLUMNS, count)
     rows = math.ceil(count / columns)

@@ -1,6 +1,6 @@
 """Which few of many curves have a colour: those on the frontier, and the best for each latency bound; others are grey.
 
-More than a handful of colours are not told apart, least by a colour-blind reader.
+Readers, colour-blind ones above all, distinguish only a handful of colours.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ MOST_TOGETHER = 6
 
 
 def highlighted(curves: Sequence[Curve], view: View, best: Sequence[str] = ()) -> frozenset[str] | None:
-    """Labels of the curves with a colour, at most `MOST_COLOURED` of those that may be compared with each other; None:
-    all have one. ``best``: labels that are the answer to latency bounds, which come first."""
+    """Labels of the curves with a colour, at most `MOST_COLOURED` of each comparable group; None: all.
+
+    ``best``: labels that answer latency bounds; they come first.
+    """
     if len(own(curves)) <= MOST_ALIKE:
         return None
     chosen: list[str] = []
     for group in groups(curves, view):
         labels = [curve.label for curve in group.curves]
-        # Of equally many points on it the curve of more throughput comes first.
+        # With equally many points on the frontier the curve with more throughput comes first.
         on_it = Counter(
             drawn.curve.label for frontier in frontiers(group.curves, view) for drawn in reversed(frontier.points)
         )
@@ -40,7 +42,7 @@ def highlighted(curves: Sequence[Curve], view: View, best: Sequence[str] = ()) -
 
 
 def named_groups(curves: Sequence[Curve], view: View) -> list[tuple[str, tuple[Curve, ...]]]:
-    """(name, curves) of every group that may be compared, largest first. Published curves are with the groups of their
+    """(name, curves) of every comparable group, largest first. Published curves are with the groups of their
     workload."""
     others = [curve for curve in curves if curve.published is not None]
     return [
@@ -53,6 +55,6 @@ def named_groups(curves: Sequence[Curve], view: View) -> list[tuple[str, tuple[C
 
 
 def panels(curves: Sequence[Curve], view: View) -> list[tuple[str, tuple[Curve, ...]]]:
-    """(name, curves) of every panel of throughput against latency: one, or of many curves one for each group."""
+    """(name, curves) of every panel of throughput against latency: one, or with many curves one for each group."""
     found = named_groups(curves, view)
     return found if len(found) > 1 and len(own(curves)) > MOST_TOGETHER else [("", tuple(curves))]

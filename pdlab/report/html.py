@@ -1,7 +1,7 @@
 """One self-contained HTML file: the question, the verdict, plots, tables, exclusions, manifests, commands.
 
-Text is escaped by the template engine, figures go in as JSON without a ``<``, and the page's own policy
-forbids every load and every script but the one in it. The same folders give the same bytes.
+The template engine escapes text, figures are JSON without a ``<``, and the page's own policy forbids every load and
+every script but its own. The same folders give the same bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pdlab.analysis.audit.registry import AuditFinding
 from pdlab.analysis.comparable import groups, models_text
 from pdlab.analysis.curves import Curve, Point, own, short_labels
 from pdlab.analysis.headline import Compared, Headline, OtherPairs, PairComparison, compared
-from pdlab.analysis.intervals import Estimate
 from pdlab.analysis.loading import Loaded
 from pdlab.analysis.ranking import bounds_rankings
 from pdlab.analysis.view import View
@@ -52,7 +51,7 @@ LATENCY_COLUMNS: tuple[tuple[Literal["ttft", "tpot", "e2el"], str], ...] = (
 
 
 class TableCell(NamedTuple):
-    """A figure in a table, with its half interval in per cent where one is known."""
+    """A figure in a table, with its half interval in per cent if known."""
 
     value: str
     half: str = ""
@@ -61,8 +60,8 @@ class TableCell(NamedTuple):
 def write_html(
     report: Report, path: str | Path, *, command: str = BY_A_PROGRAM, log_latency: bool | None = None
 ) -> None:
-    """Write the page; ``command`` is what made it. ``log_latency`` None: chosen by the values. Raises StoreError when
-    it cannot be written."""
+    """Write the page. ``command``: the command that made it. ``log_latency`` None: chosen by the values. Raises
+    StoreError if it cannot be written."""
     try:
         replace(Path(path), render(report, command, log_latency=log_latency).encode())
     except WriteError as error:
@@ -74,7 +73,8 @@ def render(report: Report, command: str, *, log_latency: bool | None = None) -> 
     if not report.curves:
         return _render_faults(report, command)
     script, curves, view, loaded = _asset("js"), report.curves, report.view, report.results.loaded
-    by_label = {label: source for label, source in _labelled(loaded) if label in {curve.label for curve in curves}}
+    labels, shown = short_labels([source.experiment for source in loaded]), {curve.label for curve in curves}
+    by_label = {label: source for label, source in zip(labels, loaded, strict=True) if label in shown}
     points = [(curve, point) for curve in curves for point in curve.points]
     columns = _level_columns(curves, view)
     findings = [finding for finding in report.findings if finding.code != "invalid"]
@@ -164,17 +164,13 @@ def _json(value: Any) -> str:
     return text
 
 
-def _labelled(sources: Sequence[Loaded]) -> Iterator[tuple[str, Loaded]]:
-    return zip(short_labels([source.experiment for source in sources]), sources, strict=True)
-
-
 def _per_node(view: View) -> View:
     return view.model_copy(update={"normalized": True, "role": "all"})
 
 
 class PageFacts(NamedTuple):
-    """What the head of the page says of everything shown. ``shared``: settings that all have. ``repeats``: fewest and
-    most of a level; ``days``: first and last; ``origins``: of experiments that were not measured; ``known_intervals``:
+    """Facts on everything shown, for the head of the page. ``shared``: settings that all have. ``repeats``: fewest and
+    most of a level. ``days``: first and last. ``origins``: of experiments that were not measured. ``known_intervals``:
     some level has one."""
 
     models: str
@@ -213,9 +209,9 @@ def _page_facts(curves: Sequence[Curve], manifests: Sequence[Manifest]) -> PageF
 
 
 class ComparedGroup(NamedTuple):
-    """What the page says of experiments that may be compared with each other. ``matrices``: of many, in place of
-    ``blocks``; title and rows of cells. ``whole``: without what these have. ``blocks``: a deployment over another,
-    the comparison that it is part of, and a line for each figure. ``ask_bounds``: tell how to give bounds."""
+    """The page's part on experiments that may be compared with each other. ``matrices``: for many curves, in place of
+    ``blocks``. ``whole``: the comparisons outside the matrices. ``blocks``: a deployment over another, the comparison
+    that it belongs to, and a line for each figure. ``ask_bounds``: explain how to give bounds."""
 
     name: str | None
     matrices: list[verdicts.MatrixTable]
@@ -271,7 +267,7 @@ Column = tuple[str, str, Any]
 
 
 def _level_columns(curves: Sequence[Curve], view: View) -> list[Column]:
-    """(group, name, function of curve and point -> estimate or None) of every column that has figures."""
+    """(group, name, function of curve and point -> cell) of every column with figures."""
     node = _per_node(view)
     columns: list[Column] = [
         ("latency, ms", f"{metric.upper()} {stat}", lambda c, p, m=metric, s=stat: p.ms_estimate(m, s))
@@ -285,17 +281,15 @@ def _level_columns(curves: Sequence[Curve], view: View) -> list[Column]:
             (group, rate, lambda c, p, r=rate, f=factor: p.rate_estimate(r).scaled(f(c))) for rate in tables.RATES
         ]
     points = [(curve, point) for curve in curves for point in curve.points]
-    visible = [(g, n, lambda c, p, f=f: _cell(f(c, p), view.confidence)) for g, n, f in columns]
+    visible = [
+        (g, n, lambda c, p, f=f: TableCell(*tables.value_and_half(f(c, p), view.confidence))) for g, n, f in columns
+    ]
     return [column for column in visible if any(column[2](c, p).value != "-" for c, p in points)]
 
 
 def _groups(columns: Sequence[Column]) -> list[dict[str, Any]]:
     names = [group for group, _, _ in columns]
     return [{"name": name, "span": names.count(name)} for name in dict.fromkeys(names)]
-
-
-def _cell(estimate: Estimate | None, confidence: float) -> TableCell:
-    return TableCell(*tables.value_and_half(estimate, confidence))
 
 
 def _level(index: int, curve: Curve, point: Point, columns: Sequence[Column]) -> dict[str, Any]:
@@ -334,7 +328,7 @@ def _failed_visits(records: Sequence[ExperimentRecord]) -> Iterator[dict[str, st
 
 
 def _records(sources: Sequence[Loaded]) -> list[ExperimentRecord]:
-    """The records of experiment files, which stand beside the folders of results."""
+    """The records of experiment files beside the folders of results."""
     parents = dict.fromkeys(source.folder.resolve().parent for source in sources)
     return [record for folder in parents if (record := read_record(folder))]
 
@@ -416,7 +410,7 @@ def _replicas(manifest: Manifest) -> Iterator[str]:
 
 
 def _variables(manifest: Manifest) -> Iterator[str]:
-    """The variables that were asked for, by pool; secrets are recorded by name only."""
+    """The requested variables, by pool; secrets are recorded by name only."""
     for role in manifest.deployment.pools if manifest.deployment else ():
         assert manifest.deployment is not None
         if given := manifest.deployment.env_of(role):

@@ -1,4 +1,4 @@
-"""Where a label fits: boxes in one plane (pixels, y up), no drawing library."""
+"""Where a label fits: boxes in one plane (pixels, y up), without a drawing library."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def fit(
     gaps: Sequence[float],
     others: Sequence[tuple[float, float]] = (),
 ) -> Box | None:
-    """First free place for a box of ``size`` (width, height) beside the anchor; None when there is none.
+    """First free place for a box of ``size`` (width, height) beside the anchor; None if there is none.
 
-    Tries right, above, below, left and the corners between, at each gap in turn. Not nearer to one of ``others`` than
-    to the anchor: it would be read as that one's.
+    Tries right, above, below, left and the corners between, at each gap in turn. The box is never nearer to one of
+    ``others`` than to the anchor, because it would be read as theirs.
     """
     width, height = size
     x, y = anchor

@@ -1,4 +1,4 @@
-"""Result folders -> what was measured in them: levels, faults made under load, and notes on the folders."""
+"""Result folders -> their measurements: levels, faults injected under load, and notes on the folders."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ Row = dict[str, str | float | bool | None]
 
 
 class ReportNote(NamedTuple):
-    """What a reader of the figures has to know. ``code``: its kind; ``text``: in words."""
+    """A caveat for the reader of the figures. ``code``: its kind; ``text``: in words."""
 
     code: NoteCode
     text: str
 
 
 class ResultFolders(NamedTuple):
-    """Folders by what they hold.
+    """Folders by contents.
 
-    ``given``: folders of load levels as they were given. ``experiments``: the same, but in place of the folder of a
-    whole experiment those in it. ``faults``: folders of faults made under load.
+    ``given``: folders of load levels as they were given. ``experiments``: the same, with the folder of a whole
+    experiment replaced by those in it. ``faults``: folders of faults injected under load.
     """
 
     given: tuple[Path, ...]
@@ -49,7 +49,7 @@ class ResultFolders(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """Everything that was read. ``stated``: what was said of folders. ``every_request``: the requests of all
+    """Everything that was read. ``stated``: what flags state about folders. ``every_request``: the requests of all
     levels are there, not only those of levels that were measured once."""
 
     folders: ResultFolders
@@ -64,7 +64,7 @@ class Results:
 
     @property
     def notes(self) -> tuple[ReportNote, ...]:
-        """Of the folders, and of what is in them."""
+        """On the folders, and on their contents."""
         return (*self.folders.notes, *_several_curves(self.loaded))
 
     def with_every_request(self) -> Results:
@@ -77,9 +77,8 @@ class Results:
     def levels(self) -> list[Row]:
         """A row per level and repeat, valid or not, with the same keys in each.
 
-        Rates are those of the whole deployment, per second. A latency is ``METRIC_STATISTIC_ms``; None: not known, or
-        too few requests for that percentile.
-        ``window``: the figures are of the steady window, or of the whole run if the steady window is not known.
+        Rates are those of the whole deployment, per second. A latency is ``METRIC_STATISTIC_ms``; None: unknown, or too
+        few requests for that percentile. ``window``: steady, or whole if the steady window is unknown.
         """
         labels = short_labels(self.experiments)
         return [
@@ -92,18 +91,17 @@ class Results:
 def load(
     *folders: str | Path, gpus: Mapping[str, int] | None = None, labels: Mapping[str, str] | None = None
 ) -> Results:
-    """What is in these folders: of experiments, of whole experiments, of faults made under load, or as published.
+    """The contents of these folders: experiments, whole experiments, faults injected under load, or published results.
 
-    ``gpus``: name of a folder, or pattern on its files -> the number of GPUs, if nothing records it; ``labels``: such
-    a pattern -> what it is called. Raises StoreError for what
-    cannot be read and UsageError for names that are wrong.
+    ``gpus``: name of a folder, or pattern on its files -> number of GPUs, if nothing records it. ``labels``: such a
+    pattern -> label. Raises StoreError for what cannot be read and UsageError for wrong names.
     """
     found = find([Path(folder) for folder in folders], "load()")
     return read(found, stated_by_folder(gpus or {}, labels or {}, found.experiments, "load()"))
 
 
 def find(folders: Sequence[Path], flag: str) -> ResultFolders:
-    """The folders by what they hold; ``flag`` is what named them. Raises StoreError or UsageError."""
+    """The folders by contents; ``flag``: what named them. Raises StoreError or UsageError."""
     faults: list[Path] = []
     given: list[Path] = []
     for folder in folders:
@@ -117,7 +115,7 @@ def find(folders: Sequence[Path], flag: str) -> ResultFolders:
 
 
 def read(found: ResultFolders, stated: Mapping[Path, Stated], *, every_request: bool = False) -> Results:
-    """Read what was found; see `load` and `pdlab.analysis.loading.load`."""
+    """Read the folders that `find` gave; see `load` and `pdlab.analysis.loading.load`."""
     loaded = loading.load(found.experiments, stated, every_request=every_request)
     made = [chaos_results.load(path) for path in found.faults]
     return Results(found, stated, tuple(loaded), tuple(made), every_request)
@@ -126,10 +124,10 @@ def read(found: ResultFolders, stated: Mapping[Path, Stated], *, every_request: 
 def stated_by_folder(
     gpus: Mapping[str, int], labels: Mapping[str, str], folders: Sequence[Path], flag: str
 ) -> dict[Path, Stated]:
-    """Folder -> what ``--gpus`` and ``--label`` say of it and of the files in it.
+    """Folder -> what ``--gpus`` and ``--label`` state about it and its files.
 
-    A name of a folder with more parts counts before a shorter one. What names no folder is a pattern on files. Raises
-    UsageError for a name or pattern that fits nothing; ``flag`` is what named the folders.
+    A folder's name with more parts takes precedence over a shorter one. A name of no folder is a pattern on files.
+    Raises UsageError for a name or pattern that fits nothing; ``flag``: what named the folders.
     """
     sizes: dict[Path, tuple[int, int]] = {}
     patterns: dict[str, int] = {}

@@ -1,7 +1,8 @@
-"""A report as pictures: the plot, and beside it one of what moved over time and of each folder of faults."""
+"""A report as picture files: the plot, pictures over time, and one of each folder of faults."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from pdlab.report.build import Report
 
 
 class Picture(NamedTuple):
-    """A file that was written. ``what``: the kind of picture; ``left_out``: what is not in it, in words."""
+    """A written file. ``what``: the kind of picture; ``left_out``: what is not in it, in words."""
 
     what: str
     path: Path
@@ -25,35 +26,38 @@ class Picture(NamedTuple):
 def draw(
     report: Report, path: str | Path, *, log_latency: bool | None = None, log_load: bool | None = None
 ) -> list[Picture]:
-    """Write every picture, png, svg or pdf by the suffix; the folder must be there. ``path`` is that of the first, from
-    which those of the others are made. None for a scale: chosen by the values. Raises StoreError."""
+    """Write every picture, png, svg or pdf by the suffix, into an existing folder. Raises StoreError.
+
+    ``path`` is the first picture's; the other names are made from it. None for a scale: chosen by the values.
+    """
     path = Path(path)
     if not report.curves:
         return _draw_faults(report, path, path.stem)
     plots.draw(curve_figure.of_report(report, log_latency=log_latency, log_load=log_load), path)
     made = [Picture("Plot", path)]
+
+    def add(suffix: str, what: str, left_out: str = "") -> Path:
+        made.append(Picture(what, path.with_stem(path.stem + suffix), left_out))
+        return made[-1].path
+
+    def beyond(most: int, shown: Sequence[object]) -> str:
+        return f" (the first {most} of {len(shown)})" if len(shown) > most else ""
+
     if report.soaks:
-        made.append(Picture("Plot over time", path.with_stem(f"{path.stem}-over-time")))
-        time_figure.draw(soaks.figure(report.soaks), made[-1].path)
+        time_figure.draw(soaks.figure(report.soaks), add("-over-time", "Plot over time"))
     if moving := report.timelines:
-        most = timelines.MOST
-        left_out = f" (the first {most} of {len(moving)})" if len(moving) > most else ""
-        made.append(Picture("Plot of load and roles over time", path.with_stem(f"{path.stem}-roles"), left_out))
-        time_figure.draw(timelines.figure(moving), made[-1].path)
+        left_out = beyond(timelines.MOST, moving)
+        time_figure.draw(timelines.figure(moving), add("-roles", "Plot of load and roles over time", left_out))
     if shown := report.replays:
-        left_out = f" (the first {replays.MOST} of {len(shown)})" if len(shown) > replays.MOST else ""
-        made.append(Picture("Plot of replays by turn and length", path.with_stem(f"{path.stem}-classes"), left_out))
         by_turn, by_length = replays.class_figures(shown)
-        time_figure.draw(by_turn, made[-1].path, by_length)
+        left_out = beyond(replays.MOST, shown)
+        time_figure.draw(by_turn, add("-classes", "Plot of replays by turn and length", left_out), by_length)
     for number, each in enumerate((each for each in report.replays if each.simulated), start=1):
-        stem = f"{path.stem}-replay" + (f"-{number}" if number > 1 else "")
-        made.append(Picture(f"Plot of {each.label}, measured and simulated", path.with_stem(stem)))
-        time_figure.draw(replays.figure(each), made[-1].path)
+        suffix = "-replay" if number == 1 else f"-replay-{number}"
+        time_figure.draw(replays.figure(each), add(suffix, f"Plot of {each.label}, measured and simulated"))
     if report.parts:
-        path_of_parts = path.with_stem(f"{path.stem}-ttft")
         parts = ttft_parts.figure(report.parts)
-        ttft_parts.draw(parts, path_of_parts)
-        made.append(Picture("Plot of where TTFT went", path_of_parts, parts.left_out))
+        ttft_parts.draw(parts, add("-ttft", "Plot of where TTFT went", parts.left_out))
     return [*made, *_draw_faults(report, path, f"{path.stem}-faults")]
 
 

@@ -1,6 +1,6 @@
 """A figure of curves as a picture file: TPOT and TTFT against load, and throughput against latency.
 
-What is drawn is in the figure (`pdlab.report.curve_figure`); here is where it lies on the paper.
+`pdlab.report.curve_figure` decides what is drawn; this module places it on the paper.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _Legend = list[list[tuple[str, Style | None]]]
 
 
 def draw(spec: CurveFigure, path: Path) -> None:
-    """Write the picture to ``path`` (png, svg or pdf by its suffix). Raises StoreError when it cannot."""
+    """Write the picture to ``path`` (png, svg or pdf by its suffix). Raises StoreError if it cannot."""
     legends = [_legend_columns([spec.series[i] for i in spec.members(facet)]) for facet in spec.facets]
     legend_in = LEGEND_ROW * (max(len(column) for legend in legends for column in legend) + 0.6)
     footnotes_in = FOOTNOTE_ROW * (len(spec.remarks) + len(spec.footnotes) + 1)
@@ -62,7 +62,7 @@ def _one(figure: Any, spec: CurveFigure, legend: _Legend, legend_in: float, foot
 
 
 def _facets(figure: Any, spec: CurveFigure, legends: Sequence[_Legend], legend_in: float, footnotes_in: float) -> None:
-    """Throughput against latency in a panel for each group, two beside each other, each with a legend of its own."""
+    """Throughput against latency in a panel per group, two beside each other, each with its own legend."""
     main = spec.panels[0]
     rows = (len(spec.facets) + 1) // 2
     row_in = FACET_TITLE + FACET_PANEL[1] + AXIS_LABELS + legend_in
@@ -118,7 +118,7 @@ def _panel(axes: Any, spec: CurveFigure, panel: CurvePanel, shown: ShownPanel) -
     for line in shown.lines:
         style = spec.series[line.series].style
         if outline := spec.band(shown, line):
-            # Light enough that fourteen of them lie over each other.
+            # Light enough for fourteen overlapping areas.
             axes.fill(*zip(*outline, strict=True), color=style.color, alpha=0.11, lw=0, zorder=1.8)
         _plot(axes, line, shown.at, style)
     for on_it in shown.frontiers:
@@ -130,7 +130,7 @@ def _panel(axes: Any, spec: CurveFigure, panel: CurvePanel, shown: ShownPanel) -
 
 
 def _ticks_at(axis: Any, values: list[float], log: bool) -> None:
-    """Ticks at these values, as many as stand apart."""
+    """Ticks at these values, except where they would be too close."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
     ticks: list[float] = []
@@ -142,7 +142,7 @@ def _ticks_at(axis: Any, values: list[float], log: bool) -> None:
 
 
 def _plot(axes: Any, line: SeriesLine, at: Mapping[int, tuple[float, float]], style: Style) -> None:
-    """Line and marks through the joined levels; the others hollow and crossed. A quiet one is thin and behind."""
+    """Line and marks through the joined levels; the others hollow and crossed. A quiet line is thin and behind."""
     joined, off = ([at[level] for level in levels if level in at] for levels in (line.joined, line.off))
     look = {"color": style.color, "marker": style.marker, "markersize": line.mark, "clip_on": False}
     if joined and style.quiet:
@@ -173,7 +173,7 @@ def _write_labels(axes: Any, spec: CurveFigure, shown: ShownPanel) -> None:
     def write(text: str, level: int, gaps: Sequence[float], **look: Any) -> None:
         note = axes.annotate(text, (0, 0), xycoords="figure pixels", annotation_clip=False, zorder=5, **look)
         extent = note.get_window_extent(renderer)
-        # A name at a line's end has the line's colour and is long: near to another point it is not read as that one's.
+        # A name at a line's end is long and has the line's colour, so it is not read as that of a near point.
         others = () if "weight" in look else [at for key, at in where.items() if key != level]
         size = (extent.width, extent.height)
         box = fit(where[level], size, occupied, inside, [gap * scale for gap in gaps], others)
@@ -185,7 +185,7 @@ def _write_labels(axes: Any, spec: CurveFigure, shown: ShownPanel) -> None:
         offset = ((box.x0 - x) / scale, (box.y0 - y) / scale)
         axes.annotate(text, shown.at[level], offset, textcoords="offset points", zorder=5, **look)
 
-    # One name for both kinds of load: thin and thick tell them apart.
+    # One name for both kinds of load: their lines differ in width.
     first: dict[int, SeriesLine] = {}
     for line in shown.lines:
         first.setdefault(line.series, line)
@@ -198,7 +198,7 @@ def _write_labels(axes: Any, spec: CurveFigure, shown: ShownPanel) -> None:
     for level in sorted(where, key=lambda level: level not in best):
         if not of[level].style.quiet:
             write(spec.levels[level].note, level, (6, 9, 13), size=7.3, color=of[level].ink)
-    # A grey curve has no place in the legend: its name is at the frontier, where it is on it and there is room.
+    # A grey curve is not in the legend: its name is beside its point on the frontier, if there is room.
     last = {spec.levels[level].series: level for level in sorted(best) if of[level].style.quiet}
     for number in sorted(last):
         write(spec.series[number].label, last[number], (9, 14), size=7.3, color=SOFT)
@@ -255,7 +255,7 @@ def _legend(axes: Any, columns: Sequence[Sequence[tuple[str, Style | None]]]) ->
 
 
 def _narrowed(title: Any) -> None:
-    """A title that fits the width of the figure: smaller, and cut where it would be too small to read."""
+    """Fits a title to the width of the figure: smaller, then cut when it would be too small to read."""
     figure = title.figure
     frame = figure.bbox.width - MARGIN_RIGHT * figure.dpi
 

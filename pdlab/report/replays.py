@@ -1,5 +1,8 @@
-"""Replays of sessions as sections and pictures: turns, lengths, cached prompts, whole sessions, and the simulation of
-the same requests beside what was measured. Facts: `pdlab.analysis.replays`."""
+"""Replays of sessions as sections and pictures. Facts: `pdlab.analysis.replays`.
+
+They show turns, lengths, cached prompts, whole sessions, and the simulation of the same requests beside the
+measurement.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +42,8 @@ class ReplayRecords(NamedTuple):
 
 
 class ReplayedLevel(NamedTuple):
-    """A level that replays a compiled workload; ``workload``: its label. ``curve``: the deployment's label, on
-    ``gpus``. ``simulated``: its requests, simulated."""
+    """A level that replays a compiled workload. ``workload``: its label. ``curve``: the deployment's label, on
+    ``gpus``. ``simulated``: the same requests, simulated."""
 
     label: str
     curve: str
@@ -60,7 +63,7 @@ class ReplayedLevel(NamedTuple):
 
 
 class FigureRow(NamedTuple):
-    """A figure of a replay in the unit that its name has, measured and simulated; None: not known."""
+    """A figure of a replay in the unit in its name, measured and simulated; None: unknown."""
 
     name: str
     measured: float | None
@@ -74,8 +77,7 @@ class FigureRow(NamedTuple):
 
 
 class ClassRow(NamedTuple):
-    """A class of requests; times in ms, None where so few requests do not carry them. ``simulated_ms``: the medians of
-    TTFT and TPOT."""
+    """A class of requests; times in ms, None with too few requests. ``simulated_ms``: medians of TTFT and TPOT."""
 
     name: str
     requests: int
@@ -87,8 +89,11 @@ class ClassRow(NamedTuple):
 def replays(
     experiments: Sequence[tuple[Path, Experiment]], slos: Sequence[Slo] = (), simulated: Sequence[Path] = ()
 ) -> list[ReplayedLevel]:
-    """Every replay in these folders, with its simulation in the folders of ``simulated``: the experiment of the same
-    name, the level of the same requests. Raises StoreError, or UsageError for a simulation of none of them."""
+    """Every replay in these folders, with its simulation in the folders of ``simulated``.
+
+    A simulation belongs to the experiment of the same name and the level of the same requests. Raises StoreError, or
+    UsageError for a simulation of none of them.
+    """
     simulations = {folder: load_experiment(folder) for folder in simulated}
     used: set[Path] = set()
     found = []
@@ -127,7 +132,7 @@ def _replayed(folder: Path, run: Run, slos: Sequence[Slo]) -> ReplayRecords | No
 
 
 def verdicts(levels: Sequence[ReplayedLevel], parts: Sequence[TtftParts] = ()) -> list[Finding]:
-    """Of each compiled workload and speed that several deployments replayed: which is best for it, and why."""
+    """For each compiled workload and speed that several deployments replayed: the best one, and why."""
     groups: dict[tuple[str, float, str], dict[str, list[ReplayedLevel]]] = {}
     for each in levels:
         key = (each.run.workload.lengths.identity, each.run.key.value, each.run.origin)
@@ -161,7 +166,7 @@ def section(each: ReplayedLevel) -> Section:
 
 
 def figure_rows(measured: ReplayFacts, simulated: ReplayFacts) -> Iterator[FigureRow]:
-    """TimesOfSome in ms; shares in percent."""
+    """Times in ms; shares in percent."""
     both = (measured, simulated)
     for name in ("ttft", "tpot"):
         for statistic in SHOWN:
@@ -189,9 +194,7 @@ def class_rows(measured: ReplayFacts, simulated: ReplayFacts | None) -> Iterator
             each.requests,
             _known(each.ttft, each.requests, SHOWN),
             _known(each.tpot, each.requests, OF_CLASSES),
-            tuple(_known(of, beside.requests, ("p50",))[0] for of in (beside.ttft, beside.tpot))
-            if beside
-            else (None,) * 2,
+            tuple(_known(of, beside.requests, ("p50",))[0] for of in (beside.ttft, beside.tpot)),
         )
 
 
@@ -211,7 +214,7 @@ def _length_name(longest: int, gap: str = "\n") -> str:
 
 
 def _known(latency: object, requests: int, statistics: Sequence[str]) -> tuple[float | None, ...]:
-    """Percentiles in ms, without the tails that so few requests do not carry."""
+    """Percentiles in ms, without the tails for which there are too few requests."""
     values: Mapping[str, float] = getattr(latency, "percentiles_s", {})
     carried = [name for name in statistics if not is_tail(name) or beyond(name, requests) >= MIN_BEYOND]
     return tuple(1000 * values[name] if name in carried and name in values else None for name in statistics)
@@ -229,8 +232,10 @@ def figure(each: ReplayedLevel) -> TimeFigure:
 
 
 def class_figures(levels: Sequence[ReplayedLevel]) -> list[TimeFigure]:
-    """TTFT and TPOT by turn, and by prompt length, of at most `MOST` replays: medians with circles, 90th percentiles
-    dashed, and the medians of simulations dotted with crosses."""
+    """TTFT and TPOT by turn, and by prompt length, of at most `MOST` replays.
+
+    Medians have circles, 90th percentiles are dashed, and the medians of simulations are dotted with crosses.
+    """
     return [_class_figure(levels[:MOST], "turn", "by_turn", _turn_name),
             _class_figure(levels[:MOST], "prompt tokens", "by_length", _length_name)]  # fmt: skip
 
@@ -243,7 +248,7 @@ def _class_figure(levels: Sequence[ReplayedLevel], axis: str, of: str, name_of: 
         legend: Literal["", "above"] = "" if panels else "above"
         panels.append(TimePanel(f"{metric.upper()} by {axis}, ms", lines, log=True, height_in=3.0, legend=legend))
     simulated = any(each.simulated for each in levels)
-    looks = "o p50, dashes p90" + (", dots simulated" if simulated else "")  # no wider than the picture
+    looks = "o p50, dashes p90" + (", dots simulated" if simulated else "")  # short, to fit the picture
     ticks = [(_middle(place), name_of(key)) for place, key in enumerate(classes)]
     return TimeFigure(panels, f"{axis} ({looks})", "", ticks=ticks, ends=float(len(classes)))
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Section(NamedTuple):
-    """``title`` is one line; ``body`` is empty if the title says everything."""
+    """``title`` is one line; ``body`` may be empty."""
 
     title: str
     body: str = ""

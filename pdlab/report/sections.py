@@ -1,4 +1,4 @@
-"""Sections below the tables of a report: rankings within SLOs, crossovers, the breakdown of the TTFT, cost."""
+"""Sections below the tables of a report: rankings within SLOs, crossovers, TTFT breakdown, cost."""
 
 from __future__ import annotations
 
@@ -22,11 +22,7 @@ SECTIONS = tables.ASSETS / "sections.txt"
 
 
 class SectionFacts(tables.TableFacts):
-    """The same for sections. ``per``: unit of normalised throughput."""
-
-    @property
-    def per(self) -> str:
-        return self.node
+    """`TableFacts` with the words for a lead."""
 
     lead_factor = staticmethod(lead_factor)
 
@@ -44,16 +40,15 @@ def slo_section(ranked: SloRanking, curves: Sequence[Curve], view: View) -> Sect
         *ranked.unknown,
         *ranked.elsewhere,
     }
+    shown = [curve for curve in curves if curve.label in members or curve.published is not None]
     levels = [
         (curve, point, share, share.interval(view.confidence), rate)
-        for curve in curves
-        if curve.label in members or curve.published is not None
+        for curve in shown
         for point in curve.points
         if (point.kind == "concurrency") == (ranked.loop == "closed")
         if (share := share_at(point, ranked.slo)) is not None
         if (rate := goodput_at(point, ranked.slo)) is not None
     ]
-    shown = [curve for curve in curves if curve.label in members or curve.published is not None]
     return _section("slo", ranked, SectionFacts(shown, view), bounds_text(ranked.slo), SERVED[ranked.loop][0], levels)
 
 
@@ -63,13 +58,13 @@ def crossover_section(each: GroupCrossovers, view: View) -> Section:
 
 
 def split_section(curves: Sequence[Curve]) -> Section | None:
-    """The breakdown of the mean TTFT by engine metrics, in ms, for curves without timelines; None without metrics."""
+    """Breakdown of the mean TTFT by engine metrics, in ms, for curves without timelines; None without metrics."""
     rows = [(curve.label, load, split) for curve in curves for (_, load), split in sorted(curve.splits.items())]
     return _section("breakdown", rows, PARTS) if rows else None
 
 
 class CostRow(NamedTuple):
-    """``cheapest``: for each of the bounds, whether it is the cheapest valid level within them of its group."""
+    """``cheapest``: for each of the bounds, whether it is its group's cheapest valid level within them."""
 
     cost: LevelCost
     cheapest: list[bool]
@@ -78,8 +73,10 @@ class CostRow(NamedTuple):
 def cost_section(
     costs: Sequence[LevelCost], curves: Sequence[Curve], view: View, price_per_gpu_hour: float, at: Sequence[Bounds]
 ) -> Section:
-    """Cost per million tokens by level; the cheapest valid level within each of ``at`` is marked: without a bound it is
-    always one of those at which users wait longest."""
+    """Cost per million tokens by level, with the cheapest valid level within each of ``at`` marked.
+
+    Without a bound the cheapest level is always one of those with the longest waits.
+    """
     number = {curve.label: i for i, group in enumerate(groups(curves, view)) for curve in group.curves}
     rows = [CostRow(each, []) for each in costs]
     for bounds in at:

@@ -1,4 +1,4 @@
-"""Loads that were held for long: latencies minute by minute, as a table and as a picture."""
+"""Soaks: latencies minute by minute, as a table and as a picture."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pdlab.report.time_figure import TimeFigure, TimeLine, TimePanel
 from pdlab.results.schema import Distribution, Experiment, Run, SoakWindow
 from pdlab.results.soak import changes
 
-ROWS = 20  # of a table; longer ones show every second minute, and so on
+ROWS = 20  # most rows of a table; longer soaks show every second minute, and so on
 SoakMetric = Literal["tpot", "ttft"]
 METRICS: tuple[SoakMetric, ...] = ("tpot", "ttft")
 STATISTICS = ("p50", "p95")
@@ -48,7 +48,7 @@ def _of(window: SoakWindow, metric: SoakMetric) -> Distribution | None:
 
 
 def held(experiments: Sequence[Experiment]) -> list[SoakRun]:
-    """Every run of the experiments that was held for long."""
+    """Every soak of the experiments."""
     soaks = []
     for label, experiment in zip(short_labels(experiments), experiments, strict=True):
         for run in experiment.runs:

@@ -1,9 +1,9 @@
 """How a curve looks: colour, marker and line, chosen so that related configurations look related.
 
-A PD family is the pair of prefill and decode replica shapes (TP2 -> TP4); it has one hue of the
-Okabe-Ito palette, and the P:D ratio inside it is lightness and marker. Collocated curves are
-dashed greys, published ones dotted. Colour is never the only difference: members of a family differ in
-lightness, marker and dash at once, which tests/report/test_style.py looks at with a colour-blind reader's eyes.
+A PD family is the pair of prefill and decode replica shapes (TP2 -> TP4). It has one hue of the Okabe-Ito palette;
+lightness and marker show the P:D ratio inside it. Collocated curves are dashed greys, published ones dotted. Colour is
+never the only difference: members of a family differ in lightness, marker and dash at once. tests/report/test_style.py
+checks that for colour-blind readers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RGB = tuple[float, float, float]
 
 HUES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D46")
 MARKERS = ("o", "s", "^", "D", "v", "p", "<", ">", "h", "d")
-# By rank in a family; what is alike in all of a row says the placement: solid or dashes, dash and dots, short dashes.
+# By rank in a family. Each row shows one placement: solid or long dashes, dash and dots, short dashes.
 SOLID: tuple[tuple[float, ...], ...] = ((), (9.0, 1.6), (5.0, 1.4), (14.0, 1.6), (3.0, 1.2))
 DASH_DOT = (
     (6.0, 1.2, 1.2, 1.2),
@@ -44,8 +44,8 @@ GREY = "#b8b8b8"
 
 
 class Style(NamedTuple):
-    """``family`` is the heading under which the curve stands in a legend, ``rank`` its place; ``color`` is #rrggbb;
-    ``hollow``: its markers are, for it was rehearsed. ``quiet``: behind the others, without a name of its own."""
+    """``family``: heading of the curve in a legend; ``rank``: its place there. ``color``: #rrggbb. ``hollow``: hollow
+    markers, for a rehearsal. ``quiet``: behind the others, without a name of its own."""
 
     family: str
     rank: int
@@ -59,8 +59,7 @@ class Style(NamedTuple):
 def styles(curves: Sequence[Curve], chosen: Collection[str] | None = None) -> tuple[Style, ...]:
     """One style per curve, in their order; the same set of configurations always looks the same.
 
-    ``chosen``: labels of the curves that have a colour; the others are grey, but for published ones (None: all have
-    one).
+    ``chosen``: labels of the curves with a colour; the others, except published ones, are grey (None: all have one).
     """
     if chosen is not None:
         return _few_coloured(curves, chosen)
@@ -104,8 +103,8 @@ def _few_coloured(curves: Sequence[Curve], chosen: Collection[str]) -> tuple[Sty
 
 
 def family(curve: Curve) -> str:
-    """``collocated``, ``P TP2 to D TP4``, ``fluid TP2``; where the configuration is not known ``h200_sxm vllm fp4``, or
-    ``other`` where its files do not say that either."""
+    """``collocated``, ``P TP2 to D TP4``, ``fluid TP2``. For an unknown configuration ``h200_sxm vllm fp4`` from its
+    files, or ``other``."""
     if curve.published is not None:
         return PUBLISHED
     if curve.deployment is None:
@@ -121,7 +120,7 @@ def family(curve: Curve) -> str:
 
 
 def text_color(color: str) -> str:
-    """A darker tone of a curve's colour, which reads on white at small sizes."""
+    """A darker tone of a curve's colour, readable on white at small sizes."""
     return _hex(_mix(_rgb(color), (0.0, 0.0, 0.0), 0.25))
 
 
@@ -139,7 +138,7 @@ def _order(curve: Curve) -> tuple[object, ...]:
     if isinstance(topology, Disaggregated):
         p, d = topology.prefill, topology.decode
         return (1, -d.gpus_per_replica, -p.gpus_per_replica, p.replicas / d.replicas, curve.label)
-    if isinstance(topology, Fluid):  # behind all that do not move
+    if isinstance(topology, Fluid):  # after all fixed roles
         prefill, decode = topology.split or (0, 1)
         return (1, 0, -topology.pool.gpus_per_replica, prefill / decode, curve.label)
     return (0, -topology.pool.gpus_per_replica, 0, float(topology.pool.replicas), curve.label)
@@ -160,8 +159,7 @@ def _dashes(curve: Curve, rank: int) -> tuple[float, ...]:
 
 
 def _shade(hue: str, rank: int, members: int) -> str:
-    """The hue at a lightness of its own: darker or lighter by steps that a colour-blind reader sees too, and never
-    so light that it fades on white."""
+    """The hue at its own lightness, in steps that colour-blind readers see, and never too light on white."""
     if members == 1:
         return hue.lower()
     step = min(STEP, (LIGHTEST - DARKEST) / (members - 1))
@@ -209,9 +207,9 @@ def _hex(color: RGB) -> str:
 
 @contextmanager
 def picture(path: Path, *, tight: bool = False, **figure_options: Any) -> Iterator[Any]:
-    """A new figure of matplotlib in the style of pdlab, written to ``path`` (png, svg or pdf by its suffix) at the end.
+    """A new matplotlib figure in pdlab's style, written to ``path`` (png, svg or pdf by its suffix) at the end.
 
-    ``tight``: cut to what is drawn. Raises StoreError when it cannot be written.
+    ``tight``: cut to what is drawn. Raises StoreError if it cannot be written.
     """
     import matplotlib
 
@@ -228,7 +226,7 @@ def picture(path: Path, *, tight: bool = False, **figure_options: Any) -> Iterat
 
 
 def save(figure: Any, path: Path, **options: Any) -> None:
-    """Write a matplotlib figure (png, svg or pdf by the suffix) in one step. Raises StoreError when it cannot."""
+    """Write a matplotlib figure (png, svg or pdf by the suffix) in one step. Raises StoreError if it cannot."""
     kind = path.suffix.lower().removeprefix(".")
     # Dates would make two pictures of the same data differ.
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)

@@ -1,4 +1,4 @@
-"""The figures of curves as the tables have them, and what the notes below them are about."""
+"""The figures of curves for the tables, and the facts of the notes below them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def render(curves: Sequence[Curve], view: View) -> str:
 
 @dataclass(frozen=True)
 class TableFacts:
-    """Curves in one view, with what the tables of them need."""
+    """Curves in one view, with the values that their tables need."""
 
     curves: Sequence[Curve]
     view: View
@@ -62,7 +62,7 @@ class TableFacts:
 
     @property
     def settings(self) -> list[str]:
-        """The keys of the settings that differ between the curves; not one that is their number of GPUs."""
+        """The keys of the settings that differ between the curves, except one that is their number of GPUs."""
         sizes = [str(curve.gpus.total) for curve in self.curves]
         keys = dict.fromkeys(key for curve in self.curves for key in curve.settings)
         values = {key: [curve.settings.get(key) for curve in self.curves] for key in keys}
@@ -89,7 +89,7 @@ class TableFacts:
         return any(each.share is not None for each in self._frontier.values())
 
     def on_frontier(self, curve: Curve, point: Point) -> str:
-        """``*`` on the frontier; with repeats also in which share of the draws: ``* 93%``, or ``12%`` off it."""
+        """``*`` on the frontier; with repeats also the share of the draws: ``* 93%``, or ``12%`` off it."""
         found = self._frontier.get(level_key(curve, point))
         if found is None or found.share is None:
             return "*" if found and found.on_it else ""
@@ -102,9 +102,9 @@ class TableFacts:
 
 @dataclass(frozen=True)
 class NoteFacts:
-    """What a reader of the figures has to know. ``repeats``: fewest and most of a level. ``partial``: deployments that
-    leave GPUs of their nodes idle that no copy of them can use; ``swapped``: whose order depends on the counting.
-    ``fresh``: labels measured on fresh KV pools, with the loads, none for all."""
+    """Caveats for the reader of the figures. ``repeats``: fewest and most of a level. ``partial``: deployments that
+    leave GPUs of their nodes idle that no copy can use. ``swapped``: pairs whose order depends on how GPUs are counted.
+    ``fresh``: labels measured on fresh KV pools, with the loads; no load: all of them."""
 
     curves: Sequence[Curve]
     view: View
@@ -132,7 +132,7 @@ class NoteFacts:
 
     @property
     def one_has_scatter(self) -> bool:
-        """Whether a level of one repeat has an interval, of its requests' scatter."""
+        """Whether a level of one repeat has an interval, from the scatter of its requests."""
         return any(p.repeats == 1 and p.rate_estimate("requests").basis for p in self._points)
 
     @property
@@ -180,7 +180,7 @@ def notes(curves: Sequence[Curve], view: View, *, exclusions: bool = True) -> li
 
 
 def tail_notes(curves: Sequence[Curve]) -> list[str]:
-    """What a percentile takes, if some repeats had too few requests for theirs."""
+    """How many requests a percentile takes, if some repeats had too few for it."""
     points = [point for curve in own(curves) for point in curve.points]
     had = dict.fromkeys(s for p in points for each in p.samples for values in each.latency_ms.values() for s in values)
     scarce = sorted(statistic for statistic in had if not all(point.carries(statistic) for point in points))
@@ -193,7 +193,7 @@ def load_name(point: Point) -> str:
 
 
 def shared_text(curves: Sequence[Curve]) -> str:
-    """``gpu=h200_sxm, precision=fp4``: what the files of all of these curves say; empty if it is nothing."""
+    """``gpu=h200_sxm, precision=fp4``: the settings that all of these curves share; may be empty."""
     return ", ".join(f"{key}={value}" for key, value in shared_settings(curves).items())
 
 
@@ -225,7 +225,7 @@ def figure(estimate: Estimate | None, confidence: float) -> str:
 
 def value_and_half(estimate: Estimate | None, confidence: float) -> tuple[str, str]:
     """The two parts of a `figure`; the second is empty with unknown scatter."""
-    if estimate is None or not math.isfinite(estimate.value):  # nothing was served: no token has a price
+    if estimate is None or not math.isfinite(estimate.value):  # infinite: a price without any token served
         return "-", ""
     interval = estimate.interval(confidence)
     if interval is None or not estimate.value:

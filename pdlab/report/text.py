@@ -12,20 +12,20 @@ from pdlab.report.section import Section
 
 
 def render_text(report: Report) -> str:
-    """All of it; ends without a newline. The notes are not in it: they are `Report.notes`."""
+    """The whole report; ends without a newline. The notes are separate: `Report.notes`."""
     parts = [left_out_text(report), tables_text(report), *(each.text for each in slo_sections(report))]
     return "\n\n".join([*filter(None, parts), verdict_text(report)])
 
 
 def left_out_text(report: Report) -> str:
-    """Which curves the view has no GPUs of; empty if it has those of all."""
+    """The curves without GPUs of the view's role; empty if there are none."""
     if not report.left_out:
         return ""
     return f"Left out, with no {report.view.role} GPUs of their own: {', '.join(report.left_out)}"
 
 
 def tables_text(report: Report) -> str:
-    """Every table but those of SLOs."""
+    """Every table except those of SLOs."""
     if not report.curves:
         return "\n\n".join(
             f"{chaos_report.text(each)}\n\n{chaos_report.fault_list(each)}" for each in report.results.chaos
@@ -35,12 +35,8 @@ def tables_text(report: Report) -> str:
     return "\n\n".join([tables.render(report.curves, report.view), *further, *faults])
 
 
-def further_sections(report: Report) -> list[Section]:
-    """Beside the levels: remarks, crossovers, where TTFT went, cost, and what moved over time."""
-    return list(_further(report))
-
-
-def _further(report: Report) -> Iterator[Section]:
+def further_sections(report: Report) -> Iterator[Section]:
+    """Sections beside the levels: remarks, crossovers, TTFT breakdown, cost, and changes over time."""
     curves, view = report.curves, report.view
     if report.remarks:
         yield Section(report.remarks[0], "\n".join(report.remarks[1:]))
@@ -57,22 +53,22 @@ def _further(report: Report) -> Iterator[Section]:
 
 
 def replay_sections(report: Report) -> list[Section]:
-    """One of each replay of sessions."""
+    """One for each replay of sessions."""
     return [replays.section(each) for each in report.replays]
 
 
 def slo_sections(report: Report) -> list[Section]:
-    """What each configuration serves within the SLOs."""
+    """The throughput of each configuration within the SLOs."""
     return [sections.slo_section(slo_ranking, report.curves, report.view) for slo_ranking in report.slo_rankings]
 
 
 def slo_sentences(report: Report) -> list[str]:
-    """Which configuration serves most within the SLOs, and how sure that is."""
+    """The configuration with the highest throughput within the SLOs, and the uncertainty."""
     return [verdicts.slo_sentence(slo_ranking, report.curves, report.view) for slo_ranking in report.slo_rankings]
 
 
 def verdict_text(report: Report) -> str:
-    """The last lines: whole curves compared, then the answers. Of faults alone: what became of the requests."""
+    """The last lines: whole curves compared, then the answers. For faults only: the outcomes of the requests."""
     curves, view = report.curves, report.view
     if not curves:
         faults = report.results.chaos

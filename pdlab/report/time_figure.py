@@ -1,6 +1,6 @@
 """A picture over time, or over classes, as a value: panels of lines, one above the other, on one axis.
 
-The picture files and the page draw the same value (`draw`, `drawings`), so that a new picture is made in one place.
+`draw` writes it as a picture file and `drawings` as SVG for the page, which works without a script.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ WIDTH, HEIGHT, LEFT, BELOW, LEGEND_ROW, CHAR = 640, 170, 58, 26, 15, 6.4
 
 
 class TimeLine(NamedTuple):
-    """``points``: (time, value); a value of None is a gap. ``label``: its name in the legend; empty: it has none.
-    ``marks``: circles or crosses in place of a line."""
+    """``points``: (time, value); a value of None is a gap. ``label``: its name in the legend; empty: none. ``marks``:
+    circles or crosses in place of a line."""
 
     points: Sequence[tuple[float, float | None]]
     color: str
@@ -35,9 +35,9 @@ class TimeLine(NamedTuple):
 
 
 class TimePanel(NamedTuple):
-    """``name``: what its axis shows, with the unit. ``top``: the end of that axis (None: from the values). ``log``: it
-    is logarithmic, and begins at the least value. ``height_in``: in a picture file, inches. ``legend``: where it is
-    there, for the lines that have a label."""
+    """``name``: of its axis, with the unit. ``top``: end of that axis (None: from the values). ``log``: logarithmic,
+    from the least value. ``height_in``: in a picture file, inches. ``legend``: its place, for the lines with a label.
+    """
 
     name: str
     lines: Sequence[TimeLine]
@@ -48,7 +48,7 @@ class TimePanel(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A grey time in every panel, with a short name above the first."""
+    """A time that is grey in every panel, with a short name above the first."""
 
     begins: float
     ends: float
@@ -56,9 +56,9 @@ class Span(NamedTuple):
 
 
 class TimeFigure(NamedTuple):
-    """``time_name``: below the axis of time; ``unit``: of the time. ``headroom``: how far the axes go beyond the
-    highest value, as a factor. ``ticks``: names of places on the axis of time, in place of times. ``ends``: it goes at
-    least so far."""
+    """``time_name``: below the axis of time; ``unit``: of the time. ``headroom``: the axes extend beyond the highest
+    value by this factor. ``ticks``: names of places on the axis of time, in place of times. ``ends``: least end of that
+    axis."""
 
     panels: Sequence[TimePanel]
     time_name: str
@@ -70,7 +70,7 @@ class TimeFigure(NamedTuple):
     ends: float = 0.0
 
     def end(self, panel: TimePanel) -> float:
-        """The end of its axis of values: a twentieth of their span above the highest, if none is given."""
+        """The end of the panel's axis; by default a twentieth of the span above the highest value."""
         values = [y for line in panel.lines for _, y in line.points if y is not None]
         if panel.top or not values:
             return panel.top or 1.0
@@ -79,13 +79,15 @@ class TimeFigure(NamedTuple):
 
 
 def steps(edges: Sequence[float], values: Sequence[float]) -> list[tuple[float, float | None]]:
-    """The points of values that each stand from one edge to the next; there is one edge more than values."""
+    """The points of values that each hold from one edge to the next; there is one more edge than values."""
     return [(edge, value) for i, value in enumerate(values) for edge in (edges[i], edges[i + 1])]
 
 
 def draw(spec: TimeFigure, path: Path, *beside: TimeFigure) -> None:
-    """Write the picture (png, svg or pdf by the suffix of ``path``). ``beside``: further ones to the right, each of as
-    many panels. Raises StoreError."""
+    """Write the picture (png, svg or pdf by the suffix of ``path``). Raises StoreError.
+
+    ``beside``: further figures to the right, each with as many panels.
+    """
     heights = [panel.height_in for panel in spec.panels]
     with picture(path, figsize=(WIDTH_IN, sum(heights)), layout="constrained") as figure:
         grid = figure.subplots(len(heights), 1 + len(beside), sharex="col", squeeze=False, height_ratios=heights)
@@ -136,7 +138,7 @@ def _logarithmic(axes: Any) -> None:
 
 
 def drawings(spec: TimeFigure) -> list[str]:
-    """Each panel as SVG for a page; those without a value above 0 are left out."""
+    """Each panel as SVG for a page; panels without a value above 0 are left out."""
     times = [x for panel in spec.panels for line in panel.lines for x, _ in line.points]
     ends = max([spec.ends, *times, *(span.ends for span in spec.spans)])
     return [drawing for panel in spec.panels if ends > 0 and (drawing := _drawing(panel, spec, ends))]
@@ -184,7 +186,7 @@ def _over(panel: TimePanel, spec: TimeFigure) -> str:
 
 
 def _svg_ticks(spec: TimeFigure, ends: float, across: Callable[[float], float]) -> Iterator[str]:
-    """Below the axis its names, as many as have room, or where it begins and ends."""
+    """The names below the axis that have room, or its begin and end."""
     y = HEIGHT - 8
     if not spec.ticks:
         yield f'<text x="{LEFT}" y="{y}">0</text>'
@@ -224,7 +226,7 @@ def _without_gaps(points: Sequence[tuple[float, float | None]]) -> Iterator[list
 
 
 def _svg_legend(lines: Sequence[TimeLine]) -> tuple[list[str], int]:
-    """The labels below a drawing, and how many rows they take."""
+    """The labels below a drawing, and their number of rows."""
     texts, across, row = [], float(LEFT), 0
     for line in lines:
         wide = CHAR * (len(line.label) + 2)

@@ -1,4 +1,4 @@
-"""Levels whose load or roles move, over time: what came, TTFT and TPOT by when it came, and the P:D split."""
+"""Levels whose load or roles change, over time: arrivals, TTFT and TPOT by arrival, and the P:D split."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from pdlab.results.roles_log import RoleChange
 from pdlab.results.schema import Experiment, RequestRecord, Run
 from pdlab.results.store import Store
 
-MOST = 6  # of one picture
+MOST = 6  # in one picture
 BINS, LEAST_BIN_S = 120, 1.0
 PANEL_IN = 1.9
 TIME_NAME = "seconds since the load began; latencies by the arrival of a request (dashed: p95)"
 
 
 class Timeline(NamedTuple):
-    """A level with its requests and the changes of roles in it."""
+    """A level with its requests and its role changes."""
 
     label: str
     run: Run
@@ -40,9 +40,9 @@ class Timeline(NamedTuple):
 
 
 class TimeBin(NamedTuple):
-    """The requests that came within a while: its middle (seconds since the level began), what came per second, and the
-    median and the 95th percentile of their latencies in seconds (None: none has one). ``in_flight``: mean number of
-    requests in it. ``hit_share``: of the prompt tokens that came in it, those from a cache (None: not known)."""
+    """The requests that arrived in a time bin. ``middle_s``: seconds since the level began. Latencies: median and 95th
+    percentile in seconds (None: no request has one). ``in_flight``: mean number in flight. ``hit_share``: share of the
+    arrived prompt tokens from a cache (None: unknown)."""
 
     middle_s: float
     requests_per_s: float
@@ -54,7 +54,7 @@ class TimeBin(NamedTuple):
 
 
 def moving(experiments: Sequence[tuple[Path, Experiment]]) -> list[Timeline]:
-    """The levels, of these folders, of a mix that moves, of a replay, or in which roles changed. Raises StoreError."""
+    """The levels with a mix that changes, a replay, or role changes. Raises StoreError."""
     found = []
     labels = short_labels([experiment for _, experiment in experiments])
     for label, (folder, experiment) in zip(labels, experiments, strict=True):
@@ -73,7 +73,7 @@ def moving(experiments: Sequence[tuple[Path, Experiment]]) -> list[Timeline]:
 
 
 def as_launched(deployment: Deployment | None) -> tuple[RoleChange, ...]:
-    """The one split of a fluid pool whose roles were given at the launch; else nothing."""
+    """The fixed split of a fluid pool that was launched with one; else empty."""
     topology = deployment.topology if deployment else None
     if not isinstance(topology, Fluid) or topology.split is None:
         return ()
@@ -81,7 +81,7 @@ def as_launched(deployment: Deployment | None) -> tuple[RoleChange, ...]:
 
 
 def bins(records: Sequence[RequestRecord]) -> list[TimeBin]:
-    """What came, in whiles of equal length: about `BINS` of them, a second at least."""
+    """The arrivals in bins of equal length: about `BINS`, of a second at least."""
     if not records:
         return []
     ends_s = max(record.arrival_s for record in records)
@@ -127,7 +127,7 @@ def _middle_and_tail(values: Iterable[float | None]) -> tuple[float, float] | No
 
 
 def section(each: Timeline) -> Section:
-    """The changes of roles, one a line."""
+    """The role changes, one a line."""
     if not each.changes:
         return Section(f"Roles over time: {each.label}: none changed")
     lines = [f"{change.at_s:8.1f} s  {change.prefill}:{change.decode}  {change.reason}" for change in each.changes]
@@ -135,7 +135,7 @@ def section(each: Timeline) -> Section:
 
 
 class TimelineSeries(NamedTuple):
-    """One line of each panel: whiles, colour, and name in the legend."""
+    """One line of each panel: bins, colour, and name in the legend."""
 
     bins: Sequence[TimeBin]
     color: str

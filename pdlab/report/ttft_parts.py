@@ -1,4 +1,4 @@
-"""Where the TTFT of each load went: a table, a sentence for each curve, stacked parts, and the slowest requests."""
+"""TTFT breakdown of each load: a table, a sentence for each curve, stacked parts, and the slowest requests."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pdlab.results.schema import Experiment
 from pdlab.results.store import MANIFEST, Store
 from pdlab.results.timeline import PARTS
 
-MOST_LOADS, MOST_CURVES = 6, 4  # of one picture
+MOST_LOADS, MOST_CURVES = 6, 4  # in one picture
 OTHER = "other"
-LEAST_MS = 1e-6  # less is rounding
-BAR_INCHES, BARS_BETWEEN = 0.2, 0.7  # of a stacked bar; between two curves
-LEAST_BARS, BAR_CHARS = 3, 3.3  # the room of a curve's name below its bars
-# By where a part happens: grey outside and in servers, blue at prefill, green to red from decode's admission on.
+LEAST_MS = 1e-6  # below this it is rounding
+BAR_INCHES, BARS_BETWEEN = 0.2, 0.7  # width of a stacked bar; space between two curves, in bars
+LEAST_BARS, BAR_CHARS = 3, 3.3  # least width for a curve's name, in bars; characters per bar
+# By place: grey outside and in servers, blue at prefill, green to red from decode's admission on.
 COLORS = {
     "front": "#4d4d4d",
     "server": "#8c8c8c",
@@ -63,7 +63,7 @@ class PartBar(NamedTuple):
 
 
 class BarGroup(NamedTuple):
-    """Bars of a curve at a load. ``widest_ms``: the longest of these bars and of those that they are compared with."""
+    """Bars of a curve at a load. ``widest_ms``: the longest of these bars and of those compared with them."""
 
     label: str
     where: str
@@ -72,9 +72,8 @@ class BarGroup(NamedTuple):
 
 
 class PartsFigure(NamedTuple):
-    """What the picture file and the page draw. ``legend``: (part, colour, what it is). ``loads``: requests around each
-    percentile, by load and curve. ``slowest``: the slowest requests of each curve at its highest load, in the order of
-    time."""
+    """Data for the picture file and the page. ``legend``: (part, colour, meaning). ``loads``: requests around each
+    percentile, by load and curve. ``slowest``: the slowest requests of each curve at its highest load, by time."""
 
     sentences: list[str]
     legend: list[tuple[str, str, str]]
@@ -95,8 +94,8 @@ def told(experiments: Sequence[tuple[Path, Experiment]]) -> list[TtftParts]:
 
 
 class PartsRow(NamedTuple):
-    """A row of the table: ``statistic`` and figures in ms, None where no request had the part. ``other_ms``: parts
-    without a column."""
+    """A row of the table: ``statistic`` and figures in ms, None if no request had the part. ``other_ms``: parts without
+    a column."""
 
     label: str
     where: str
@@ -130,7 +129,7 @@ def _row(level: TtftParts, around: PartsAround, names: Sequence[str]) -> PartsRo
 
 
 def sentences(levels: Sequence[TtftParts]) -> list[str]:
-    """Of each curve at its highest load: which part is the largest, and what changes it."""
+    """For each curve at its highest load: the largest part, and what changes it."""
     return [level.finding.text for level in _highest(levels)]
 
 
@@ -144,7 +143,7 @@ def _highest(levels: Sequence[TtftParts]) -> list[TtftParts]:
 
 
 def _loads(levels: Sequence[TtftParts]) -> dict[str, list[TtftParts]]:
-    """The curves by load, at most `MOST_LOADS` loads: those at which most curves were measured, then higher ones."""
+    """The curves by load, for at most `MOST_LOADS` loads: first those with most curves, then higher ones."""
     by_load: dict[tuple[str, float], list[TtftParts]] = {}
     for level in levels:
         by_load.setdefault((level.kind, level.load), []).append(level)
@@ -153,7 +152,7 @@ def _loads(levels: Sequence[TtftParts]) -> dict[str, list[TtftParts]]:
 
 
 def left_out(levels: Sequence[TtftParts]) -> str:
-    """What the pictures do not show; empty if nothing."""
+    """What the pictures leave out; may be empty."""
     loads = len({(level.kind, level.load) for level in levels})
     curves = len(_highest(levels))
     lacks = [f"{MOST_LOADS} of {loads} loads"] if loads > MOST_LOADS else []
@@ -162,7 +161,7 @@ def left_out(levels: Sequence[TtftParts]) -> str:
 
 
 def figure(levels: Sequence[TtftParts]) -> PartsFigure:
-    """Bars of these loads."""
+    """The bars of these levels."""
     names = _drawn(levels)
 
     def bar(name: str, ttft_s: float, parts: Iterable[tuple[str, float]]) -> PartBar:
@@ -214,7 +213,7 @@ def draw(spec: PartsFigure, path: Path) -> None:
 
 
 def _drawn(levels: Sequence[TtftParts]) -> list[str]:
-    """Parts with a colour of their own: of the means, and of the slowest requests."""
+    """Parts with their own colour: of the means, and of the slowest requests."""
     shown = {*shown_parts(levels)}
     for level in _highest(levels):
         shown |= {name for each in level.slowest for name, seconds in each.parts if seconds >= 0.02 * each.ttft_s}
@@ -222,7 +221,7 @@ def _drawn(levels: Sequence[TtftParts]) -> list[str]:
 
 
 def _room(group: BarGroup) -> int:
-    """Of a curve beside others of its load, in bars."""
+    """Width of a curve beside others of its load, in bars."""
     return max(len(group.bars), LEAST_BARS)
 
 
@@ -269,5 +268,5 @@ def _waterfall(axes: Any, group: BarGroup) -> None:
 
 
 def _when(each: SlowRequest) -> str:
-    """When it came, and its path where that is not the usual one."""
+    """When it was sent, and its path if that is not the usual one."""
     return f"{each.arrival_s:.1f} s" + (f", {each.path}" if each.path not in ("pd", "collocated") else "")

@@ -1,4 +1,4 @@
-"""Whether the collocated deployment that PD is compared with was tuned, in words."""
+"""Whether the collocated baseline of PD was tuned, in words."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ OWN = "the experiment's own settings"
 
 
 def baseline_text(headline: Headline, curves: Sequence[Curve]) -> str | None:
-    """``Baseline A: tuned, ...`` or ``not tuned, ...``; None where the reference is not collocated, or no PD deployment
-    is compared with it."""
+    """``Baseline A: tuned, ...`` or ``not tuned, ...``.
+
+    None if the reference is not collocated, or no PD deployment is compared with it.
+    """
     by_label = {curve.label: curve.deployment for curve in curves}
     reference = next(curve for curve in curves if curve.label == headline.reference)
     others = [by_label[each.label] for each in headline.comparisons]
@@ -39,8 +41,11 @@ def baseline_text(headline: Headline, curves: Sequence[Curve]) -> str | None:
 
 
 def tuning_text(tuning: Tuning) -> str:
-    """``tuned, the best of 7 settings at TPOT p50 <= 12 ms is max_num_seqs=64 (...)``: its margins over the second and
-    over the experiment's own settings, the grid, and the folder of the levels."""
+    """``tuned, the best of 7 settings at TPOT p50 <= 12 ms is max_num_seqs=64 (...)``.
+
+    In brackets: its margins over the second and over the experiment's own settings, the grid, and the folder of the
+    levels.
+    """
     grid = listed([f"{knob} {', '.join(str(_value(v)) for v in values)}" for knob, values in tuning.grid.items()])
     evidence = (
         f"{counted(tuning.repeats, 'repeat')} at {', '.join(tuning.loads)}; tried: {grid}; levels in {tuning.folder}"

@@ -1,8 +1,8 @@
-"""Verdicts as values, which is best, by how much, with which uncertainty; the templates have the words for them."""
+"""Verdicts as values: the best, its lead, and the uncertainty. The templates have the words for them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -26,7 +26,7 @@ SERVED = {
     "open": ("goodput of open loops", "at request rates"),
     "closed": ("capacity of closed loops", "in closed loops"),
 }
-# An interval whose ends are further apart than this factor carries no information.
+# With a larger factor between its ends an interval is not informative.
 WIDE = 10.0
 MOST_PAIRS = 12
 NO_BOUND = (
@@ -46,7 +46,7 @@ AnswerCode = Literal[
 
 def headline(curves: Sequence[Curve], view: View, whole: Compared | None = None) -> str:
     """The whole curves compared, three lines for each deployment; or why they cannot be. ``whole``: their comparison,
-    if it is made already."""
+    if known."""
     if not any(point.valid for curve in own(curves) for point in curve.points):
         return "No valid level to compare."
     if len(own(curves)) < 2:
@@ -65,8 +65,8 @@ def headline(curves: Sequence[Curve], view: View, whole: Compared | None = None)
 
 
 class MatrixCell(NamedTuple):
-    """A curve over another. ``ratio``: empty where they share no load, ``-`` where it is not known. ``mark``: + higher,
-    - lower, ~ no difference resolved. ``detail``: of every figure, with its interval."""
+    """A curve over another. ``ratio``: empty without a shared load, ``-`` if unknown. ``mark``: + higher, - lower, ~ no
+    difference resolved. ``detail``: every figure with its interval."""
 
     ratio: str = ""
     mark: str = ""
@@ -79,15 +79,6 @@ class MatrixCell(NamedTuple):
 
 
 MARKS = {"better": "+", "worse": "-", "not distinguishable": "~"}
-
-
-def matrix_rows(matrix: Matrix, view: View) -> list[list[MatrixCell]]:
-    """The cells of a matrix, row by row in the order of its labels."""
-    cells = matrix.cells()
-    return [
-        [_matrix_cell(cells[row, column], view) if (row, column) in cells else MatrixCell() for column in matrix.labels]
-        for row in matrix.labels
-    ]
 
 
 def _matrix_cell(each: PairComparison, view: View) -> MatrixCell:
@@ -105,7 +96,7 @@ def _rated(comparison: Comparison, detail: str) -> MatrixCell:
 
 
 class MatrixTable(NamedTuple):
-    """A matrix as a table: ``rows`` in the order of the labels of ``matrix``. ``at_latency``: of equal latency, not of
+    """A matrix as a table: ``rows`` in the order of the labels of ``matrix``. ``at_latency``: at equal latency, not at
     equal load."""
 
     title: str
@@ -119,22 +110,17 @@ def matrix_tables(matrix: Matrix, view: View) -> list[MatrixTable]:
     per = " per GPU" if view.normalized else ""
     group = "" if matrix.group is None else f", {matrix.group}"
     rate, loop = f"{view.throughput_metric.capitalize()} tokens/s{per}", f"({LOOPS[matrix.kind]}{group})"
-    tables = [MatrixTable(f"{rate} at equal load, row over column {loop}", matrix, matrix_rows(matrix, view), False)]
+    cells = {labels: _matrix_cell(each, view) for labels, each in matrix.cells().items()}
+    tables = [MatrixTable(f"{rate} at equal load, row over column {loop}", matrix, _rows(matrix, cells), False)]
     if matrix.equal_latency:
         title = f"{rate} at equal {view.statistic} {view.latency_name}, row over column {loop}"
-        tables.append(MatrixTable(title, matrix, _latency_rows(matrix, view), True))
+        cells = {labels: _latency_cell(each, view) for labels, each in matrix.latency_cells().items()}
+        tables.append(MatrixTable(title, matrix, _rows(matrix, cells), True))
     return tables
 
 
-def _latency_rows(matrix: Matrix, view: View) -> list[list[MatrixCell]]:
-    cells = matrix.latency_cells()
-    return [
-        [
-            _latency_cell(cells[row, column], view) if (row, column) in cells else MatrixCell()
-            for column in matrix.labels
-        ]
-        for row in matrix.labels
-    ]
+def _rows(matrix: Matrix, cells: Mapping[tuple[str, str], MatrixCell]) -> list[list[MatrixCell]]:
+    return [[cells.get((row, column), MatrixCell()) for column in matrix.labels] for row in matrix.labels]
 
 
 def _latency_cell(each: EqualLatency, view: View) -> MatrixCell:
@@ -149,8 +135,8 @@ def matrix_text(matrix: Matrix, view: View) -> str:
 
 
 class NotCompared(NamedTuple):
-    """What is not compared, and why. ``reason``: why some may not be. ``loads_compare``: some level is of a kind of
-    load at which curves are compared. ``without``: labels that share a load with no other."""
+    """What is not compared, and why. ``reason``: the obstacle between some of them. ``loads_compare``: some level has a
+    kind of load that is compared. ``without``: labels that share a load with no other."""
 
     nothing_compared: bool
     reason: str | None
@@ -159,7 +145,7 @@ class NotCompared(NamedTuple):
 
 
 def apart(whole: Compared, curves: Sequence[Curve], view: View) -> NotCompared:
-    """What of these curves is not compared, and why."""
+    """Which of these curves are not compared, and why."""
     kinds = {point.kind for curve in own(curves) for point in curve.points if point.valid}
     admitted = {curve.label for group in groups(curves, view) if len(group.curves) > 1 for curve in group.curves}
     return NotCompared(
@@ -171,7 +157,7 @@ def apart(whole: Compared, curves: Sequence[Curve], view: View) -> NotCompared:
 
 
 class FigureLine(NamedTuple):
-    """``ratio`` with its interval, and in ``words`` what it says."""
+    """``ratio`` with its interval, and its meaning in ``words``."""
 
     figure: str
     ratio: str
@@ -209,7 +195,7 @@ def ratio_text(comparison: Comparison) -> str:
 
 
 class LeadLimit(NamedTuple):
-    """What limits a lead over ``label``. ``lead``: its interval in words."""
+    """The uncertainty of a lead over ``label``. ``lead``: its interval in words."""
 
     code: DoubtCode
     label: str

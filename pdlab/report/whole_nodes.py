@@ -1,4 +1,4 @@
-"""Curves with the GPUs of the whole nodes that they take: placement tells, which analysis does not know."""
+"""Curves with the GPUs of the whole nodes that they take, which only the placement knows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pdlab.placement.copies import whole_node_gpus
 
 
 def counted(curve: Curve) -> Curve:
-    """The curve with `Gpus.whole`; what is published elsewhere stays as it is."""
+    """The curve with `Gpus.whole`; published curves stay unchanged."""
     if curve.published is not None:
         return curve
     return curve.model_copy(update={"gpus": counted_gpus(curve.gpus, curve.deployment)})

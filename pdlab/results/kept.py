@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
-import weakref
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import IO, TYPE_CHECKING, TypeVar, overload
+from typing import TYPE_CHECKING, TypeVar, overload
 
-from pdlab.core.errors import WriteError
 from pdlab.core.schema import Frozen
+from pdlab.results.columns import Growing, each, said_when_full, sorted_order, temporary_file
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    Codes = NDArray[np.int64]
 
 
 class Row(Frozen):
@@ -32,33 +30,33 @@ R = TypeVar("R", bound=Row)
 class Kept(Sequence[R]):
     """Rows in the order of their moments; rows of one moment in the order in which they were added.
 
-    Each row takes 24 bytes of memory and is read from the file when it is used.
+    A row is read from the file when it is used. Its place and its moment are in files too.
     """
 
+    _ends: Codes
+
     def __init__(self, kind: type[R]) -> None:
-        self._kind = kind
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the last reference)
-        weakref.finalize(self, _close, self._file)
-        self._ends, self._moments = array("q", [0]), array("d")
-        self._order: NDArray[np.int64] | None = None
+        self._kind, self._file = kind, temporary_file(self)
+        self._ended, self._moments, self._count, self._end = Growing("q"), Growing("d"), 0, 0
+        self._order: Codes | None = None
 
     def add(self, row: R, moment: float) -> None:
         """Raises WriteError if the file cannot grow."""
         line = row.line().encode()
-        try:
+        with said_when_full():
             self._file.write(line)
-        except OSError as error:
-            raise _full(error) from error
-        self._ends.append(self._ends[-1] + len(line))
+        self._count += 1
+        self._end += len(line)
+        self._ended.append(self._end)
         self._moments.append(moment)
         self._order = None
 
     def lines(self) -> Iterator[bytes]:
         """The line of each row. Raises WriteError if the file cannot grow."""
-        return map(self._line, self._ordered())
+        return map(self._line, each(self._ordered()))
 
     def __len__(self) -> int:
-        return len(self._moments)
+        return self._count
 
     def __iter__(self) -> Iterator[R]:
         return map(self._kind.model_validate_json, self.lines())
@@ -73,33 +71,18 @@ class Kept(Sequence[R]):
         return self._kind.model_validate_json(self._line(self._ordered()[at]))
 
     def _line(self, number: int) -> bytes:
-        begin = self._ends[number]
-        return os.pread(self._file.fileno(), self._ends[number + 1] - begin, begin)
+        begin = self._ends[number - 1] if number else 0
+        return os.pread(self._file.fileno(), self._ends[number] - begin, begin)
 
-    def _ordered(self) -> NDArray[np.int64]:
+    def _ordered(self) -> Codes:
         if self._order is None:
-            import numpy as np
-
-            try:
+            with said_when_full():
                 self._file.flush()
-            except OSError as error:
-                raise _full(error) from error
-            self._order = np.argsort(np.array(self._moments), kind="stable")
+            self._ends: Codes = self._ended.array()
+            self._order = sorted_order(self._moments.array())
         return self._order
 
 
 def lines_of(rows: Iterable[Row]) -> Iterator[bytes]:
     """The line of each row."""
     return rows.lines() if isinstance(rows, Kept) else (row.line().encode() for row in rows)
-
-
-def _close(file: IO[bytes]) -> None:
-    with contextlib.suppress(OSError):  # full disk: unwritten data is lost with the file
-        file.close()
-
-
-def _full(error: OSError) -> WriteError:
-    return WriteError(
-        f"a temporary file in {tempfile.gettempdir()} cannot be written ({error.strerror or error}); free disk space "
-        "there, or set TMPDIR to a folder on another disk"
-    )

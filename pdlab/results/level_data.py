@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from pdlab.results.columns import Growing, Table, by_parts, each, room, runs_taken, sorted_order, taken
 from pdlab.results.schema import ReplayedRequest, RequestRecord
 from pdlab.results.texts import Texts
 
@@ -74,36 +74,32 @@ class ReplayedData:
             after=np.zeros(0, "S1"),
         )
 
-    def part(self, selected: Mask | Codes) -> ReplayedData:
+    def taken(self, order: Codes) -> ReplayedData:
         """Some of the requests, or all of them in another order."""
-        own = {name: getattr(self, name)[selected] for name in self.__dataclass_fields__ if name != "after"}
-        return ReplayedData(**own, after=_part(self.after, self.after_counts, selected))
+        own = {name: taken(getattr(self, name), order) for name in self.__dataclass_fields__ if name != "after"}
+        return ReplayedData(**own, after=runs_taken(self.after, self.after_counts, order))
 
 
 class _ReplayedColumns:
     def __init__(self) -> None:
-        self._known, self._sent = bytearray(), bytearray()
-        self._cached, self._foreseen = array("d"), array("d")
-        self._least, self._most = array("d"), array("d")
-        self._ids, self._sessions, self._after = Texts(), Texts(), Texts()
-        self._replicas, self._prefill_replicas, self._after_counts = array("q"), array("q"), array("q")
         self._numbers: dict[str | None, int] = {None: -1}
+        self._table = Table(
+            {
+                "known": "B", "sent": "B", "cached_tokens": "d", "foreseen_tokens": "d", "foreseen_least": "d",
+                "foreseen_most": "d", "replicas": "q", "prefill_replicas": "q", "after_counts": "q",
+            }
+        )  # fmt: skip
+        self._ids, self._sessions, self._after = Texts(), Texts(), Texts()
 
     def add(self, each: ReplayedRequest | None) -> None:
-        self._known.append(each is not None)
+        known = each is not None
         each = each or _NOT_REPLAYED
-        self._sent.append(each.sent)
-        self._cached.append(_or_nan(each.cached_tokens))
-        self._foreseen.append(_or_nan(each.foreseen_tokens))
-        least, most = each.foreseen_bounds or (None, None)
-        self._least.append(_or_nan(least))
-        self._most.append(_or_nan(most))
+        tokens = map(_or_nan, (each.cached_tokens, each.foreseen_tokens, *(each.foreseen_bounds or (None, None))))
+        after = each.after
+        replicas = (self._number(each.replica), self._number(each.prefill_replica))
+        self._table.add((known, each.sent, *tokens, *replicas, len(after)))
         self._ids.add(each.id)
         self._sessions.add(each.session)
-        self._replicas.append(self._number(each.replica))
-        self._prefill_replicas.append(self._number(each.prefill_replica))
-        after = each.after
-        self._after_counts.append(len(after))
         for other in after:
             self._after.add(other)
 
@@ -111,22 +107,9 @@ class _ReplayedColumns:
         return self._numbers.setdefault(replica, len(self._numbers))
 
     def data(self) -> ReplayedData:
-        import numpy as np
-
-        return ReplayedData(
-            known=np.array(self._known, dtype=np.bool_),
-            sent=np.array(self._sent, dtype=np.bool_),
-            cached_tokens=np.array(self._cached),
-            foreseen_tokens=np.array(self._foreseen),
-            foreseen_least=np.array(self._least),
-            foreseen_most=np.array(self._most),
-            ids=self._ids.array(),
-            sessions=self._sessions.array(),
-            replicas=np.array(self._replicas),
-            prefill_replicas=np.array(self._prefill_replicas),
-            after_counts=np.array(self._after_counts),
-            after=self._after.array(),
-        )
+        own = self._table.columns()
+        own |= {name: own[name].view("?") for name in ("known", "sent")}
+        return ReplayedData(**own, ids=self._ids.array(), sessions=self._sessions.array(), after=self._after.array())
 
 
 _NOT_REPLAYED = ReplayedRequest(id="", session="")
@@ -139,7 +122,8 @@ class LevelData:
     Times are in seconds since the level began. NaN: it did not happen, or is unknown. ``finish_s`` is NaN for a request
     without an answer. ``ended_s``: when the client stopped waiting, with or without an answer. ``asked_input`` and
     ``asked_output``: tokens asked of a request whose lengths are not the workload's. ``gaps_s``: the gaps between
-    chunks, ``gap_counts`` of them per request, one after the other.
+    chunks, ``gap_counts`` of them per request, one after the other. ``errors``: the place of each request's error in
+    ``error_texts``, where None is at 0.
     """
 
     arrival_s: Column
@@ -151,39 +135,34 @@ class LevelData:
     lateness_s: Column
     asked_input: Column
     asked_output: Column
-    gap_counts: NDArray[np.int64]
+    gap_counts: Codes
     gaps_s: Column
-    errors: tuple[str | None, ...]
+    errors: Codes
+    error_texts: tuple[str | None, ...]
     replayed: ReplayedData
 
     @classmethod
     def of(cls, records: Iterable[RequestRecord]) -> LevelData:
         """All that the records hold. Each record is read once and not kept."""
-        import numpy as np
-
-        columns = [array("d") for _ in _COLUMNS]
-        gap_counts, gaps_s, replayed = array("q"), array("d"), _ReplayedColumns()
-        errors: list[str | None] = []
-        same: dict[str, str] = {}
+        table = Table({name: "q" if name in ("gap_counts", "errors") else "d" for name in _COLUMNS})
+        gaps_s, replayed = Growing("d"), _ReplayedColumns()
+        numbers: dict[str | None, int] = {None: 0}
         for row in records:
-            asked_input, asked_output = row.asked or (None, None)
             finish_s = row.finish_s if row.ok else None
-            values = (row.arrival_s, row.first_token_s, finish_s, row.output_tokens, row.input_tokens, row.finish_s)
-            for column, value in zip(columns, (*values, row.lateness_s, asked_input, asked_output), strict=True):
-                column.append(_or_nan(value))
-            gap_counts.append(len(row.itl_s))
+            times = (row.arrival_s, row.first_token_s, finish_s, row.output_tokens, row.input_tokens, row.finish_s)
+            values = map(_or_nan, (*times, row.lateness_s, *(row.asked or (None, None))))
+            counts = (len(row.itl_s), numbers.setdefault(row.error, len(numbers)))
+            table.add((*values, *counts))
             gaps_s.extend(row.itl_s)
-            errors.append(None if row.error is None else same.setdefault(row.error, row.error))
             replayed.add(row.replayed)
         data = cls(
-            **dict(zip(_COLUMNS, map(np.asarray, columns), strict=True)),
-            gap_counts=np.asarray(gap_counts),
-            gaps_s=np.asarray(gaps_s),
-            errors=tuple(errors),
+            **table.columns(),
+            gaps_s=gaps_s.array(),
+            error_texts=tuple(numbers),
             replayed=replayed.data(),
         )
-        order = np.argsort(data.arrival_s, kind="stable")
-        return data if (order[1:] > order[:-1]).all() else data._taken(order)
+        order = sorted_order(data.arrival_s)
+        return data if (order[1:] > order[:-1]).all() else data.taken(order)
 
     @classmethod
     def of_times(
@@ -194,7 +173,7 @@ class LevelData:
         output_tokens: Sequence[float] | Column,
         input_tokens: Sequence[float] | Column | None = None,
     ) -> LevelData:
-        """Requests, in any order, of which only these columns are known. Each answer is one chunk at its first token."""
+        """Requests in any order of which only these columns are known. Each answer is one chunk at its first token."""
         import numpy as np
 
         order = np.argsort(np.asarray(arrival_s, dtype=np.float64), kind="stable")
@@ -215,7 +194,8 @@ class LevelData:
             asked_output=unknown,
             gap_counts=np.zeros(len(order), dtype=np.int64),
             gaps_s=np.zeros(0),
-            errors=(None,) * len(order),
+            errors=np.zeros(len(order), dtype=np.int64),
+            error_texts=(None,),
             replayed=ReplayedData.none(len(order)),
         )
 
@@ -227,74 +207,75 @@ class LevelData:
         """Whether a request was answered."""
         import numpy as np
 
-        return ~np.isnan(self.finish_s)
+        return by_parts(lambda finish_s: ~np.isnan(finish_s), self.finish_s, kind="?")
 
     @cached_property
     def ttft_s(self) -> Column:
         """Time to first token."""
-        return self.first_token_s - self.arrival_s
+        return by_parts(lambda first_s, arrival_s: first_s - arrival_s, self.first_token_s, self.arrival_s)
 
     @cached_property
     def e2el_s(self) -> Column:
         """End-to-end latency of an answer."""
-        return self.finish_s - self.arrival_s
+        return by_parts(lambda finish_s, arrival_s: finish_s - arrival_s, self.finish_s, self.arrival_s)
 
     @cached_property
     def tpot_s(self) -> Column:
         """Time per output token after the first; NaN for an answer of one token."""
         import numpy as np
 
-        after = self.output_tokens - 1
-        return np.where(after > 0, (self.e2el_s - self.ttft_s) / np.maximum(after, 1), math.nan)
+        def tpot_s(tokens: Column, e2el_s: Column, ttft_s: Column) -> Column:
+            after = tokens - 1
+            return np.where(after > 0, (e2el_s - ttft_s) / np.maximum(after, 1), math.nan)
+
+        return by_parts(tpot_s, self.output_tokens, self.e2el_s, self.ttft_s)
 
     @cached_property
     def chunks(self) -> Chunks:
         import numpy as np
 
-        counts = self.gap_counts[self.ok]
-        first_s, gaps_s = self.first_token_s[self.ok], self.gaps_s[np.repeat(self.ok, self.gap_counts)]
-        moments_s = np.repeat(first_s, 1 + counts)
-        begin = 0
-        for end in (1 + counts).cumsum().tolist():
-            own = moments_s[begin:end]
-            own[1:] = gaps_s[: end - begin - 1]
-            np.cumsum(own, out=own)
-            gaps_s, begin = gaps_s[end - begin - 1 :], end
-        return Chunks(moments_s, np.repeat(self.output_tokens[self.ok] / (1 + counts), 1 + counts))
+        count = int(self.ok.sum() + self.gap_counts[self.ok].sum())
+        chunks, begin, gap = Chunks(room(count), room(count)), 0, 0
+        columns = (self.ok, self.gap_counts, self.first_token_s, self.output_tokens)
+        for ok, gaps, first_s, tokens in zip(*map(each, columns), strict=True):
+            if ok:
+                end = begin + 1 + gaps
+                own = chunks.moment_s[begin:end]
+                own[0], own[1:] = first_s, self.gaps_s[gap : gap + gaps]
+                np.cumsum(own, out=own)
+                chunks.tokens[begin:end] = tokens / (1 + gaps)
+                begin = end
+            gap += gaps
+        return chunks
 
     @property
     def answered(self) -> LevelData:
         """The requests that were answered."""
+        return self if self.ok.all() else self._answered
+
+    @cached_property
+    def _answered(self) -> LevelData:
         return self.part(self.ok)
 
     def part(self, selected: Mask) -> LevelData:
         """Some of the requests."""
-        return self if selected.all() else self._taken(selected)
+        return self if selected.all() else self.taken(selected.nonzero()[0])
 
-    def _taken(self, selected: Mask | Codes) -> LevelData:
-        import numpy as np
-
+    def taken(self, order: Codes) -> LevelData:
+        """Some of the requests, or all of them in another order."""
         return LevelData(
-            **{name: getattr(self, name)[selected] for name in _COLUMNS},
-            gap_counts=self.gap_counts[selected],
-            gaps_s=_part(self.gaps_s, self.gap_counts, selected),
-            errors=tuple(self.errors[at] for at in np.arange(len(self))[selected]),
-            replayed=self.replayed.part(selected),
+            **{name: taken(getattr(self, name), order) for name in _COLUMNS},
+            gaps_s=runs_taken(self.gaps_s, self.gap_counts, order),
+            error_texts=self.error_texts,
+            replayed=self.replayed.taken(order),
         )
 
 
-_COLUMNS = tuple(name for name, kind in LevelData.__annotations__.items() if kind == "Column" and name != "gaps_s")
+_COLUMNS = (
+    "arrival_s", "first_token_s", "finish_s", "output_tokens", "input_tokens", "ended_s", "lateness_s", "asked_input",
+    "asked_output", "gap_counts", "errors",
+)  # fmt: skip
 
 
 def _or_nan(value: float | None) -> float:
     return math.nan if value is None else value
-
-
-def _part(values: NDArray[Any], counts: Codes, selected: Mask | Codes) -> NDArray[Any]:
-    """The values of the selected requests; ``values`` has ``counts`` elements for each request, one after the other."""
-    import numpy as np
-
-    if selected.dtype == np.bool_:
-        return values[np.repeat(selected, counts)]
-    own = np.split(values, counts.cumsum()[:-1])
-    return np.concatenate([own[at] for at in selected])

@@ -29,6 +29,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from pdlab.core.workload import Closed, Load, Ramp, Replay
+from pdlab.results.columns import AT_ONCE, by_parts, each, sorted_known
 from pdlab.results.schema import PERCENTILES, Distribution, Summary, Trend
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ OPEN_LEAST = 20
 BATCH = 5  # requests whose mean is one value of MSER-5
 CLOSED_LEAST = 2  # times the concurrency
 MOST_SLICES, FEWEST_SLICES, PER_SLICE = 10, 5, 3
-AT_ONCE = 10_000  # values
 MOST_T = 1e6  # t of a fit without residue
 
 
@@ -79,19 +79,13 @@ def distribution(values_s: Iterable[float]) -> Distribution | None:
     import numpy as np
 
     values = np.asarray(values_s if isinstance(values_s, np.ndarray) else list(values_s), dtype=np.float64)
-    ordered = np.sort(values)
-    ordered = ordered[: np.searchsorted(ordered, math.inf, side="right")]  # NaN is sorted last
+    ordered = sorted_known(values)
     if not len(ordered):
         return None
     return Distribution(
-        mean_s=math.fsum(_each(ordered)) / len(ordered),
+        mean_s=math.fsum(each(ordered)) / len(ordered),
         percentiles_s={f"p{q}": percentile(ordered, q) for q in PERCENTILES},
     )
-
-
-def _each(values: Column) -> Iterator[float]:
-    """The values one by one: one list of all would take four times the column's memory."""
-    return chain.from_iterable(values[at : at + AT_ONCE].tolist() for at in range(0, len(values), AT_ONCE))
 
 
 def asked_tokens(requests: LevelData) -> tuple[float, float] | None:
@@ -109,7 +103,7 @@ def whole(requests: LevelData) -> Summary:
     answered = requests.answered
     began_s = float(requests.arrival_s[0]) if len(requests) else 0.0
     ended_s = float(answered.finish_s.max()) if len(answered) else began_s
-    return _summary(ended_s - began_s, answered, float(answered.output_tokens.sum()), answered)
+    return _summary(ended_s - began_s, answered.input_tokens, float(answered.output_tokens.sum()), answered)
 
 
 def steady(requests: LevelData, load: Load, window: LoadWindow | None = None) -> Summary | None:
@@ -117,12 +111,21 @@ def steady(requests: LevelData, load: Load, window: LoadWindow | None = None) ->
     window = window or steady_window(requests, load)
     if window is None:
         return None
-    finished = requests.part(window.holds(requests.finish_s))
+    finished = requests.input_tokens[window.holds(requests.finish_s)]
     counted = requests.part(window.judges(requests, load) & requests.ok)
     if is_short(load, len(finished), len(counted)):
         return None
+    received = chain.from_iterable(tokens.tolist() for _, tokens in _received(requests, window))
+    return _summary(window.length_s, finished, sum(received), counted)
+
+
+def _received(requests: LevelData, window: LoadWindow) -> Iterator[tuple[Column, Column]]:
+    """Moments and tokens of the chunks in the window, part by part."""
     moment_s, tokens = requests.chunks
-    return _summary(window.length_s, finished, sum(_each(tokens[window.holds(moment_s)])), counted)
+    for at in range(0, len(moment_s), AT_ONCE):
+        own_s = moment_s[at : at + AT_ONCE]
+        inside = window.holds(own_s)
+        yield own_s[inside], tokens[at : at + AT_ONCE][inside]
 
 
 def is_short(load: Load, finished: int, judged: int) -> bool:
@@ -248,22 +251,26 @@ def trend(requests: LevelData, load: Load, window: LoadWindow | None = None) -> 
     if slices < FEWEST_SLICES:
         return None
     width_s = window.length_s / slices
-    moment_s, shares = answered.chunks
-    inside = window.holds(moment_s)
-    number = np.minimum(slices - 1, (moment_s[inside] - window.opens_s) / width_s).astype(np.int64)
-    tokens = np.bincount(number, weights=shares[inside], minlength=slices)
+    tokens = np.zeros(slices)
+    for moment_s, shares in _received(requests, window):
+        number = np.minimum(slices - 1, (moment_s - window.opens_s) / width_s).astype(np.int64)
+        np.add.at(tokens, number, shares)
     begins = window.opens_s + width_s * np.arange(slices)
-    busy_s = [
-        float(np.clip(np.minimum(answered.finish_s, at + width_s) - np.maximum(answered.arrival_s, at), 0, None).sum())
-        for at in begins
-    ]
+
+    def busy_s(at: float) -> float:
+        def within_s(finish_s: Column, arrival_s: Column) -> Column:
+            own_s: Column = np.minimum(finish_s, at + width_s) - np.maximum(arrival_s, at)
+            return own_s.clip(0)
+
+        return float(by_parts(within_s, answered.finish_s, answered.arrival_s).sum())
+
     mean_tokens = float(tokens.mean())
     if not mean_tokens:
         return None
     times_s = answered.e2el_s[window.judges(answered, load)]
     arrivals = int(((requests.arrival_s >= window.opens_s) & (requests.arrival_s <= window.closes_s)).sum())
     throughput_change, throughput_t = _fitted(tokens.tolist())
-    in_flight = [seconds / width_s for seconds in busy_s]
+    in_flight = [busy_s(at) / width_s for at in begins]
     growth, growth_t = _fitted(in_flight)
     return Trend(
         slices=slices,
@@ -315,14 +322,14 @@ def fitted_line(values: Sequence[float]) -> FittedLine:
     return FittedLine(slope, [value - mean - slope * (i - middle) for i, value in enumerate(values)])
 
 
-def _summary(duration_s: float, finished: LevelData, output_tokens: float, judged: LevelData) -> Summary:
-    """Rates are of ``finished``, latencies of ``judged``."""
+def _summary(duration_s: float, finished: Column, output_tokens: float, judged: LevelData) -> Summary:
+    """Rates are of the requests that ``finished``, given by their input tokens; latencies are of ``judged``."""
     per_s = 1 / duration_s if duration_s > 0 else 0.0
     return Summary(
         duration_s=duration_s,
         completed=len(finished),
         requests_per_s=len(finished) * per_s,
-        input_tokens_per_s=float(finished.input_tokens.sum()) * per_s,
+        input_tokens_per_s=float(finished.sum()) * per_s,
         output_tokens_per_s=output_tokens * per_s,
         ttft=distribution(judged.ttft_s),
         tpot=distribution(judged.tpot_s),

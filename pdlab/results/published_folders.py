@@ -125,7 +125,7 @@ def _published(path: Path, gpus: int | None, entries: tuple[DescribedResults, ..
     levels, skipped = read_folder_levels(path, entries)
     if not levels:
         first = next(iter(skipped)).relative_to(path)
-        raise StoreError(f"{path} holds no result files: {first} is no level of its own; give another folder")
+        raise StoreError(f"{path} holds no result files: {first} has no level; give another folder")
     if gpus is None and named.topology is None and all(size_of(level) is None for level in levels):
         raise _unknown_size(path)
     curves, differences = separated(levels)

@@ -299,13 +299,13 @@ def record_notes(folder: Path) -> dict[Literal["unfinished", "stopped", "tuning"
         notes["unfinished"] = f"{folder} is not finished: {counted} of {len(record.visits)} visits{nothing}"
     if record.stopped is not None:
         notes["stopped"] = (
-            f"{folder} ended by {record.stopped}: an interval that is not corrected for such looks is too narrow; what "
-            "the experiment printed is corrected"
+            f"{folder} ended by {record.stopped}: intervals without a correction for these looks are too narrow; "
+            "those that the experiment printed are corrected"
         )
     if record.tunes is not None:
         notes["tuning"] = (
-            f"{folder} is the search for engine settings of {record.tunes}: its best is better by chance, too; compare "
-            "what was measured with these settings afterwards"
+            f"{folder} is the search for engine settings of {record.tunes}: its best result is partly chance; "
+            "compare later measurements with these settings"
         )
     return notes
 

@@ -163,7 +163,7 @@ class RequestTimeline(Row):
 
     @property
     def front_s(self) -> float | None:
-        """The part of the client's TTFT outside the server, as measured: negative if the clocks contradict each other."""
+        """The measured part of the client's TTFT outside the server; negative if the clocks contradict each other."""
         if self.ttft_s is None or "first_byte" not in self.t:
             return None
         return self.ttft_s - self.t["first_byte"] / 1e3

@@ -138,7 +138,7 @@ def understood_text(folders: Sequence[UnderstoodFolder]) -> str:
             lines.append(f"{folder.folder}: no levels")
         for why, files in folder.skipped.items():
             more = f" and {len(files) - 2} more" if len(files) > 2 else ""
-            lines.append(f"{folder.folder}: no level of its own: {', '.join(map(str, files[:2]))}{more} ({why})")
+            lines.append(f"{folder.folder}: without a level: {', '.join(map(str, files[:2]))}{more} ({why})")
     unknown = [curve for folder in folders for curve in folder.curves if curve.flags]
     if unknown:
         lines.append(f"{counted(len(unknown), 'curve')} of unknown size; give the number N of GPUs:")

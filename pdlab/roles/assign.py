@@ -1,4 +1,4 @@
-"""Which engines take which role, once it is known how many prefill. Pure."""
+"""Assign roles to engines for a given number of prefill engines. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from pdlab.roles.observed import EngineLoad, Role
 def assign(
     engines: Sequence[EngineLoad], prefill: int, *, most_running: float = 0.0, opened: int = 0
 ) -> dict[str, Role]:
-    """The role of each engine, so that ``prefill`` of them prefill or are about to.
+    """Engine -> role, so that ``prefill`` engines prefill or are draining to prefill.
 
-    Those that change are those that lose least by it: of the decoding ones those that decode least, of the
-    prefilling ones those with least to prefill; a draining engine before any other, in both directions. One that
-    begins to prefill drains until it decodes at most ``most_running`` requests; at least ``opened`` engines take
-    prompts all the same, those with fewest requests to stall.
+    Engines change that lose least: decoding engines with the fewest requests, and prefilling engines with the fewest
+    waiting tokens. Draining engines change first in both directions. A new prefill engine drains until it decodes at
+    most ``most_running`` requests. But at least ``opened`` engines take prompts at once, by fewest requests.
     """
     kept = sorted((each for each in engines if each.role != "decode"), key=_gives_up)
     taken = sorted((each for each in engines if each.role == "decode"), key=lambda each: (each.running, each.engine))
@@ -35,12 +34,12 @@ def assign(
 
 
 def first_split(engines: int, p_min: int, d_min: int) -> tuple[int, int]:
-    """Of a pool of which nothing is known: half of it prefills, within the bounds."""
+    """(prefill, decode) engines before any load is known: half of the pool prefills, within the bounds."""
     prefill = min(max(engines // 2, p_min), engines - d_min)
     return prefill, engines - prefill
 
 
 def _gives_up(engine: EngineLoad) -> tuple[bool, int, str]:
-    """In order of who decodes again first: draining engines, those with most requests to drain before others."""
+    """Sort key of the order in which engines return to decode: first draining engines, with the most requests first."""
     drains = engine.role == "draining"
     return not drains, -engine.running if drains else engine.waiting_prompt_tokens, engine.engine

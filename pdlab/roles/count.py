@@ -1,8 +1,8 @@
-"""How many engines a fluid pool has: one more while all of them have too much to do, one fewer while fewer would do.
+"""The number of engines of a fluid pool: one more at a high load, one fewer if fewer engines are enough. Pure.
 
-The load of so many engines is that of the split which loads them least (`pdlab.roles.policy.Demand`): engines of work,
-with the prompts that wait beyond a share of the TTFT bound, over engines. 100 %: all that they serve within the bounds
-of TTFT and TPOT. Pure.
+The load of a number of engines is the worst load at their best split (`pdlab.roles.policy.Demand`): work in engines,
+with prompts that wait longer than a share of the TTFT bound, over engines. At 100 % the engines serve as much as the
+bounds of TTFT and TPOT allow.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from pdlab.roles.policy import Demand, best_split
 from pdlab.roles.spec import FluidSpec
 
 Load = Callable[[int], float | None]
-"""The load of so many engines; None: not known yet."""
+"""Number of engines -> load; None: not known yet."""
 
 
-# One more engine is wanted once their load was above `UP_ABOVE` for so long, one fewer once the load of one fewer would
-# have been below `DOWN_BELOW` for the specification's ``down_after_s``.
+# One engine is added after the load was above `UP_ABOVE` for `UP_AFTER_S`. One is removed after the load of one engine
+# fewer was below `DOWN_BELOW` for the specification's ``down_after_s``.
 UP_ABOVE, UP_AFTER_S, DOWN_BELOW = 0.9, 10.0, 0.6
-# So long there are never fewer than the first ones: a launch is being checked then.
+# No engine of the first ones is removed for this time, because the launch is being checked.
 SETTLE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class CountDecision:
-    """So many engines from now on, and why."""
+    """The number of engines from now on, and the reason."""
 
     engines: int
     changed: bool
@@ -35,7 +35,7 @@ class CountDecision:
 
 @dataclass(slots=True)
 class CountPolicy:
-    """`decide` at every look. One step at a time: the next one only when the last one is done."""
+    """Call `decide` regularly. It changes the number by one, and again only after this change is done."""
 
     spec: FluidSpec
     settle_s: float = SETTLE_S
@@ -44,8 +44,8 @@ class CountPolicy:
     _below_since_s: float | None = None
 
     def decide(self, now_s: float, playing: int, wanted: int, load: Load) -> CountDecision:
-        """``playing``: engines that take work; ``wanted``: engines that were decided on last; times of any clock that
-        only goes forward, in seconds."""
+        """The number of engines from now on. ``now_s``: seconds of a monotonic clock. ``playing``: engines that take
+        work. ``wanted``: the last decision."""
         spec = self.spec
         least, most = spec.least or spec.engines, spec.most or spec.engines
         self._began_s = now_s if self._began_s is None else self._began_s
@@ -53,7 +53,7 @@ class CountPolicy:
             bound = least if wanted < least else most
             return self._step(wanted, 1 if wanted < bound else -1, f"{least} to {most} are allowed")
         now, fewer = load(playing), load(wanted - 1)
-        # Not before the last step is done: what it changes is not seen until then.
+        # Not before the last change is done: the load does not show its effect before.
         above = now is not None and now > UP_ABOVE and playing >= wanted
         below = fewer is not None and fewer < DOWN_BELOW
         self._above_since_s = (now_s if self._above_since_s is None else self._above_since_s) if above else None
@@ -80,9 +80,8 @@ class CountPolicy:
 
 
 def load_of(demand: Demand | None, engines: int, p_min: int, d_min: int, *, idle: bool) -> float | None:
-    """The load of so many engines at their best split. ``idle``: nothing waits, runs or came, so that the load is 0
-    though no rate may be known. None: rates are not known. Infinite where they are fewer than ``p_min`` and
-    ``d_min``."""
+    """The load of a number of engines at their best split; None if rates are not known, infinite below ``p_min`` +
+    ``d_min`` engines. ``idle``: no request waits, runs or arrived, so the load is 0 also without known rates."""
     if engines < p_min + d_min:
         return float("inf")
     if demand is None:

@@ -1,7 +1,7 @@
-"""What the engines, the routers and the board of a fluid pool tell each other, one class for each direction. Pure.
+"""Messages between the engines, routers and role board of a fluid pool, one class for each direction. Pure.
 
-They travel as their fields (`Message.fields`), for a class that is not installed on a node would travel with each of
-its objects.
+Messages are sent as dicts of their fields (`Message.fields`): nodes may not have pdlab, and pickle would send the class
+with each object.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pdlab.roles.spec import AUTO
 
 
 class Message:
-    """``Kind(**message.fields)`` is the message again."""
+    """Base class. ``Kind(**message.fields)`` equals the message."""
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -25,12 +25,17 @@ class Message:
 
 @dataclass
 class EngineReport(Message):
-    """An engine to the board. Now: the tokens of prompts that it is to prefill for others, sequences that it decodes
-    once they are prefilled (``coming``), and that it decodes. Since it told last: what it prefilled and how many tokens
-    of it were not cached, seconds in which it prefilled, tokens that it generated; by size class of the prompt
-    (requests, tokens) of prompts that were prefilled for it and of answers, and requests whose prompts it computed
-    itself (``local``); latencies in seconds, and ``handoff_s``, from a prefilled prompt to its first token.
-    ``warmed``: how first transfers from other engines went (`pdlab.deploy.serving.elastic.EngineAdmission.told`)."""
+    """From an engine to the board.
+
+    Now: ``waiting_prompt_tokens`` of prompts to prefill for other engines; ``coming``: sequences that it will decode
+    after their prefill; ``running``: sequences that it decodes; ``kv_used_share``: of its KV pool.
+
+    Since its last report: ``prefilled_tokens``, and ``computed_tokens`` of them that were not cached;
+    ``prefill_busy_s``: seconds with a prefill; ``generated_tokens``. By size class of the prompt: ``prompts``
+    (requests, tokens) that others prefilled for it, ``answers`` (requests, tokens), and ``local`` requests that it
+    prefilled itself. Latencies in seconds; ``handoff_s``: from the end of the prefill to the first token. ``warmed``:
+    results of first transfers from other engines (`pdlab.deploy.serving.elastic.EngineAdmission.told`).
+    """
 
     waiting_prompt_tokens: int = 0
     coming: int = 0
@@ -51,7 +56,7 @@ class EngineReport(Message):
 
 @dataclass
 class ReportedSince:
-    """What reports told since the last look: the sums of one engine, and the requests and latencies of all."""
+    """Sums of the reports since the last decision: the work of one engine, or the requests and latencies of all."""
 
     prefilled_tokens: int = 0
     computed_tokens: int = 0
@@ -64,14 +69,14 @@ class ReportedSince:
     tpot_s: list[float] = field(default_factory=list)
 
     def add_work(self, report: EngineReport) -> None:
-        """What the engine itself did."""
+        """Add the work of the report's engine."""
         self.prefilled_tokens += report.prefilled_tokens
         self.computed_tokens += report.computed_tokens
         self.prefill_busy_s += report.prefill_busy_s
         self.generated_tokens += report.generated_tokens
 
     def add_requests(self, report: EngineReport) -> None:
-        """The requests that came and went, and their latencies."""
+        """Add the report's requests and latencies."""
         for total, more in ((self.prompts, report.prompts), (self.answers, report.answers)):
             for size, (requests, tokens) in more.items():
                 before = total.get(size, RequestCount(0, 0))
@@ -84,8 +89,8 @@ class ReportedSince:
 
 @dataclass(frozen=True)
 class EngineOrders(Message):
-    """The board to an engine. ``local_below``: tokens below which it is to prefill prompts itself. ``warm``: the
-    engines of which it is to take a first transfer."""
+    """From the board to an engine. ``local_below``: tokens below which it must prefill prompts itself. ``warm``:
+    engines from which it must take a first transfer."""
 
     local_below: int = 0
     warm: list[str] = field(default_factory=list)
@@ -93,9 +98,12 @@ class EngineOrders(Message):
 
 @dataclass(frozen=True)
 class RoleNews(Message):
-    """The board to a router, and back as what the router heard last. ``version`` grows with each change of ``roles``,
-    ``tick`` also with each of ``loads``: engine -> (prompt tokens that wait, requests that it decodes or will).
-    ``by``: the split that stands, `AUTO` where the controller decides."""
+    """From the board to a router; the router returns it with its next poll.
+
+    ``loads``: engine -> (waiting prompt tokens, requests that it decodes or will decode). ``version`` grows with each
+    change of ``roles``, ``tick`` with each change of ``roles`` or ``loads``. ``by``: the fixed split, or `AUTO` if the
+    controller decides.
+    """
 
     version: int = 0
     tick: int = 0

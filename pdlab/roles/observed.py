@@ -1,4 +1,4 @@
-"""What the controller of a fluid pool sees, and the role that it gives an engine. Times in seconds."""
+"""Input of the controller of a fluid pool, and the roles of engines. Times in seconds."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 Role = Literal["prefill", "decode", "draining"]
-"""``draining``: is to prefill, but still decodes so many requests that prompts would stall them; takes no new one."""
+"""``draining``: will prefill, but still decodes many requests, which prompts would stall; it takes no new request."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """One engine. ``waiting_prompt_tokens``: of the prompts that it was given to prefill and has not answered;
-    ``running``: requests that it decodes, those included whose KV is on its way to it.
+    """One engine. ``waiting_prompt_tokens``: of prompts that it has not prefilled yet. ``running``: requests that it
+    decodes, with those whose KV transfer is in progress.
 
-    Since the last look: ``prefilled_tokens`` of the prompts that it answered, ``prefill_busy_s`` with at least one
-    prompt to prefill, ``generated_tokens`` of the requests that it decodes.
+    Since the last observation: ``prefilled_tokens``; ``prefill_busy_s``: seconds with at least one prompt to prefill;
+    ``generated_tokens`` of the requests that it decodes.
     """
 
     engine: str
@@ -30,24 +30,22 @@ class EngineLoad:
 
 
 class RequestCount(NamedTuple):
-    """So many requests, and their tokens."""
+    """A number of requests, and their tokens."""
 
     requests: int
     tokens: int
 
 
 def size_class(prompt_tokens: int) -> int:
-    """Prompts of one class are as long as each other within a factor of two: how long their answers are is learnt
-    together."""
+    """Class of prompts whose lengths differ by less than a factor of two; the mean answer is learnt per class."""
     return prompt_tokens.bit_length()
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedWindow:
-    """What happened within the last ``seconds``, by `size_class` of the prompt: ``prompts`` that came and their tokens,
-    ``answers`` that ended and theirs, and ``local`` requests whose prompts are computed where they are decoded, which
-    are not among ``prompts``. And latencies in seconds: TTFT of the requests that got their first token, TPOT of those
-    that ended."""
+    """Events of the last ``seconds``, by `size_class` of the prompt: ``prompts`` that arrived and ``answers`` that
+    ended, with their tokens. ``local``: requests whose prompts the decoding engine prefills; they are not among
+    ``prompts``. ``ttft_s``: of requests that got their first token. ``tpot_s``: of requests that ended."""
 
     seconds: float
     prompts: Mapping[int, RequestCount]
@@ -59,7 +57,7 @@ class ObservedWindow:
 
 @dataclass(frozen=True, slots=True)
 class ObservedPool:
-    """One look at the pool, at ``now_s`` of any clock that only goes forward."""
+    """One observation of the pool, at ``now_s`` of a monotonic clock."""
 
     now_s: float
     engines: tuple[EngineLoad, ...]

@@ -1,14 +1,14 @@
-"""How many engines of a fluid pool prefill: demand of both kinds of work in engines, from rates learnt on line.
+"""The controller of a fluid pool: how many engines prefill. It compares both kinds of work, from rates learnt online.
 
-- **Prefill**: prompt tokens/s that arrive, over what one engine serves of them while its queue stays short enough for
-  TTFT, and what waits beyond a share of the TTFT bound, to be done within that bound. An engine that serves
-  prompts of s seconds at a load rho lets nine of ten wait less than ln 10 x s rho / (2 (1 - rho)) (M/D/1).
-- **Decode**: requests per engine a horizon from now, over the largest batch whose step is within the TPOT bound. By
-  Little's law arrivals x stay of them decode in the end, a stay being the tokens of an answer times TPOT; those of
-  now give way to them with a stay as time constant. An engine that changes its role keeps those that it decodes.
+- **Prefill**, in engines: arriving prompt tokens/s over the rate of one engine whose queue is short enough for TTFT.
+  Added is the work of prompts that wait longer than a share of the TTFT bound, to be done within that bound. At a load
+  rho with prompts of s seconds, nine of ten prompts wait less than ln 10 x s rho / (2 (1 - rho)) (M/D/1).
+- **Decode**, in engines: requests a horizon from now over the largest batch whose step is within the TPOT bound. By
+  Little's law arrivals x stay requests decode in the end; a stay is the tokens of an answer times TPOT. The present
+  requests approach this number with the stay as time constant. An engine that changes its role keeps its requests.
 
-Each split has a worst load, the larger one of both kinds. The one whose worst load is least is taken (rate
-matching) where it is better by more than the hysteresis, and where the present one is loaded at all.
+The worst load of a split is the higher load of both kinds. The controller takes the split with the lowest worst load
+(rate matching), if it is better by more than the hysteresis and the present split is not idle.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from pdlab.roles.observed import EngineLoad, ObservedPool, ObservedWindow, Role
 from pdlab.roles.rates import AnswerTokens, DecayingSum, DecodeStep, PrefillRate
 from pdlab.roles.spec import FluidSpec
 
-LATENCIES_S = 5.0  # how far back latencies are looked at
-PATIENCE_S = 10.0  # of arrivals, for the first answer to end
-LONG_S = 60.0  # how long requests stay whose answers are not known yet
+LATENCIES_S = 5.0  # length of the window of latencies
+PATIENCE_S = 10.0  # wait after the first arrivals for the end of the first answer
+LONG_S = 60.0  # assumed stay of requests whose answers are not known yet
 MOST_LOAD = 0.95
-# What the controller keeps to, tuned in simulation (docs/fluid.md).
-EVERY_S = 1.0  # between two decisions at least
-GAIN = 0.1  # by which share of it a split's worst load must be lower to be taken;
-GAIN_TO_DECODE = 0.3  # so many times that where engines are to decode that prefill now: it stalls nobody;
-BACK = 2.0  # and so many times where the last change went the other way
-SETTLE_S = 10.0  # less than so long ago
-NOISE = 0.3  # nor is a gain of fewer standard errors of the rate of arrivals taken for one
-GUESSED = 0.5  # of it is left where what larger decode batches take is a guess
-IDLE_BELOW = 0.5  # a split whose worst load is lower stays
-WINDOW_S = 2.0  # half-life of the rates of arrivals
-HORIZON_S = 5.0  # how far decode is looked ahead
-TPOT_SHARE = 0.9  # of the TPOT bound is planned for
-WAITING_SHARE = 0.25  # of the TTFT bound prompts may wait without being a backlog
-URGENT_SHARE = 0.5  # and from here on engines stop draining,
-DRAINED_SHARE = 0.15  # which they do otherwise down to so much of a full batch
-MARGIN_STEP = 0.02  # by which `Margin` moves
+# Tuned in simulation (docs/fluid.md).
+EVERY_S = 1.0  # shortest time between two decisions
+GAIN = 0.1  # hysteresis: the worst load must fall by this share of it
+GAIN_TO_DECODE = 0.3  # factor of the hysteresis for a change from prefill to decode, which stalls no request
+BACK = 2.0  # factor of the hysteresis for a change in the other direction within `SETTLE_S`
+SETTLE_S = 10.0
+NOISE = 0.3  # a change to decode needs a gain of at least this many standard errors of the arrival rate
+GUESSED = 0.5  # factor of the hysteresis while the step time of larger decode batches is a guess
+IDLE_BELOW = 0.5  # a split with a lower worst load stays
+WINDOW_S = 2.0  # half-life of the arrival rates
+HORIZON_S = 5.0  # of the prediction of decode's work
+TPOT_SHARE = 0.9  # planned share of the TPOT bound
+WAITING_SHARE = 0.25  # prompts that wait for a shorter share of the TTFT bound are no backlog
+URGENT_SHARE = 0.5  # engines stop draining if prompts would wait for a longer share of the TTFT bound
+DRAINED_SHARE = 0.15  # an engine drains down to this share of a full batch
+MARGIN_STEP = 0.02  # step of `Margin`
 MOST_MARGIN = 1.3
 
 
 @dataclass(frozen=True, slots=True)
 class RoleDecision:
-    """So many engines prefill (those that drain first included) and decode, why, and the role of each."""
+    """Numbers of engines that prefill (with draining ones) and decode, the reason, and the role of each engine."""
 
     prefill: int
     decode: int
@@ -59,8 +59,8 @@ class RoleDecision:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Work in engines: of prefill; of the decoding requests that will still be there a horizon from now, on the
-    ``decoding`` engines of now; and of those that will have come by then."""
+    """Work in engines. ``prefill``: of prefill. ``staying``: of present requests that still decode a horizon from now,
+    on the ``decoding`` engines of now. ``coming``: of requests that arrive until then."""
 
     prefill: float
     staying: float
@@ -68,37 +68,37 @@ class Demand:
     decoding: int
 
     def decode(self, decode: int) -> float:
-        """Work on so many engines that decode: those that no longer do keep what they have."""
+        """Work on ``decode`` decoding engines. Engines that leave decode keep their requests."""
         return self.staying * min(decode / max(self.decoding, 1), 1.0) + self.coming
 
     def worst(self, prefill: int, decode: int) -> float:
-        """The load of the kind of engines that is loaded most."""
+        """The higher load of the prefill engines and the decode engines."""
         return max(self.prefill / prefill, self.decode(decode) / decode)
 
 
 def best_split(demand: Demand, engines: int, p_min: int, d_min: int) -> int:
-    """How many of the engines prefill where the worst load is least."""
+    """Number of prefill engines with the lowest worst load."""
     return min(range(p_min, engines - d_min + 1), key=lambda prefill: demand.worst(prefill, engines - prefill))
 
 
 def full_load(prompt_s: float, ttft_s: float) -> float:
-    """The load of a prefill engine at which nine of ten prompts of ``prompt_s`` wait no longer than TTFT allows."""
+    """Load of a prefill engine at which nine of ten prompts of ``prompt_s`` keep the TTFT bound ``ttft_s`` (M/D/1)."""
     waits = 2 * max(ttft_s - prompt_s, 0.1 * ttft_s) / (math.log(10) * max(prompt_s, 1e-6))
     return min(waits / (1 + waits), MOST_LOAD)
 
 
 @dataclass(slots=True)
 class Margin:
-    """What rates do not tell, learnt from the latencies themselves: decode counts so many times what it is by its rate.
+    """Correction of decode's work, learnt from latencies: the factor ``decode``.
 
-    While the 90th percentile of one latency is beyond its bound and that of the other within, one decision after the
-    other, work of the first kind counts a step more; while both are within, it goes back.
+    With each decision it grows a step if only the 90th percentile of TPOT is above its bound, and falls a step if only
+    that of TTFT is. If both are within their bounds, it returns to 1.
     """
 
     decode: float = 1.0
 
     def learn(self, ttft_share: float | None, tpot_share: float | None) -> None:
-        """Latencies over their bounds; None: no request told."""
+        """``ttft_share``, ``tpot_share``: latency over its bound; None without a request."""
         if ttft_share is None or tpot_share is None:
             return
         step = 1 + MARGIN_STEP
@@ -112,14 +112,14 @@ class Margin:
 
 
 def ninth_decile(values: Iterable[float]) -> float | None:
-    """The 90th percentile; None of nothing."""
+    """The 90th percentile; None without values."""
     ordered = sorted(values)
     return ordered[math.ceil(0.9 * len(ordered)) - 1] if ordered else None
 
 
 @dataclass(slots=True)
 class Policy:
-    """The controller. `decide` at every look; what it learns lives here, so that a new one begins anew."""
+    """The controller; call `decide` with each observation. A new object has learnt nothing."""
 
     spec: FluidSpec
     prefill_rate: PrefillRate = field(default_factory=PrefillRate)
@@ -143,7 +143,7 @@ class Policy:
         self._seconds = DecayingSum(WINDOW_S)
 
     def decide(self, observed: ObservedPool) -> RoleDecision:
-        """The split from now on. Raises ValueError where there are fewer engines than the rules want."""
+        """The split from now on. Raises ValueError for fewer engines than ``p_min`` + ``d_min``."""
         engines = observed.engines
         spec = self.spec
         if len(engines) < spec.p_min + spec.d_min:
@@ -173,7 +173,7 @@ class Policy:
         )
 
     def demand(self, engines: tuple[EngineLoad, ...]) -> Demand | None:
-        """None: no rates are known yet."""
+        """The present demand; None: rates are not known yet."""
         spec, rate, batch = self.spec, self.prefill_rate.tokens_per_s, self.full_batch
         seconds = self._seconds.total
         if rate is None or batch is None or not seconds:
@@ -204,22 +204,24 @@ class Policy:
 
     @property
     def tpot_s(self) -> float:
-        """The decode step that is planned for. Only where rates are known."""
+        """The planned decode step in seconds. Needs known rates."""
         if self.spec.slo_tpot_s is not None:
             return TPOT_SHARE * self.spec.slo_tpot_s
         assert self.decode_step.line is not None
         return 2 * self.decode_step.line[0]
 
     def _stays_longer(self, decoding: list[int]) -> float:
-        """How many times as many requests decode where each step takes as long as planned: in smaller batches they end
-        sooner (Little's law)."""
+        """Factor of the number of requests if each step takes the planned time (Little's law).
+
+        In smaller batches steps are faster, so requests end sooner.
+        """
         assert self.decode_step.line is not None
         empty_s, slope_s = self.decode_step.line
         return max(self.tpot_s / (empty_s + slope_s * sum(decoding) / max(len(decoding), 1)), 1.0)
 
     @property
     def full_batch(self) -> float | None:
-        """Requests that an engine decodes within the TPOT bound; None: not known yet."""
+        """Largest batch of an engine within the TPOT bound; None: not known yet."""
         return None if self.decode_step.line is None else self.decode_step.batch_within(self.tpot_s)
 
     def _learn(self, observed: ObservedPool) -> None:
@@ -241,7 +243,7 @@ class Policy:
             arrived.add(came + window.local.get(size, 0), window.seconds)
 
     def _shares(self) -> tuple[float | None, float | None]:
-        """The 90th percentiles of the latest TTFT and TPOT, over their bounds."""
+        """90th percentiles of the latest (TTFT, TPOT) over their bounds."""
         ttft_s = ninth_decile(value for window in self._latest for value in window.ttft_s)
         tpot_s = ninth_decile(value for window in self._latest for value in window.tpot_s)
         bound_s = self.spec.slo_tpot_s
@@ -254,7 +256,7 @@ class Policy:
         spec = self.spec
         self._decided_s = now_s
         ttft_share, tpot_share = self._shares()
-        if now_s - self._changed_s >= SETTLE_S:  # until then latencies are those of the change
+        if now_s - self._changed_s >= SETTLE_S:  # before, latencies still show the last change
             self.margin.learn(ttft_share, tpot_share)
         best = best_split(demand, engines, spec.p_min, spec.d_min)
         worst, least = demand.worst(now, engines - now), demand.worst(best, engines - best)
@@ -273,19 +275,19 @@ class Policy:
         return best, f"{now}:{engines - now} -> {best}:{engines - best}: {work}, loaded {worst:.0%} -> {least:.0%}"
 
     def _gain(self, direction: int, worst: float, now_s: float) -> float:
-        """The hysteresis: by which share of it the worst load must fall for a change in this direction."""
+        """Hysteresis of a change in this direction, as a share of the worst load. ``direction`` -1: to decode."""
         back = direction != self._direction and now_s - self._changed_s < SETTLE_S
         gain = GAIN * (BACK if back else 1.0)
         if direction < 0:
-            # The relative standard error of a rate of which n arrivals tell is 1 / sqrt(n) (Poisson).
+            # The relative standard error of a rate from n arrivals is 1 / sqrt(n) (Poisson).
             arrived = sum(each.total for each in self._requests.values())
             return max(gain * GAIN_TO_DECODE, NOISE / math.sqrt(max(arrived, 1.0)))
-        # How much larger batches take is a guess until they are tried, and overloaded engines lose nothing by a try.
+        # The step time of larger batches is a guess until they are tried; overloaded engines lose nothing by trying.
         guess = self.decode_step.guessed
         return 0.0 if worst > 1 and guess > GUESSED else gain * (1 - GUESSED * guess)
 
     def roles(self, engines: tuple[EngineLoad, ...], prefill: int) -> dict[str, Role]:
-        """Who prefills where so many do: prompts wait for engines that drain up to a share of the TTFT bound."""
+        """Engine -> role. Prompts wait for draining engines only up to URGENT_SHARE of the TTFT bound."""
         spec, rate = self.spec, self.prefill_rate.tokens_per_s
         opened = 1
         if rate is not None:
@@ -296,5 +298,5 @@ class Policy:
 
 
 def _percent(share: float | None) -> str:
-    """Of its bound."""
+    """A latency over its bound as text."""
     return "unknown" if share is None else f"{share:.0%} of its bound"

@@ -1,7 +1,7 @@
-"""Which engines' KV caches have the beginning of a prompt, as far as that follows from where prompts went. Pure.
+"""Estimate which engines' KV caches have the beginning of a prompt, from the routes of earlier prompts. Pure.
 
-A prompt is known by its chunks alone: each is a hash of its bytes and of all that come before, so that no prompt is
-kept, and two prompts have as many chunks in common as they begin alike.
+A prompt is stored only as its chunks: each chunk is a hash of its bytes and of all bytes before. Two prompts share the
+chunks of their common beginning.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 CHUNK_TOKENS = 64
-CHARS_PER_TOKEN = 4  # of a text that nobody has tokenized yet
+CHARS_PER_TOKEN = 4  # estimate for a text that is not tokenized yet
 _TOKEN_BYTES = 4
 _HASH_BYTES = 8
-# Of an engine that has not told how much its KV pool holds.
+# Assumed KV pool of an engine that has not reported its size.
 POOL_TOKENS = 2**20
-# What a prompt costs at least, however much of it is cached: the step that it takes all the same, of an H100 some 10 ms
-# at some 20,000 tokens/s.
+# Least cost of a prompt, also if all of it is cached: one step, which is about 10 ms at 20,000 tokens/s on an H100.
 LEAST_TOKENS = 256
 
 
 def to_compute(tokens: int, cached_tokens: int) -> int:
-    """Tokens of a prompt of ``tokens`` that an engine with so many of them is to compute."""
+    """Tokens of a prompt that an engine with ``cached_tokens`` of them must compute."""
     return max(tokens - cached_tokens, min(tokens, LEAST_TOKENS))
 
 
 def chunks_of(prompt: str | Sequence[int], apart: str = "") -> list[int]:
-    """The whole chunks of a text or of token ids, first to last; what an engine finds in its cache only if ``apart`` is
-    the same too (a salt, the model) makes others of them. Empty for ids that are no unsigned 32-bit numbers."""
+    """The whole chunks of a text or of token ids. Empty for ids that are not unsigned 32-bit numbers.
+
+    ``apart``: part of every hash, for prompts that do not share a cache (a salt, the model).
+    """
     if isinstance(prompt, str):
         size = CHUNK_TOKENS * CHARS_PER_TOKEN
         parts: Iterable[bytes] = (
@@ -53,11 +54,11 @@ def chunks_of(prompt: str | Sequence[int], apart: str = "") -> list[int]:
 
 
 class Prefixes:
-    """What each engine has, least recently used first; of one prompt its end goes before its beginning, as vLLM frees
-    blocks."""
+    """The chunks of each engine, the least recently used first. The end of a prompt is dropped before its beginning, as
+    vLLM frees blocks."""
 
     def __init__(self) -> None:
-        # Of every chunk whether a prompt that goes on otherwise behind it finds it.
+        # Engine -> chunk -> whether a prompt can hit it that continues differently after it.
         self._held: dict[str, OrderedDict[int, bool]] = {}
 
     def keep(
@@ -69,13 +70,14 @@ class Prefixes:
         pulled: bool = False,
         sparse: bool = False,
     ) -> None:
-        """The engine has computed a prompt with these chunks, or ``pulled`` its KV cache from another one.
+        """Record that the engine computed a prompt with these chunks, or ``pulled`` its KV cache from another engine.
 
-        A pulled prompt is found as a whole alone, for layers with a sliding window have only its end (vLLM's NIXL
-        connector, gpt-oss). ``sparse``: so is a computed one, for vLLM keeps windows before a prompt's last token
-        alone, and where this prompt parted from one that the other layers still had: who comes third finds that
-        (``prefix_cache_retention_interval`` 0). What the engine's pool of so many tokens (None: `POOL_TOKENS`) cannot
-        hold beside is forgotten."""
+        Only the whole of a pulled prompt can be hit, because layers with a sliding window have only its end (vLLM's
+        NIXL connector, gpt-oss). ``sparse``: the same holds for a computed prompt, because vLLM keeps windows only
+        before the last token of a prompt (``prefix_cache_retention_interval`` 0). It also keeps them where this prompt
+        left an earlier one that other layers still had, so a third prompt hits that. ``pool_tokens``: size of the
+        engine's pool (None: `POOL_TOKENS`); older chunks beyond it are dropped.
+        """
         held = self._held.setdefault(engine, OrderedDict())
         ends = {len(chunks) - 1}
         if sparse and not pulled:
@@ -89,7 +91,7 @@ class Prefixes:
             held.popitem(last=False)
 
     def tokens(self, engine: str, chunks: Sequence[int]) -> int:
-        """Tokens of that prompt, from its first on, that the engine has."""
+        """Number of first tokens of a prompt that the engine has."""
         held = self._held.get(engine)
         if not held:
             return 0
@@ -99,6 +101,6 @@ class Prefixes:
         return CHUNK_TOKENS * count
 
     def forget_others(self, engines: Iterable[str]) -> None:
-        """Only these engines are there."""
+        """Drop the chunks of all engines but these."""
         kept = set(engines)
         self._held = {engine: held for engine, held in self._held.items() if engine in kept}

@@ -1,6 +1,6 @@
-"""What a launch asks of a fluid pool, declared once for users, board, controllers, engines and simulator. Pure.
+"""The specification of a fluid pool for board, controllers, engines and simulator. Pure.
 
-`pdlab.core.deployment.Fluid` is where a user sets it: it adds bounds and flags, and takes the defaults from here.
+`pdlab.core.deployment.Fluid` has the same settings for users, with bounds and flags, and takes the defaults from here.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import Any
 from pdlab.roles.assign import first_split
 
 AUTO = "auto"
-TTFT_S = 2.0  # planned for where no bound is given
+TTFT_S = 2.0  # planned bound if none is given
 
 
 @dataclass(frozen=True)
 class FluidSpec:
-    """``split``: ``auto``, or engines that prefill and that decode, ``3:5``. At least ``p_min`` prefill and ``d_min``
-    decode. ``slo_ttft_s`` and ``slo_tpot_s``: latencies to stay below (None: 2 s, and twice the decode step of an
-    almost empty engine). ``local_below``: tokens below which a prompt is prefilled where it is decoded (None: none is;
-    ``auto``: by the learnt rates). ``prefix_affinity``: prompts go where their prefix is cached. ``slow_down``:
-    seconds that pass here for one of the engines'. ``engines`` begin; ``least`` to ``most`` of them are wanted later
-    (None: their number is fixed), one fewer ``down_after_s`` after fewer would do. They are of the Ray Serve
-    ``deployment`` in ``app``."""
+    """``split``: ``auto``, or prefill and decode engines as ``3:5``. ``p_min``, ``d_min``: least prefill and decode
+    engines. ``slo_ttft_s``, ``slo_tpot_s``: bounds of the latencies (None: 2 s, and twice the decode step of an almost
+    empty engine). ``local_below``: the decoding engine prefills shorter prompts itself, in tokens (None: none;
+    ``auto``: by the learnt rates). ``prefix_affinity``: route prompts to engines that cache their prefix.
+    ``slow_down``: real seconds per simulated second. ``engines``: number at the start. ``least``, ``most``: bounds of
+    their number later (None: fixed). ``down_after_s``: one engine stops after fewer were enough for this time.
+    ``app``, ``deployment``: names of Ray Serve."""
 
     split: str = AUTO
     p_min: int = 1
@@ -41,7 +41,7 @@ class FluidSpec:
 
     @classmethod
     def of(cls, topology: Any) -> FluidSpec:
-        """``topology``: a `pdlab.core.deployment.Fluid`, whose fields of the same name are taken."""
+        """The specification of a `pdlab.core.deployment.Fluid`; fields with the same name are copied."""
         elsewhere = {
             "split": topology.roles,
             "local_below": topology.prefill_locally_below,
@@ -55,7 +55,7 @@ class FluidSpec:
 
     @property
     def changed(self) -> dict[str, Any]:
-        """The fields that are not the default, as the arguments of an application carry them."""
+        """Fields with a value other than the default, for the arguments of an application."""
         return {each.name: value for each in fields(self) if (value := getattr(self, each.name)) != each.default}
 
     @property
@@ -65,17 +65,17 @@ class FluidSpec:
 
     @property
     def ttft_s(self) -> float:
-        """The bound of TTFT that is planned for."""
+        """The planned TTFT bound."""
         return TTFT_S if self.slo_ttft_s is None else self.slo_ttft_s
 
     def first(self, engines: int) -> tuple[int, int]:
-        """How many of so many engines prefill and decode before anything is known of the load."""
+        """(prefill, decode) engines before any load is known."""
         return first_split(engines, self.p_min, self.d_min) if self.split == AUTO else counts_of(self.split)
 
 
 def counts_of(text: str) -> tuple[int, int]:
-    """Engines that prefill and that decode. Raises ValueError for what is not ``3:5``."""
+    """(prefill, decode) engines of a text such as ``3:5``. Raises ValueError for another form."""
     prefill, colon, decode = text.partition(":")
     if not (colon and prefill.isdecimal() and decode.isdecimal() and int(prefill) and int(decode)):
-        raise ValueError(f"{text!r} is no split: give PREFILL:DECODE with at least one of each, such as 3:5, or auto")
+        raise ValueError(f"{text!r} is not a split: give PREFILL:DECODE, each at least 1, such as 3:5, or auto")
     return int(prefill), int(decode)

@@ -1,1 +1,1 @@
-"""Run commands of this project as child processes, one after the other, each with a log, a limit and a verdict."""
+"""Run commands of pdlab one after the other as child processes, each with a log, a time limit and a verdict."""

@@ -1,4 +1,4 @@
-"""Run one command at a time as a child process: its log, its time limit, its verdict, and a clean end by Ctrl-C."""
+"""Run one command at a time as a child process, with a log, a time limit, a verdict, and a clean end at Ctrl-C."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from typing import Literal, NamedTuple
 from pdlab.core.failure import FAILURE_FILE, CommandFailure, read_failure
 from pdlab.core.files import ROOT
 
-# What became of a step. A finding is a step that ran and found something wrong; it stops nothing.
+# The result of a step. finding: it ran and found something wrong; later steps still run.
 StepVerdict = Literal["ok", "finding", "failed", "timed out", "skipped", "interrupted"]
 RAN: tuple[StepVerdict, ...] = ("ok", "finding")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-END_WAIT_S = 120.0  # a launch that is interrupted takes down what it started
+END_WAIT_S = 120.0  # an interrupted launch needs this time to shut its deployment down
 POLL_S = 0.2
 
 
@@ -33,10 +33,10 @@ POLL_S = 0.2
 class ChildStep:
     """One command to run.
 
-    ``argv``: the words behind ``python``. ``log``: the file to which its output is appended; None: it writes to the
-    standard output and error of this process. ``limit_s``: seconds after which it is ended. ``codes``: the exit codes
-    that are no failure, with their verdicts. ``always``: it runs, and runs to its end, although the runner was
-    interrupted. ``stdin``: what it reads on its standard input. ``cwd``: the folder in which it runs.
+    ``argv``: the words after ``python``. ``log``: the file to which its output is appended; None: standard output and
+    error of this process. ``limit_s``: seconds after which it is ended. ``codes``: exit codes that are no failure, with
+    their verdicts. ``always``: it runs to its end even if the runner was interrupted. ``stdin``: text on its standard
+    input. ``cwd``: the folder in which it runs.
     """
 
     argv: tuple[str, ...]
@@ -49,8 +49,8 @@ class ChildStep:
 
 
 class StepEnd(NamedTuple):
-    """How a step ended. ``exit_code`` is None where the step was skipped, ``took_s`` is seconds, ``last_line`` the last
-    line of its log that is not blank, ``failure`` what the command itself reports (`pdlab.core.failure`)."""
+    """How a step ended. ``exit_code``: None if it was skipped. ``last_line``: the last line of its log that is not
+    blank. ``failure``: the command's own report (`pdlab.core.failure`)."""
 
     verdict: StepVerdict
     exit_code: int | None = None
@@ -60,16 +60,16 @@ class StepEnd(NamedTuple):
 
     @property
     def reason(self) -> str | None:
-        """Why it failed: what the command reports, else its last line; None where it printed nothing."""
+        """Why it failed: the command's own report, else its last line; None if it printed nothing."""
         return self.failure.message if self.failure else self.last_line
 
 
 class StepRunner:
-    """Runs steps one after the other, each in a session of its own.
+    """Runs steps one after the other, each in its own session.
 
     SIGINT, SIGTERM and SIGHUP to this process end the running step: its process group gets SIGINT once, and SIGKILL
-    after ``end_wait_s``. From then on `interrupted` is true, and only steps with ``always`` run. A step that is over
-    its limit is ended in the same way. ``on_interrupt`` is called once, while a step runs.
+    after ``end_wait_s`` seconds. From then on `interrupted` is true, and only steps with ``always`` run. A step beyond
+    its time limit is ended in the same way. ``on_interrupt`` is called once, while a step runs.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class StepRunner:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Within the block a signal to stop interrupts this runner, and nothing else in this process.
+        """During the block, SIGINT, SIGTERM and SIGHUP interrupt this runner only, not other code of this process.
 
-        A hangup that was ignored (nohup) stays ignored. In another thread than the main one, signals stay as they are.
+        An ignored SIGHUP (nohup) stays ignored. In a thread that is not the main thread, nothing changes.
         """
         if self._listening or threading.current_thread() is not threading.main_thread():
             yield
@@ -108,7 +108,7 @@ class StepRunner:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def interrupt(self) -> None:
-        """End the running step, and run no further one but those with ``always``."""
+        """End the running step. From now on, run only steps with ``always``."""
         self.interrupted = True  # nothing is printed here: a handler may interrupt a print
 
     def run(
@@ -120,9 +120,9 @@ class StepRunner:
     ) -> StepEnd:
         """Run a step to its end.
 
-        ``on_line`` gets each line that goes to its log. ``on_wait`` gets, each ``wait_every_s`` and not more often than
-        each POLL_S, the seconds that the step has run and the last line of its log that is not blank. An error of the
-        two ends the step and passes through.
+        ``on_line`` gets each line of its log. ``on_wait`` gets the step's run time in seconds and the last line of its
+        log that is not blank, every ``wait_every_s`` seconds, at most every POLL_S. An exception of ``on_line`` or
+        ``on_wait`` ends the step and is raised again.
         """
         if self.interrupted and not step.always:
             return StepEnd("skipped")
@@ -150,9 +150,9 @@ class StepRunner:
             return StepEnd(verdict, code, self._now() - began, child.last_line, read_failure(failure))
 
     def run_shown(self, *argv: str, always: bool = False) -> int:
-        """Print the command as a person would type it, and run it with its output shown. Returns its exit code.
+        """Print the command as a person would type it, and run it without a log. Returns its exit code.
 
-        Raises KeyboardInterrupt where the runner was interrupted, except for a step with ``always``.
+        Raises KeyboardInterrupt if the runner was interrupted, unless ``always``.
         """
         print(f"\n$ {as_typed(argv)}", flush=True)
         code = self.run(ChildStep(argv, always=always)).exit_code
@@ -161,9 +161,9 @@ class StepRunner:
         return code
 
     def _wait(self, child: _Child, step: ChildStep, began: float, each_poll: Callable[[], None]) -> StepVerdict | None:
-        """Wait for its end; returns why it was ended, None where it ended by itself.
+        """Wait for the end of the process. Returns why it was ended; None if it ended by itself.
 
-        The end of the process counts, not the end of its output, which what it leaves running may hold open.
+        The end of its output does not count: a process that it left running may hold the output open.
         """
         ended: StepVerdict | None = None
         limit_s, kill_at = step.limit_s, math.inf
@@ -173,7 +173,7 @@ class StepRunner:
                 self._on_interrupt()
                 self._on_interrupt = None
             if self.interrupted and step.always:
-                limit_s = min(limit_s, elapsed_s + self._end_wait_s)  # nobody waits for ever to get away
+                limit_s = min(limit_s, elapsed_s + self._end_wait_s)  # a person who pressed Ctrl-C wants an end
             if ended is not None:
                 if elapsed_s > kill_at:
                     child.kill()
@@ -184,12 +184,12 @@ class StepRunner:
             else:
                 each_poll()
         if ended is not None:
-            child.kill()  # what it left behind
+            child.kill()  # the processes that it left behind
         return ended
 
 
 class _Child:
-    """The process of a step, and the lines that it appends to its log."""
+    """The process of a step, and a reader of its log."""
 
     def __init__(
         self, step: ChildStep, stdin: Path, environment: Mapping[str, str], on_line: Callable[[str], None] | None
@@ -213,7 +213,7 @@ class _Child:
             )
 
     def over(self) -> bool:
-        """Wait up to POLL_S for its end, and hand on its lines. True once it has ended and all lines are handed on."""
+        """Wait up to POLL_S for the end of the process, and pass on new lines. True once it has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(POLL_S)
         over = self.process.poll() is not None
@@ -224,7 +224,7 @@ class _Child:
         self._signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """End every process of its group at once."""
+        """Kill all processes of its group."""
         self._signal(signal.SIGKILL)
         self.process.wait()
 

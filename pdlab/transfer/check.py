@@ -1,6 +1,6 @@
 """One KV-transfer check: handshake, transfers of every size, checks of the content, wire, verdict.
 
-Independent of Ray: it drives `Ranks`, which are Ray actors (`pdlab.transfer.ray_ranks`), or processes in the tests.
+Independent of Ray: it drives `Ranks`, which are Ray actors (`pdlab.transfer.ray_ranks`) or, in tests, processes.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from pdlab.transfer.rank.side_channel import Registration
 from pdlab.transfer.ucx_log import Operation, Wire, failed_modules, parse_table, together, ucx_version, wire_of
 from pdlab.transfer.verdict import CORRUPT, OK, ObservedTransfer, Verdict, judge, notes, traffic_share
 
-GRACE_S = 5.0  # beyond a rank's own timeout, so that the rank can report what it waited for
+GRACE_S = 5.0  # added to a rank's own timeout, so that the rank can report what it waited for
 PING_S = 2.0
-TOGETHER_S = 0.02  # several initiators start this much after they were asked
-SPARE = 1.25  # cache size over what the largest size needs: memory that no transfer may touch
+TOGETHER_S = 0.02  # several initiators start together this long after the call
+SPARE = 1.25  # cache size over the largest request: no transfer may change the rest
 SPARE_BLOCKS = 8
 
 
 @dataclass(frozen=True)
 class RequestSize:
-    """Requests of ``blocks`` blocks each; ``tokens``: the prompt of that size, None if the size was given in blocks."""
+    """Blocks of each request. ``tokens``: of the prompt with that size; None if the size was given in blocks."""
 
     blocks: int
     tokens: int | None = None
@@ -38,8 +38,8 @@ class RequestSize:
 
 @dataclass(frozen=True, kw_only=True)
 class TransferPlan(CheckOptions):
-    """The check to run: strategy, backends, sizes, repeats. ``compare``: every size with scattered blocks and, in
-    turns with them, as one run of blocks."""
+    """The check to run. ``scattered``: use scattered blocks. ``compare``: move every size with scattered and with
+    contiguous blocks, in turn."""
 
     strategy: str
     sizes: tuple[RequestSize, ...]
@@ -52,7 +52,7 @@ class TransferPlan(CheckOptions):
 
     @property
     def requests(self) -> int:
-        """Requests of the whole run."""
+        """Number of requests of the whole run."""
         return (1 + self.compare) * (self.repeats + 1) * self.concurrent * len(self.sizes)
 
     def ranks(self, backend: str, vram: bool) -> list[RankOptions]:
@@ -66,7 +66,7 @@ class TransferPlan(CheckOptions):
 
 
 def cache_blocks(sizes: Sequence[RequestSize], concurrent: int) -> int:
-    """Blocks of a cache that holds the largest size and some that no transfer may touch."""
+    """Blocks of a cache for the largest size, with spare blocks that no transfer may change."""
     return int(max(size.blocks for size in sizes) * concurrent * SPARE) + SPARE_BLOCKS
 
 
@@ -74,14 +74,17 @@ class Ranks(Protocol):
     """Processes that run `rank.Rank`, one per rank of the plan, in that order."""
 
     def call(self, ranks: Sequence[int], method: str, args: Sequence[tuple[Any, ...]], timeout_s: float) -> list[Any]:
-        """Each rank's answer: ("ok", value), (kind, text), or ("peer" or "timeout", text) if it died or hangs."""
+        """Each rank's answer: ("ok", value), (kind of error, text), or ("peer" or "timeout", text) if it died or hangs.
+
+        ``args``: arguments for each rank.
+        """
 
     def ips(self) -> list[str]:
-        """Each rank's address, as other nodes reach it."""
+        """Each rank's address for other nodes."""
 
 
 class SpreadGbPerS(NamedTuple):
-    """Rates of the slowest and of the fastest repeat; GB are 10^9 bytes."""
+    """Rates of the slowest and fastest repeat; GB are 10^9 bytes."""
 
     slowest: float
     fastest: float
@@ -91,9 +94,9 @@ class SpreadGbPerS(NamedTuple):
 class SizeResult:
     """Warm repeats of one size. ``seconds`` per repeat: from the first post to the last byte of all requests.
 
-    ``request_s``: each request's own time. ``post_share``: NIXL's posting time over all time. ``first_s``:
-    the size's first transfer, which is not among the repeats. ``contiguous_s``: as ``seconds``, of the same size in
-    one run of blocks, where that was compared.
+    ``request_s``: each request's own time. ``post_share``: NIXL's posting time over all time. ``first_s``: the first
+    transfer of the size, which is not among the repeats. ``contiguous_s``: as ``seconds``, with contiguous blocks;
+    empty without a comparison.
     """
 
     size: RequestSize
@@ -108,7 +111,7 @@ class SizeResult:
 
     @property
     def scattered_over_contiguous(self) -> float | None:
-        """How many times as long scattered blocks take (medians); None where that was not compared."""
+        """Ratio of the medians of scattered and contiguous blocks; None without a comparison."""
         return median(self.seconds) / median(self.contiguous_s) if self.contiguous_s else None
 
     @property
@@ -125,8 +128,8 @@ class SizeResult:
 class BackendResult:
     """Result of one backend's run.
 
-    ``startup_s``: imports, agents, memory and handshake until the first transfer, Ray's own time (``ray_s``) left
-    out. ``check_s``: all checks of ``checked_bytes``, which no other time includes.
+    ``startup_s``: imports, agents, memory and handshake until the first transfer, without Ray's own time (``ray_s``).
+    ``check_s``: duration of all checks of ``checked_bytes``; no other time includes it.
     """
 
     backend: str
@@ -159,7 +162,7 @@ class BackendResult:
 def run_backend(
     plan: TransferPlan, options: Sequence[RankOptions], ranks: Ranks, print_line: Callable[[str], None] = lambda _: None
 ) -> BackendResult:
-    """Run the plan on running ranks. Raises TransferError; corruption is a finding, not an error."""
+    """Run the plan on started ranks. Raises TransferError. Corruption is a finding and not an error."""
     return _Run(plan, options, ranks, print_line).run()
 
 
@@ -174,7 +177,7 @@ def verdict_of(observed: ObservedTransfer, findings: Sequence[Inspection]) -> Ve
 
 
 def wire_unreported(result: BackendResult) -> bool:
-    """Whether UCX printed no table of the protocols in use, which UCX before 1.21 lacks."""
+    """Whether UCX printed no table of the protocols in use, as UCX before 1.21."""
     return result.backend == "UCX" and result.wire is None
 
 
@@ -267,14 +270,14 @@ class _Run:
         )  # fmt: skip
 
     def _size(self, size: RequestSize) -> SizeResult:
-        """The first transfer, then the warm repeats; each is checked, and corruption stops the run."""
+        """Move one size: the first transfer, then the warm repeats. Each is checked, and corruption stops the run."""
         runs: list[list[TransferTimes]] = []
         contiguous: list[list[TransferTimes]] = []
         while len(runs) <= self.plan.repeats and not self._corrupt():
             runs.append(self._transfer(size, scattered=self.plan.scattered))
             if self.plan.compare:
                 contiguous.append(self._transfer(size, scattered=False))
-            if size == self.plan.sizes[-1]:  # in turns with the transfers, so that both meet the same load
+            if size == self.plan.sizes[-1]:  # in turn with the transfers, so that both have the same load
                 self.copies += self.call(self.decode[:1], "copy_gb_per_s", [(self.page,)])
         times = [_took_s(run) for run in runs]
         warm = list(zip(runs, times, strict=True))[1:] or [(runs[0], times[0])]
@@ -303,7 +306,7 @@ class _Run:
         self.notice_s.append(max(self.call(self.targets, "await_notices", [(tables,)] * len(self.targets))))
         side = 0 if plan.direction == "read" else 1
         for nic in {nic for move in moved for nic in move.traffic}:
-            # Ranks of one host read the same counters: the highest reading covers all.
+            # Ranks of one host read the same counters, so take the highest reading.
             nic_bytes = max(move.traffic.get(nic, (0, 0))[side] for move in moved)
             self.traffic[nic] = self.traffic.get(nic, 0) + nic_bytes
         self.payload += sum(move.bytes for move in moved)
@@ -317,9 +320,9 @@ class _Run:
         return any(finding.wrong_words for finding in self.findings)
 
     def _raw(self) -> tuple[float | None, str | None]:
-        """(GB/s of UCX alone between the first pair, None), or (None, why it was not measured).
+        """(GB/s of UCX without NIXL between the first pair, None), or (None, why it was not measured).
 
-        Comes last, after NIXL's results: a failure here, even a rank that dies, costs this figure only.
+        It runs last, so that a failure, even the death of a rank, costs only this figure.
         """
         if self.options[0].backend != "UCX":
             return None, "not UCX"
@@ -336,7 +339,7 @@ class _Run:
         return median(rates), None
 
     def call(self, ranks: Sequence[int], method: str, args: Sequence[tuple[Any, ...]] | None = None) -> list[Any]:
-        """The values of all ranks. Raises TransferError with the root cause: who died or hangs comes first."""
+        """The values of all ranks. Raises TransferError with the root cause, and with the ranks that died or hang."""
         words = args if args is not None else [()] * len(ranks)
         answers = self.ranks.call(ranks, method, words, self.plan.timeout_s + GRACE_S)
         failed = [(rank, kind, text) for rank, (kind, text) in zip(ranks, answers, strict=True) if kind != "ok"]
@@ -363,7 +366,7 @@ class _Run:
 
 
 def _took_s(moves: Sequence[TransferTimes]) -> float:
-    """From the first rank's begin to the last one's end."""
+    """Seconds from the first rank's begin to the last rank's end."""
     return max(move.end_s for move in moves) - min(move.begin_s for move in moves)
 
 
@@ -382,11 +385,11 @@ def _size_text(size: RequestSize) -> str:
 
 
 def _tls(log: str) -> str | None:
-    """UCX_TLS as UCX itself saw it."""
+    """UCX_TLS in UCX's own log; None if it is not set."""
     words = (word for line in log.splitlines() if "env variables" in line for word in line.split())
     return next((word.removeprefix("UCX_TLS=") for word in words if word.startswith("UCX_TLS=")), None)
 
 
 def worst_code(codes: Sequence[int]) -> int:
-    """Exit code of several backends: corrupt before all, then cannot run, then slow."""
+    """Exit code of several backends: corrupt, else cannot run, else slow, else OK."""
     return next((code for code in (CORRUPT, 5, 3) if code in codes), OK)

@@ -1,4 +1,4 @@
-"""Flags of the KV-transfer check, and the plan that they describe."""
+"""Settings of the KV-transfer check, and its plan."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pdlab.transfer.rank.layout import refusal as tp_refusal
 
 BLOCK_TOKENS = 16
 TOKENS = (1000, 5000, 20000)
-MAX_TRANSFERS = 100_000  # minutes to hours; more is a typing error
+MAX_TRANSFERS = 100_000  # takes minutes to hours; more is a typing error
 MODEL = "gpt-oss-120b"
 LOCAL_NODES, MAX_LOCAL_NODES = 2, 64
 
@@ -43,7 +43,7 @@ WHERE, WHAT, HOW, OUTPUT = "where", "what moves", "how", "output"
 
 
 class CheckTransferSettings(Settings):
-    """What ``debug/test_nixl_connector_ray.py`` moves, between which ranks, and where the result goes."""
+    """Settings of ``debug/test_nixl_connector_ray.py``."""
 
     COMMAND = "check-transfer"
     ABOUT = (
@@ -104,7 +104,7 @@ class CheckTransferSettings(Settings):
 
 
 def plan_from(settings: CheckTransferSettings) -> TransferPlan:
-    """The plan that the settings describe. Raises UsageError naming the flag, the rule and the fix."""
+    """The plan of the settings. Raises UsageError with the flag, the rule and the fix."""
     shape = _shape(settings)
     if reason := tp_refusal(settings.prefill_tp, settings.decode_tp, shape.kv_heads):
         raise UsageError(f"{reason}; change --prefill-tp or --decode-tp")
@@ -159,7 +159,7 @@ def plan_from(settings: CheckTransferSettings) -> TransferPlan:
 
 
 def kv_shape(model: ModelShape) -> KvShape:
-    """KV cache of a catalogue model. Raises UsageError for a dtype or shape that has no codes."""
+    """KV cache of a catalogue model. Raises UsageError for a dtype or shape without codes."""
     if model.kv_latent:
         block_bytes = round(kv_bytes_per_token_layer(model) * model.kv_block_tokens)
         raise UsageError(

@@ -1,6 +1,6 @@
-"""The KV-transfer check on a Ray cluster: ranks are placed strictly, run as actors, and removed afterwards.
+"""The KV-transfer check on a Ray cluster: ranks run as actors on chosen nodes and are ended afterwards.
 
-The nodes need NIXL and numpy, not pdlab: the code of the ranks is sent by value.
+The nodes need NIXL and numpy, but not pdlab, because the code of the ranks is sent by value.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pdlab.cluster.connection import Cluster
+from pdlab.cluster.connection import Cluster, pinned_to
 from pdlab.cluster.local_nodes import LocalNodes, become_driver, running, start, stop
 from pdlab.core.errors import TransferError
 from pdlab.core.nodes import NODE_ID_LABEL, ClusterView
+from pdlab.core.text import first_line
 from pdlab.transfer.check import BackendResult, TransferPlan, probe_plan, run_backend, wire_unreported, with_wire_of
 from pdlab.transfer.rank.actor import RankActor, end_ranks
 from pdlab.transfer.rank.messages import RankOptions
@@ -47,16 +48,16 @@ class BackendOutcome:
 
 @dataclass(frozen=True)
 class TransferNodes:
-    """The nodes of both sides, by their id in the view."""
+    """The nodes of both sides, by id in the view."""
 
     prefill: str
     decode: str
 
 
 def choose_nodes(view: ClusterView, plan: TransferPlan) -> TransferNodes:
-    """Nodes for the plan's strategy, strictly; independent of the order in which Ray lists them.
+    """Nodes for the plan's strategy, independent of Ray's order. A spread prefers nodes of different machines.
 
-    Spread prefers nodes of different machines. Raises TransferError (placement) with the free slots of the cluster.
+    Raises TransferError (placement) with the free slots of the cluster if no nodes fit.
     """
     kind = "GPU" if view.device == "gpu" else "CPU"
     nodes = sorted(view.engine_nodes, key=lambda node: (not node.head, node.id))
@@ -89,7 +90,7 @@ def _short(node_id: str) -> str:
 
 @contextlib.contextmanager
 def local_cluster(count: int) -> Iterator[LocalNodes]:
-    """Ray nodes of this machine for a check; nodes that already run are used and stay up."""
+    """Ray nodes of this machine for a block; running nodes are used and stay up."""
     already_running = running()
     nodes = already_running or start(count)
     try:
@@ -103,10 +104,9 @@ def local_cluster(count: int) -> Iterator[LocalNodes]:
 
 @contextlib.contextmanager
 def stopped_by_signals() -> Iterator[Callable[[], None]]:
-    """SIGTERM and a closed terminal end a check as Ctrl-C does: everything is taken down.
+    """Let SIGTERM and a closed terminal raise KeyboardInterrupt in a block, so that everything is cleaned up.
 
-    Yields the function that installs the handlers: call it again once Ray is connected, whose own handler aborts
-    the process.
+    Yields the function that installs the handlers. Call it again after the connection to Ray, which installs its own.
     """
 
     def interrupt(*_: object) -> None:
@@ -130,8 +130,8 @@ def check(
 ) -> list[BackendOutcome]:
     """Run every backend of the plan in turn, on ``local`` Ray nodes of this machine or on the running Ray (None).
 
-    ``command_s``: start-up of the command before this, which the first backend's ``startup_s`` includes. A backend
-    that cannot run is an outcome. Raises TransferError (placement) and ClusterError.
+    ``command_s``: earlier start-up time of the command, added to the first backend's ``startup_s``. A backend that
+    cannot run is an outcome. Raises TransferError (placement) and ClusterError.
     """
     with contextlib.ExitStack() as stack:
         began = time.monotonic()
@@ -164,7 +164,7 @@ def check(
 
 
 def _seats(cluster: Cluster, plan: TransferPlan, wait_s: float) -> tuple[ClusterView, TransferNodes]:
-    """The nodes for the plan; a cluster that has just been started gets some seconds for its nodes to join."""
+    """The view and the nodes for the plan; waits up to ``wait_s`` for nodes that are still joining."""
     deadline = time.monotonic() + wait_s
     while True:
         view = cluster.view()
@@ -177,7 +177,7 @@ def _seats(cluster: Cluster, plan: TransferPlan, wait_s: float) -> tuple[Cluster
 
 
 class RayRanks:
-    """The ranks as actors, each pinned to its node; a context manager that ends all of them."""
+    """The ranks as Ray actors, each on its node; a context manager that ends them."""
 
     def __init__(self, options: Sequence[RankOptions], view: ClusterView, places: TransferNodes) -> None:
         self.options = list(options)
@@ -187,7 +187,6 @@ class RayRanks:
 
     def __enter__(self) -> RayRanks:
         import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         for package in ("pdlab.remote", "pdlab.transfer.rank"):  # and all modules in them
             ray.cloudpickle.register_pickle_by_value(importlib.import_module(package))
@@ -195,8 +194,7 @@ class RayRanks:
         gpus = self.view.device == "gpu"
         try:
             for options in self.options:
-                node = self._node_of(options)
-                pinned = NodeAffinitySchedulingStrategy(node, soft=False)
+                pinned = pinned_to(self._node_of(options))
                 need: Mapping[str, Any] = {"num_gpus": 1, "num_cpus": 0} if gpus else {"num_cpus": 1}
                 env = {"env_vars": {"NIXL_LOG_LEVEL": os.environ.get("NIXL_LOG_LEVEL", "WARN")}}
                 self.actors.append(actor.options(scheduling_strategy=pinned, runtime_env=env, **need).remote(options))
@@ -211,7 +209,7 @@ class RayRanks:
         return self.view.node(place).labels[NODE_ID_LABEL]
 
     def _settle(self) -> None:
-        """Waits until every actor runs on its node. Raises TransferError (placement)."""
+        """Wait until every actor runs on its node. Raises TransferError (placement)."""
         import ray
 
         pending = [actor.where.remote() for actor in self.actors]
@@ -225,7 +223,7 @@ class RayRanks:
                     "do other actors hold its resources?",
                 ) from error  # fmt: skip
             except ray.exceptions.RayError as error:
-                raise TransferError("placement", f"{options.name} could not start: {_first_line(error)}") from error
+                raise TransferError("placement", f"{options.name} could not start: {first_line(error)}") from error
             if seat[0] != self._node_of(options):
                 raise TransferError("placement", f"{options.name} runs on node {seat[0]} instead of the planned one")
             self.seats.append(seat)
@@ -239,18 +237,14 @@ class RayRanks:
         self._reap()
 
     def _reap(self) -> None:
-        """A hanging process survives `ray.kill`: end the remaining processes of our actors by their ids."""
+        """End the processes of the actors that survive `ray.kill`, as a hanging process does."""
         import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         by_node: dict[str, list[int]] = {}
         for node, _, pid in self.seats:
             by_node.setdefault(node, []).append(pid)
         task = ray.remote(num_cpus=0)(end_ranks)
-        pending = []
-        for node, pids in by_node.items():
-            pinned = NodeAffinitySchedulingStrategy(node, soft=False)
-            pending.append(task.options(scheduling_strategy=pinned).remote(pids))
+        pending = [task.options(scheduling_strategy=pinned_to(node)).remote(pids) for node, pids in by_node.items()]
         if pending:
             with contextlib.suppress(Exception):  # a node that died has no process left
                 ray.get(pending, timeout=REAP_TIMEOUT_S)
@@ -269,16 +263,11 @@ class RayRanks:
             except ray.exceptions.GetTimeoutError:
                 answers.append(("timeout", f"{name} does not answer within {timeout_s:g} s"))
             except ray.exceptions.RayTaskError as error:
-                raise TransferError("bug", f"{name}: {_first_line(error.cause or error)}") from error
+                raise TransferError("bug", f"{name}: {first_line(error.cause or error)}") from error
             except ray.exceptions.RayError as error:
-                answers.append(("peer", f"{name} died: {_first_line(error)}"))
+                answers.append(("peer", f"{name} died: {first_line(error)}"))
         return answers
 
     def ips(self) -> list[str]:
         """See `check.Ranks`."""
         return [ip for _, ip, _ in self.seats]
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

@@ -18,8 +18,8 @@ COPIES, NETWORKS = ("memcpy", "GPU copy"), ("line rate", "rails")  # ceilings in
 
 @dataclass(frozen=True)
 class PdPrediction:
-    """A prediction: ``added_ttft_s`` of one prompt of PROMPT_TOKENS tokens when nothing else uses the link, and the
-    request rate at which such prompts saturate it. ``measured_bytes``: the size whose bandwidth was taken."""
+    """Predicted cost of the KV transfer of a prompt of PROMPT_TOKENS tokens. ``added_ttft_s``: without other traffic.
+    ``saturates_at_rps``: rate of such prompts that saturates the link. ``measured_bytes``: size of the bandwidth."""
 
     model: str
     tokens: int
@@ -31,8 +31,8 @@ class PdPrediction:
 
 
 def for_pd(result: BackendResult, model: KvShape, decode_tp: int) -> PdPrediction:
-    """Time = bytes of the prompt / bandwidth measured at the nearest size; rate = its inverse."""
-    decode_tp = min(decode_tp, model.kv_heads)  # beyond, heads are copied and each rank fetches its own
+    """Predict with time = bytes of the prompt / bandwidth of the nearest measured size, and rate = 1 / time."""
+    decode_tp = min(decode_tp, model.kv_heads)  # with more ranks heads are copied, and each rank reads its own copy
     prompt_bytes = model.request_bytes(model.blocks_of(PROMPT_TOKENS), decode_tp)
     nearest = min(result.sizes, key=lambda size: abs(size.bytes - prompt_bytes))
     rate = nearest.gb_per_s * 1e9
@@ -41,7 +41,7 @@ def for_pd(result: BackendResult, model: KvShape, decode_tp: int) -> PdPredictio
 
 
 def render(plan: TransferPlan, result: BackendResult, model: KvShape, *, verbose: bool) -> str:
-    """The report of one backend, the verdict last."""
+    """The report of one backend as text; the last line is the verdict."""
     shape = plan.shape
     pages = shape.page_bytes(max(plan.prefill_tp, plan.decode_tp))
     where = {side: f"{host.name} ({host.ip})" for side, host in result.hosts.items()}
@@ -139,7 +139,7 @@ def _table(plan: TransferPlan, sizes: tuple[SizeResult, ...]) -> list[str]:
 
 
 def _compared(sizes: tuple[SizeResult, ...]) -> list[str]:
-    """How much longer scattered blocks take than one run of them, where that was measured."""
+    """A line with the ratios of scattered and contiguous blocks; empty without a comparison."""
     ratios = [
         f"{size.size.tokens or size.size.blocks} {'tokens' if size.size.tokens else 'blocks'} {ratio:.2f} times "
         f"({median(size.seconds) * 1e3:.2f} against {median(size.contiguous_s) * 1e3:.2f} ms)"

@@ -1,9 +1,8 @@
-"""Facts from UCX's own log: its table of protocols, its version, the modules that did not load.
+"""Facts from UCX's own log: its table of protocols, its version, modules that did not load. Pure.
 
-UCX prints the table when an endpoint goes (UCX_LOG_LEVEL=info UCX_PROTO_INFO=used). Three forms are read:
-1.19 (UCX_PROTO_INFO=y: candidates without counts), 1.21 (count and range in one cell), 1.22 and 1.23 (a
-cell each, the title on lines of its own). The lanes on a `cfg#` line are not read: it lists tcp even when
-the data goes over cma. Pure.
+UCX prints the table at the end of an endpoint (UCX_LOG_LEVEL=info UCX_PROTO_INFO=used). This reads three forms: 1.19
+(UCX_PROTO_INFO=y: candidates without counts), 1.21 (count and range in one cell), and 1.22 and 1.23 (separate cells,
+the title on its own lines). The lanes of a `cfg#` line are ignored: it lists tcp even if the data moves over cma.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ class UcxLane:
 
 @dataclass(frozen=True)
 class ProtocolRow:
-    """One line of a table: messages of ``low`` to ``high`` bytes (None: no end) go by ``protocol`` over ``lanes``.
+    """One row of a table: messages of ``low`` to ``high`` bytes (None: no limit) use ``protocol`` over ``lanes``.
 
-    ``count``: number of messages; None if UCX printed candidates without counts. ``scope``: of the endpoint, as UCX
-    sees its peer: self, intra-node or inter-node.
+    ``count``: number of messages; None if UCX printed candidates without counts. ``scope``: UCX's class of the peer:
+    self, intra-node or inter-node.
     """
 
     operation: Operation
@@ -77,7 +76,7 @@ def parse_table(log: str) -> tuple[ProtocolRow, ...]:
             cells = cells[1:]
         if len(cells) == 1:
             operation = _operation(cells[0]) if scope else None
-        # A line that was cut behind an inner bar has fewer cells than the border above it.
+        # A truncated line has fewer cells than the border above it.
         elif operation and len(cells) == columns and (row := _row(operation, cells)):
             rows.append(replace(row, scope=scope))
     return tuple(rows)
@@ -112,7 +111,7 @@ def _size(text: str) -> int:
 
 @dataclass(frozen=True)
 class Wire:
-    """How the pages moved. ``counted``: by UCX's own counts, else by the candidate for that size."""
+    """The wire of the pages. ``counted``: from UCX's own counts, else from the candidate for that size."""
 
     protocol: str
     lanes: tuple[UcxLane, ...]
@@ -129,7 +128,7 @@ class Wire:
 
     @property
     def name(self) -> str:
-        """As in ``srd/rdmap79s0:1 + srd/rdmap80s0:1``; more than four are counted."""
+        """The lanes as ``srd/rdmap79s0:1 + srd/rdmap80s0:1``; of more than four the number of devices."""
         names = list(dict.fromkeys(lane.name for lane in self.lanes))
         return " + ".join(names) if len(names) <= 4 else f"{'/'.join(self.transports)} on {len(self.devices)} devices"
 
@@ -139,10 +138,10 @@ class Wire:
 
 
 def wire_of(rows: Iterable[ProtocolRow], operation: Operation, page_bytes: int) -> Wire | None:
-    """The wire of one process for that kind of operation; None if the tables have no such operation.
+    """The wire of one process for an operation; None if the tables do not have it.
 
-    Every protocol that carried at least STRAY of them is part of it, so that a share of the bytes which took
-    another way is not hidden by the larger share.
+    Every protocol with at least a share STRAY of the operations is part of the wire, so that the larger share does not
+    hide another transport.
     """
     operation_rows = [row for row in rows if row.operation == operation]
     counts: Counter[tuple[str, tuple[UcxLane, ...]]] = Counter()
@@ -154,14 +153,14 @@ def wire_of(rows: Iterable[ProtocolRow], operation: Operation, page_bytes: int) 
         ways = [Wire(*way, True, count) for way, count in counts.most_common() if count >= STRAY * total]
         wire = together(ways)
         return None if wire is None else replace(wire, operations=total)
-    for row in reversed(operation_rows):  # endpoints made later are the data's
+    for row in reversed(operation_rows):  # the endpoints for the data are made last
         if row.count is None and row.low <= page_bytes and (row.high is None or page_bytes <= row.high):
             return Wire(row.protocol, row.lanes, False)
     return None
 
 
 def reads(rows: Iterable[ProtocolRow], scopes: Sequence[str], least_bytes: int) -> Wire | None:
-    """How peers of those scopes are read: by UCX's counts, else by all its candidates for ``least_bytes`` and more."""
+    """The wire of reads from peers of those scopes: by UCX's counts, else the candidates from ``least_bytes`` on."""
     chosen = [row for row in rows if row.operation == "read" and row.scope in scopes]
     if any(row.count for row in chosen):
         return wire_of(chosen, "read", least_bytes)
@@ -171,9 +170,9 @@ def reads(rows: Iterable[ProtocolRow], scopes: Sequence[str], least_bytes: int) 
 
 
 def together(wires: Iterable[Wire | None]) -> Wire | None:
-    """Several wires merged into one, for ranks with different network devices; None without any.
+    """Merge the wires of several ranks, which may have different network devices; None without a wire.
 
-    Protocols and lanes of all; a lane's percentage is kept where it is of the whole.
+    It has all protocols and lanes. The percentages of lanes are kept only if all wires have the same lanes.
     """
     ways = [wire for wire in wires if wire is not None]
     if not ways:
@@ -197,7 +196,7 @@ def ucx_version(log: str) -> str | None:
 
 
 def failed_modules(log: str) -> dict[str, str]:
-    """UCX module (``uct_ib_efa``) -> why its first load failed: that of the copy that belongs to this UCX."""
+    """UCX module (``uct_ib_efa``) -> why its first load failed; the first one is the copy of this UCX."""
     failed: dict[str, str] = {}
     for failure in _FAILED.finditer(log):
         why = failure["why"].removeprefix(f"{failure['path']}: ").strip()

@@ -1,8 +1,7 @@
-"""Judges wire and speed of a transfer from UCX's table, the byte counters and the hosts. Pure.
+"""Judge the wire and speed of a transfer from UCX's table, the byte counters and the hosts. Pure.
 
-The right wire: memory of one host over shared memory (GPU memory over cuda_ipc); between hosts with
-EFA over srd, with InfiniBand or RoCE over its verbs, zero-copy; between hosts with Ethernet alone over tcp,
-where UCX has no zero-copy read and emulates it.
+The right wire within a host is shared memory, or cuda_ipc for GPU memory. Between hosts it is srd with EFA, and verbs
+with InfiniBand or RoCE, both zero-copy. Between hosts with only Ethernet it is tcp, over which UCX emulates reads.
 """
 
 from __future__ import annotations
@@ -15,37 +14,35 @@ from pdlab.core.findings import Finding, found
 from pdlab.remote.network import Interface, RankHost
 from pdlab.transfer.ucx_log import Wire
 
-OK, SLOW, CORRUPT, CANNOT_RUN = 0, 3, 4, 5  # exit codes; SLOW is the wrong wire too
+OK, SLOW, CORRUPT, CANNOT_RUN = 0, 3, 4, 5  # exit codes; SLOW also means the wrong wire
 
 SHARED_MEMORY = ("cma", "xpmem", "knem", "sysv", "posix", "self")
 GPU_PEER = ("cuda_ipc", "cuda_copy", "gdr_copy", "rocm_ipc")
 VERBS = ("rc", "rc_x", "rc_mlx5", "rc_verbs", "dc", "dc_x", "dc_mlx5", "ud", "ud_x", "ud_verbs", "ud_mlx5", "gga_mlx5")
 EFA = ("srd", "ud_verbs")
-# What UCX reads a peer's memory with over each kind of RDMA device.
+# Wire -> the transports with which UCX reads a peer's memory over it.
 FABRIC: dict[str, tuple[str, ...]] = {
     "efa": ("srd",),
     "rdma": tuple(name for name in VERBS if name.split("_")[0] in ("rc", "dc")),
 }
-# Below this share of its ceiling the right wire counts as slow. tcp on one stream per NIXL worker reaches 0.89
-# to 0.96 of a shaped link, cma 0.6 of memcpy and more. Nothing was measured on EFA or between GPUs: their bounds
-# are lenient guesses (a GPU copies inside its own memory many times faster than any link between two).
+# The right wire is slow below this share of its ceiling. Measured: tcp with one stream per NIXL worker reaches 0.89 to
+# 0.96 of a shaped link, cma at least 0.6 of memcpy. The bounds of EFA and GPUs are lenient guesses, without a
+# measurement: a GPU copies in its own memory many times faster than over any link between two GPUs.
 Ceiling = Literal["memcpy", "GPU copy", "line rate", "rails"]
 SLOW_SHARE: dict[Ceiling, float] = {"memcpy": 0.2, "GPU copy": 0.002, "line rate": 0.5, "rails": 0.2}
-# Smaller requests are not judged slow: posting and polling, not the wire, set their time.
+# Smaller transfers are not judged slow, because posting and polling take most of their time.
 LEAST_BYTES = 64_000_000
 UNPROVEN = "a wire that is not proven (no table of UCX's, and no interface counted it)"
-CARRIED = 0.5  # share of the payload that an interface must have counted to have carried it
+CARRIED = 0.5  # an interface carried the payload if it counted at least this share of it
 EMULATION_FREE_SINCE = (1, 20)
 
 
 @dataclass(frozen=True)
 class ObservedTransfer:
-    """Observations of a run. ``gb_per_s``: median of the warm repeats of the largest size, which is ``size_bytes``.
+    """Observations of a run. ``gb_per_s``: median of the warm repeats of the largest size, ``size_bytes``.
 
-    ``payload_bytes`` and ``traffic`` (interface -> bytes in the payload's direction on the initiator's host): of
-    all transfers.
-
-    ``memcpy_gb_per_s``: one thread of the destination's host, or the GPU's own copy.
+    ``payload_bytes``: of all transfers. ``traffic``: interface -> bytes of all transfers, in the payload's direction on
+    the initiator's host. ``memcpy_gb_per_s``: of one thread on the destination's host, or of the GPU's own copy.
     """
 
     strategy: str
@@ -67,10 +64,10 @@ class ObservedTransfer:
 
 @dataclass(frozen=True)
 class Verdict:
-    """``code`` is the exit code; ``text`` one line; ``share`` of the ceiling named ``of``, whose kind is ``ceiling``.
+    """The verdict. ``code``: exit code. ``text``: one line. ``share``: speed over the ceiling, which is named ``of``.
 
-    ``cause``: the likely one of a wrong or slow wire. ``proven``: UCX's table or the counters of interfaces name the
-    wire; without them it can only be that no interface carried it.
+    ``cause``: likely cause of a wrong or slow wire. ``proven``: UCX's table or an interface's counter shows the wire;
+    otherwise it is only known that no interface carried the payload.
     """
 
     code: int
@@ -86,7 +83,7 @@ class Verdict:
 
 
 def judge(run: ObservedTransfer) -> Verdict:
-    """Right and fast (0), or slow or on the wrong wire (3) with the likely cause and what to try."""
+    """The verdict: right and fast (0), or slow or wrong wire (3) with the likely cause and a fix."""
     expected, right_transports = _expected(run)
     proven_name, transports, protocol = _actual(run)
     name = proven_name or UNPROVEN
@@ -117,12 +114,12 @@ def judge(run: ObservedTransfer) -> Verdict:
 
 
 def one_host(run: ObservedTransfer) -> bool:
-    """Whether the ranks can reach each other's memory, as far as kernel and namespaces go."""
+    """Whether kernel and namespaces let the ranks reach each other's memory."""
     return run.prefill.memory == run.decode.memory
 
 
 def notes(run: ObservedTransfer) -> list[Finding]:
-    """Notes on the verdict."""
+    """Notes on the basis of the verdict."""
     remarks = []
     if run.strategy == "spread" and one_host(run):
         remarks.append(found("spread_on_one_host"))
@@ -138,7 +135,7 @@ def notes(run: ObservedTransfer) -> list[Finding]:
 
 
 def traffic_share(run: ObservedTransfer) -> dict[str, float]:
-    """Interface -> bytes that it counted, as a share of the payload; those under 1 % are left out."""
+    """Interface -> its counted bytes as a share of the payload, without shares below 1 %."""
     shares = {nic: count / run.payload_bytes for nic, count in run.traffic.items()} if run.payload_bytes else {}
     return {nic: share for nic, share in sorted(shares.items(), key=lambda item: -item[1]) if share >= 0.01}
 
@@ -156,7 +153,7 @@ def _expected(run: ObservedTransfer) -> tuple[str, tuple[str, ...]]:
 
 
 def _actual(run: ObservedTransfer) -> tuple[str | None, tuple[str, ...], str]:
-    """(name, transports, protocol) from UCX's table, else from the counters; None in place of a name without proof."""
+    """(name, transports, protocol) from UCX's table, else from the counters; the name is None without a proof."""
     if run.wire is not None and run.wire.lanes:
         return run.wire.name, run.wire.transports, run.wire.protocol
     kinds = _kinds(run)
@@ -173,7 +170,7 @@ def _kinds(run: ObservedTransfer) -> dict[str, str]:
 
 
 def _lanes(run: ObservedTransfer, transports: tuple[str, ...]) -> list[list[Interface]]:
-    """Per host the interfaces in use; UCX names an RDMA port ``device:port``."""
+    """The interfaces in use of the initiator's host and, for tcp, the peer's. UCX names a port ``device:port``."""
     if run.wire is not None and run.wire.lanes:
         names = {lane.device.split(":")[0] for lane in run.wire.lanes}
     else:
@@ -181,7 +178,7 @@ def _lanes(run: ObservedTransfer, transports: tuple[str, ...]) -> list[list[Inte
     initiator_host = run.decode if run.direction == "read" else run.prefill
     peer_host = run.prefill if initiator_host is run.decode else run.decode
     sides = [[nic for nic in initiator_host.nics if nic.name in names]]
-    if transports == ("tcp",):  # the other side's interface has a name of its own: any that is rated could be it
+    if transports == ("tcp",):  # the peer's interface may have another name: take its only interface with a rate
         rated = [nic for nic in peer_host.nics if nic.kind in ("ethernet", "virtual") and nic.gbit_per_s]
         sides += [rated[:1]] if len(rated) == 1 else []
     return sides
@@ -208,7 +205,7 @@ def _share(run: ObservedTransfer, transports: tuple[str, ...]) -> tuple[float | 
 
 
 def _contradiction(run: ObservedTransfer, transports: tuple[str, ...]) -> Finding | None:
-    """UCX's table against the byte counters."""
+    """A finding if UCX's table and the byte counters disagree."""
     if run.wire is None or not run.wire.lanes or not run.payload_bytes:
         return None
     shares = traffic_share(run)
@@ -225,7 +222,7 @@ def _contradiction(run: ObservedTransfer, transports: tuple[str, ...]) -> Findin
 
 
 def _cause(run: ObservedTransfer, transports: tuple[str, ...], expected: str, emulated: bool) -> Finding:
-    """Likely cause of a wrong wire, the most telling evidence first."""
+    """Likely cause of a wrong wire; checks the strongest evidence first."""
     tls = run.ucx_tls
     failed = run.failed_modules or {}
     if one_host(run) and run.backend != "UCX":
@@ -264,7 +261,7 @@ def _why_slow(run: ObservedTransfer, transports: tuple[str, ...]) -> Finding:
 
 
 def allows(tls: str, transports: tuple[str, ...]) -> bool:
-    """Whether a UCX_TLS list lets one of the transports in (``^`` negates; sm, shm, cuda, ib and all are groups)."""
+    """Whether a UCX_TLS list allows one of the transports (``^`` negates; sm, shm, cuda, ib and all are groups)."""
     groups = {
         "sm": SHARED_MEMORY,
         "shm": SHARED_MEMORY,
@@ -286,5 +283,5 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def _gb(value: float) -> str:
-    """Two significant digits."""
+    """Two significant digits below 1, else one decimal."""
     return f"{value:.1f}" if value >= 1 else f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"

@@ -18,7 +18,7 @@ from pdlab.analysis.curves import Curve, Gpus, curves, gpus_of, short_labels
 from pdlab.analysis.view import View
 from pdlab.core import text as core_text
 from pdlab.core.deployment import Deployment, parse_label
-from pdlab.core.errors import StoreError, UsageError
+from pdlab.core.errors import StoreError
 from pdlab.core.lengths import Uniform
 from pdlab.core.nodes import Placement
 from pdlab.core.rehearsal import Rehearsal
@@ -396,13 +396,6 @@ def test_different_things_have_no_winner() -> None:
     ]
     pair = curves([experiment("collocated-8xtp1", closed(4, 1, 10)), experiment("collocated-1xtp1", closed(4, 1, 10))])
     assert "different sizes (8 GPUs and 1 GPU)" in verdicts.headline(pair, View(normalized=False))
-
-
-def test_a_latency_that_nobody_has_is_refused() -> None:
-    prefill_only = one(closed(4, 1, None))
-    with pytest.raises(UsageError, match="no level has the p50 of TPOT"):
-        ranking.require_latency([prefill_only], View())
-    ranking.require_latency([prefill_only], View(latency_mode="first_token"))
 
 
 @pytest.mark.parametrize(

@@ -233,7 +233,7 @@ def test_curves_without_a_shared_load_have_an_empty_cell() -> None:
     found = compared(curves, View())
     (matrix,) = found.matrices
     assert "collocated-1xtp2 alone" not in matrix.labels and found.apart == ("collocated-1xtp2 alone",)
-    rows = dict(zip(matrix.labels, verdicts.matrix_rows(matrix, View()), strict=True))
+    rows = dict(zip(matrix.labels, verdicts.matrix_tables(matrix, View())[0].rows, strict=True))
     shown = {
         label: cell.mark
         for label, cell in zip(matrix.labels, rows["collocated-1xtp2 farther"], strict=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -192,16 +194,22 @@ def test_what_others_had_finished_is_not_the_levels(monkeypatch: pytest.MonkeyPa
     assert run.validity.reasons[0].startswith("the engines finished 60 requests during the level, but this client")
 
 
+def exports(monkeypatch: pytest.MonkeyPatch, pages: Iterable[str], every_s: float = 0.001) -> None:
+    """One page after another where counters are read."""
+    reads = iter(pages)
+
+    def read(urls: Any, replicas: Any, pools: Any) -> Snapshot:
+        return parse_snapshot([next(reads)], replicas, pools)
+
+    monkeypatch.setattr(measure, "read_snapshot", read)
+    monkeypatch.setattr(measure, "SETTLE_POLL_S", every_s)
+
+
 def test_requests_that_an_exporter_counts_late_are_those_of_their_own_level(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exporter that is late when a level is judged: neither that level nor the next one is called strange."""
     moving = iter(range(9, 40))
     counted = [8, 8]
-
-    def read(urls: Any, replicas: Any, pools: Any) -> Snapshot:
-        return parse_snapshot([page(r0=counted.pop(0) if counted else next(moving))], replicas, pools)
-
-    monkeypatch.setattr(measure, "read_snapshot", read)
-    monkeypatch.setattr(measure, "SETTLE_POLL_S", 0.001)
+    exports(monkeypatch, (page(r0=counted.pop(0) if counted else next(moving)) for _ in itertools.count()))
     monkeypatch.setattr(measure, "SETTLE_TIMEOUT_S", 0.005)
     late = made(Client(), urls=("http://h/metrics",))
     late._read_counters(0)
@@ -216,11 +224,7 @@ def test_requests_that_an_exporter_counts_late_are_those_of_their_own_level(monk
 
 
 def test_what_was_late_before_a_level_is_not_called_another_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = iter([8, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, *range(19, 24), *[95] * 200])
-    monkeypatch.setattr(
-        measure, "read_snapshot", lambda _, replicas, pools: parse_snapshot([page(r0=next(counts))], replicas, pools)
-    )
-    monkeypatch.setattr(measure, "SETTLE_POLL_S", 0.002)
+    exports(monkeypatch, [page(r0=count) for count in (8, 8, *range(9, 24), *[95] * 200)], every_s=0.002)
     monkeypatch.setattr(measure, "SETTLE_TIMEOUT_S", 0.004)
     late = made(Client(), urls=("http://h/metrics",))
     late._read_counters(0)
@@ -231,12 +235,7 @@ def test_what_was_late_before_a_level_is_not_called_another_clients(monkeypatch:
 
 def test_an_unpublished_replica_that_does_the_work_is_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica that Ray Serve put in the place of a published one, before the level began."""
-    pages = [page(r0=8, r9=8), page(r0=8, r9=8), *[page(r0=8, r9=48)] * 20]
-    reads = iter(pages)
-    monkeypatch.setattr(
-        measure, "read_snapshot", lambda _, replicas, pools: parse_snapshot([next(reads)], replicas, pools)
-    )
-    monkeypatch.setattr(measure, "SETTLE_POLL_S", 0.001)
+    exports(monkeypatch, [page(r0=8, r9=8), page(r0=8, r9=8), *[page(r0=8, r9=48)] * 20])
     monkeypatch.setattr(measure, "SHORT_STILL_S", 0.01)
     replaced = made(Client(), urls=("http://h/metrics",))
     replaced._read_counters(0)
@@ -246,11 +245,7 @@ def test_an_unpublished_replica_that_does_the_work_is_a_stranger(monkeypatch: py
 
 
 def test_another_applications_replica_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    reads = iter([page(r0=8, r9=8), page(r0=8, r9=8), *[page(r0=48, r9=60)] * 20])
-    monkeypatch.setattr(
-        measure, "read_snapshot", lambda _, replicas, pools: parse_snapshot([next(reads)], replicas, pools)
-    )
-    monkeypatch.setattr(measure, "SETTLE_POLL_S", 0.001)
+    exports(monkeypatch, [page(r0=8, r9=8), page(r0=8, r9=8), *[page(r0=48, r9=60)] * 20])
     beside = made(Client(), urls=("http://h/metrics",))
     beside._read_counters(0)
     run, _ = beside.measure(level())

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -114,21 +113,6 @@ def test_damaged_requests_are_not_resumed_upon(published: Oracle, tmp_path: Path
     path.with_name("concurrency2.json").unlink()
     done = run_bm(*sweep, "--resume", cache=tmp_path)
     assert ended_well(done.returncode, done.stdout), done.stderr
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
-    done = subprocess.run(mount, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"a small file system cannot be mounted here (it requires root): {done.stderr.strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 def test_a_full_disk_names_the_file_and_how_to_go_on(published: Oracle, tmp_path: Path, small_disk: Path) -> None:

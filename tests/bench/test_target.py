@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tokenizers
+from support.web import web_server
 
 from pdlab.bench.target import PROBE, complaint, require_answering, resolve_target
 from pdlab.core.errors import BenchError, UsageError
@@ -21,26 +21,11 @@ from pdlab.deploy.endpoint import Running, save_running
 from pdlab.results.schema import Manifest
 
 
-class Broken(BaseHTTPRequestHandler):
-    """HTTP 500 to everything."""
-
-    def do_GET(self) -> None:
-        self.send_error(500)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture
 def broken() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), Broken) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    """HTTP 500 to everything."""
+    with web_server(lambda call: call.send_error(500)) as url:
+        yield url
 
 
 def test_a_server_that_answers_500_is_told_as_that(broken: str) -> None:
@@ -81,31 +66,18 @@ def served(counted: object) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """A server of the model ``m`` that counts so many tokens in every prompt, and what it is asked."""
     bodies: list[dict[str, Any]] = []
 
-    class Served(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.reply({"data": [{"id": "m"}]})
+    def answer(call: BaseHTTPRequestHandler) -> None:
+        content: object = {"data": [{"id": "m"}]}
+        if call.command == "POST":
+            body = json.loads(call.rfile.read(int(call.headers["content-length"])))
+            bodies.append({**body, "key": call.headers.get("authorization")})
+            content = {"choices": [{"text": " x"}], "usage": {"prompt_tokens": counted}}
+        call.send_response(200)
+        call.end_headers()
+        call.wfile.write(json.dumps(content).encode())
 
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            bodies.append({**body, "key": self.headers.get("authorization")})
-            self.reply({"choices": [{"text": " x"}], "usage": {"prompt_tokens": counted}})
-
-        def reply(self, content: object) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps(content).encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Served) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}", bodies
-        finally:
-            server.shutdown()
-            thread.join()
+    with web_server(answer) as url:
+        yield url, bodies
 
 
 def tokens_of_probe(tokenizer: Path) -> int:

@@ -125,34 +125,6 @@ class TestPredict:
         )
         assert tcp < srd / 4
 
-    @pytest.mark.parametrize(
-        ("text", "message"),
-        [
-            ("", "empty"),
-            ("mode,num,tp,concurrency\n", "no rows"),
-            ("foo,concurrency\n1,2\n", "no column has the configuration"),
-            ("mode,num,tp\ncollocated,1,2\n", "no column concurrency or request_rate"),
-            ("mode,num,tp,concurrency\ncollocated,1,2,x\n", "line 2: concurrency 'x' is not a number"),
-            ("mode,num,tp,concurrency\ncollocated,1,2,8\ncollocated,1.5,2,8\n", "line 3: num '1.5' must be a whole"),
-            ("mode,num,tp,concurrency\ncollocated,1,2,-8\n", "must be above 0"),
-            ("mode,num,tp,concurrency\nsomewhere,1,2,8\n", "mode 'somewhere' is not known"),
-            ("mode,num,tp,concurrency,link\ncollocated,1,2,8,string\n", "link 'string' is not known"),
-            ("mode,num,tp,concurrency,prompts\ncollocated,1,2,8,perhaps\n", "prompts 'perhaps' is not known"),
-            ("mode,num,tp,ep,concurrency\ncollocated,1,2,maybe,8\n", "is not a flag"),
-            ("label,concurrency\nnonsense,8\n", "line 2: label 'nonsense'"),
-            ("mode,num,tp,concurrency,model\ncollocated,1,2,8,gpt-9\n", "model 'gpt-9' has no shape"),
-            ("mode,num,tp,concurrency,itl\ncollocated,1,1,8,90000\n", "does not fit"),
-        ],
-    )
-    def test_a_bad_file_is_one_line(
-        self, text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        path = tmp_path / "in.csv"
-        path.write_text(text)
-        assert plan.main(["--predict", str(path)]) == 2
-        error = capsys.readouterr().err
-        assert message in error and error.count("\n") == 1
-
 
 def test_runs_are_compared_as_the_model_that_they_are_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folders.write(tmp_path / "own", folders.deployments(1)[0])

@@ -99,22 +99,6 @@ def test_an_experiment_begins_each_search_where_its_deployment_ends_on_the_simul
     assert slo_start.of_experiment(untouched) == (untouched, [])
 
 
-@pytest.mark.parametrize(
-    ("slo", "words"),
-    [
-        ({"start_from": "plan", "start_rps": 3}, "both set the start of the search: give one of the two"),
-        ({"hardware": "h100-vllm-0.11"}, "hardware belongs to start_from: plan"),
-        ({"start_from": "magic"}, "start_from"),
-    ],
-)
-def test_starts_of_a_file_that_cannot_be(
-    slo: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli_experiment.main([str(experiment(tmp_path, **slo)), "--dry-run"]) == 2
-    printed = capsys.readouterr().err
-    assert words in printed and "Traceback" not in printed
-
-
 def test_what_cannot_be_simulated_is_said_before_anything_is_launched(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

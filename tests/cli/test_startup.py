@@ -46,6 +46,31 @@ def test_answers_without_heavy_imports() -> None:
     assert done.stdout == ""
 
 
+CHECK = "from pdlab.deploy import engine_arguments; engine_arguments.check({'max_num_seqs': 4}, 'x')"
+COLLOCATED = str(ROOT / "tests" / "data" / "published" / "demo_itl1000_otl100_mixed_baseline_2xtp2")
+TABLES = f"from pdlab.cli import viz; viz.main(['--exps', {COLLOCATED!r}, '--no-plot'])"
+REPORT = f"import pdlab; report = pdlab.build_report(pdlab.load({COLLOCATED!r}))"
+
+
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        ("import pdlab; assert 'load' in dir(pdlab)", {"numpy", "matplotlib", "pydantic", "yaml"}),
+        (REPORT, {"matplotlib", "jinja2"}),
+        (f"{REPORT}; pdlab.render_text(report)", {"matplotlib"}),
+        (TABLES, {"matplotlib", "pandas"}),
+        (CHECK, {"torch", "vllm", "ray"}),
+        ("import pdlab.sim.steps", {"aiconfigurator_core", "pandas", "numpy"}),
+        ("from pdlab.deploy.serving.timeline import SendsTimeline; SendsTimeline()", {"opentelemetry"}),
+    ],
+    ids=["package", "report", "text", "tables", "arguments of engines", "step times", "timelines"],
+)
+def test_nothing_heavy_is_imported_until_it_is_used(code: str, heavy: set[str]) -> None:
+    program = f"import sys; {code}; print('LOADED', sorted({{n.partition('.')[0] for n in sys.modules}} & {heavy!r}))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1:] == ["LOADED []"], done.stderr
+
+
 def test_every_command_has_its_module() -> None:
     modules = {path.stem.replace("_", "-") for path in (ROOT / "pdlab" / "cli").glob("*.py")} - {"--init--"}
     assert set(COMMANDS) == modules - {"chaos-launch", "slo-start", "tuning", "until"}  # parts of others

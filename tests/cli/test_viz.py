@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support import folders
+from support import folders, golden
 
 from pdlab.analysis import curves as analysis
 from pdlab.analysis.view import View
@@ -61,15 +58,11 @@ TABLE = ROOT / "tests" / "data" / "published-table.csv"
     ],
 )
 def test_tables(name: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """PDLAB_UPDATE_GOLDEN=1 rewrites the stored texts; read the difference before keeping it."""
     assert viz.main([*words, "--no-plot"]) == 0
     out, err = capsys.readouterr()
     # The made-up files break Little's law, which the audit finds.
     assert [line for line in err.splitlines() if not line.startswith("note: the audit has findings")] == []
-    golden = GOLDEN / f"{name}.txt"
-    if os.environ.get("PDLAB_UPDATE_GOLDEN"):
-        golden.write_text(out, encoding="utf-8")
-    assert out == golden.read_text(encoding="utf-8")
+    golden.compare(out, GOLDEN / f"{name}.txt")
 
 
 @pytest.mark.parametrize(
@@ -149,17 +142,6 @@ def test_published_h100_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     folders = [str(path) for path in sorted(REFERENCE.iterdir()) if path.is_dir()]
     assert viz.main(["--exps", *folders, "--plot-path", str(tmp_path / "h100.png")]) == 0
     assert "different workloads" in capsys.readouterr().out
-
-
-def test_tables_alone_load_no_matplotlib() -> None:
-    program = (
-        f"import sys; from pdlab.cli import viz; viz.main(['--exps', {COLLOCATED!r}, '--no-plot'])\n"
-        "print('LOADED', sorted(set(sys.modules) & {'matplotlib', 'pandas'}))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "LOADED []"
 
 
 def test_labels_never_cover_what_is_there() -> None:

@@ -799,7 +799,7 @@ OTHERS = [
     case("check-transfer", "--repeats 999999999999999999", "--repeats", "from 1 to 100000"),
     case("check-transfer", "--json loop", "--json loop: cannot be written (a loop of links)"),
     case("check-transfer", ("--model", ""), "--model needs a value"),
-    case("first-hour", "--dry-run --out ours", "holds results of something else", "choose another --out"),
+    case("first-hour", "--dry-run --out ours", "has other results", "choose another --out"),
     case("first-hour", "--dry-run --resume --out empty", "leave it out"),
     case("install-wheel", "empty.whl", "empty.whl: not a wheel (no zip archive)"),
     case("demo", "--out dangling", "a link to nothing"),

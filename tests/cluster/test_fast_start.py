@@ -30,7 +30,7 @@ def test_pandas_is_as_if_it_were_not_installed() -> None:
 def test_a_module_is_imported_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
     helpers = SimpleNamespace(try_import=lambda name, error=False: names.append(name))
-    monkeypatch.setattr(fast_start, "LATER", "this_is_imported_later")
+    monkeypatch.setattr(fast_start, "LAZY_MODULE", "this_is_imported_later")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     fast_start._import_later(helpers)
     later = helpers.try_import("this_is_imported_later")
@@ -45,6 +45,6 @@ def test_a_module_is_imported_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -
 def test_what_is_not_installed_is_left_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
     helpers = SimpleNamespace(try_import=lambda name, error=False: names.append(name))
-    monkeypatch.setattr(fast_start, "LATER", "no_such_module_anywhere")
+    monkeypatch.setattr(fast_start, "LAZY_MODULE", "no_such_module_anywhere")
     fast_start._import_later(helpers)
     assert helpers.try_import("no_such_module_anywhere") is None and names == ["no_such_module_anywhere"]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.processes import alive, eventually
 
 from pdlab.cluster import local_nodes
 from pdlab.cluster.local_nodes import (
@@ -79,22 +80,6 @@ def spawn() -> Iterator[Spawn]:
     for process in started:
         process.kill()
         process.wait()
-
-
-def alive(pid: int) -> bool:
-    """Running, and not just waiting for its parent to notice its end."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
-def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 class TestProcesses:
@@ -268,10 +253,17 @@ class TestStart:
         tool.chmod(0o755)
         monkeypatch.setattr(local_nodes.sysconfig, "get_path", lambda _: str(tool.parent))
 
-    def test_starts_finds_and_stops(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.ray(tmp_path, monkeypatch)
-        nodes = start(2)
+    @contextlib.contextmanager
+    def up(self, folder: Path, monkeypatch: pytest.MonkeyPatch, count: int, trouble: str = "") -> Iterator[LocalNodes]:
+        self.ray(folder, monkeypatch, trouble)
+        nodes = start(count)
         try:
+            yield nodes
+        finally:
+            stop(nodes)
+
+    def test_starts_finds_and_stops(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with self.up(tmp_path, monkeypatch, 2) as nodes:
             assert len(nodes.pids) == 2 and all(alive(pid) for pid in nodes.pids)
             assert running() == nodes
             head, other = (Path(nodes.temp_dir) / f"node-{i}.log" for i in (1, 2))
@@ -291,8 +283,6 @@ class TestStart:
             assert all(taken(int(port)) for port in ports), "HAProxy is started long after this"
             with pytest.raises(UsageError, match="are up already; stop them with"):
                 start(2)
-        finally:
-            stop(nodes)
         assert not any(alive(pid) for pid in nodes.pids)
         assert not any(taken(int(port)) for port in ports)
         assert running() is None
@@ -315,13 +305,9 @@ class TestStart:
     def test_stopping_some_leaves_the_record_of_others(
         self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        self.ray(tmp_path, monkeypatch)
-        nodes = start(1)
-        try:
+        with self.up(tmp_path, monkeypatch, 1) as nodes:
             stop(nodes.model_copy(update={"id": "ffffffffffff", "temp_dir": str(tmp_path / "others"), "pids": ()}))
             assert running() == nodes
-        finally:
-            stop(nodes)
         assert running() is None
 
     def test_a_template_starts_beside_the_nodes_and_ends_with_them(
@@ -373,7 +359,7 @@ class TestStart:
 
         def second(*_: object) -> None:
             for look in (lambda: start(1), running):
-                with pytest.raises(UsageError, match="is just starting local Ray nodes") as caught:
+                with pytest.raises(UsageError, match="is starting local Ray nodes") as caught:
                     look()
                 lines.append(str(caught.value))
             assert running_or_salvaged() is not None, "--shutdown ends a start that hangs"
@@ -411,23 +397,17 @@ class TestStart:
 
     def test_waits_until_all_have_joined(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         last = "if '--head' not in sys.argv: time.sleep(0.6)\nprint('Ray runtime started.', flush=True)"
-        self.ray(tmp_path, monkeypatch, trouble=last)
-        nodes = start(2)
-        try:
+        with self.up(tmp_path, monkeypatch, 2, last) as nodes:
             local_nodes.await_joined(nodes)
             assert "Ray runtime started." in (Path(nodes.temp_dir) / "node-2.log").read_text()
-        finally:
-            stop(nodes)
 
     def test_one_that_does_not_join(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         last = "if '--head' not in sys.argv: sys.exit('no way to the head')\nprint('Ray runtime started.', flush=True)"
-        self.ray(tmp_path, monkeypatch, trouble=last)
-        nodes = start(2)
-        try:
-            with pytest.raises(ClusterError, match=r"local Ray node 2 of 2 did not join: .*no way to the head$"):
-                local_nodes.await_joined(nodes)
-        finally:
-            stop(nodes)
+        with (
+            self.up(tmp_path, monkeypatch, 2, last) as nodes,
+            pytest.raises(ClusterError, match=r"local Ray node 2 of 2 did not join: .*no way to the head$"),
+        ):
+            local_nodes.await_joined(nodes)
 
     def test_a_killed_node_starts_again(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ray(tmp_path, monkeypatch, trouble="print('Ray runtime started.', flush=True)")
@@ -461,15 +441,11 @@ class TestStart:
     def test_one_that_does_not_start_again(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         gone = "import pathlib\nonce = pathlib.Path(os.environ['TMPDIR']).parent / 'once'\n"
         gone += "if '--head' not in sys.argv and once.exists(): sys.exit('no way to the head')\n"
-        self.ray(tmp_path, monkeypatch, trouble=f"{gone}print('Ray runtime started.', flush=True)")
-        nodes = start(2)
-        try:
+        with self.up(tmp_path, monkeypatch, 2, f"{gone}print('Ray runtime started.', flush=True)") as nodes:
             local_nodes.await_joined(nodes)
             (Path(nodes.temp_dir) / "once").touch()
             with pytest.raises(ClusterError, match=r"node 2 does not start again: .*no way to the head$"):
                 local_nodes.restart(nodes, 2)
-        finally:
-            stop(nodes)
 
     def test_the_head_does_not_start_again_nor_another_from_inside(
         self, nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch
@@ -477,7 +453,7 @@ class TestStart:
         with pytest.raises(UsageError, match="node 1 cannot be started again: it is the head"):
             local_nodes.restart(nodes, 1)
         monkeypatch.setenv(local_nodes.INSIDE, "host-a")
-        with pytest.raises(UsageError, match="node 2 cannot be started again: that takes a process outside"):
+        with pytest.raises(UsageError, match="node 2 cannot be started again: only a process outside"):
             local_nodes.restart(nodes, 2)
 
     def test_no_ray(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

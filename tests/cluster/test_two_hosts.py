@@ -128,7 +128,7 @@ class TestView:
     def test_a_driver_outside_is_told_where_to_go(self) -> None:
         nodes = LocalNodes(id="x", count=2, gcs_port=1, temp_dir="/nowhere", pids=(), two_hosts=PAIR)
         with (
-            pytest.raises(ClusterError, match=r"has to run there: .* two-hosts shell -- COMMAND"),
+            pytest.raises(ClusterError, match=r"run the command there: .* two-hosts shell -- COMMAND"),
             cluster.Cluster(nodes),
         ):
             pass

@@ -88,6 +88,13 @@ def no_cluster(ray_llm: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "get_runtime_context", Driver)
 
 
+@pytest.fixture(scope="session")
+def vllm_scheduling() -> None:
+    """What vLLM's scheduler takes to be made, imported."""
+    for module in ("vllm.engine.arg_utils", "vllm.v1.core.sched.scheduler", "vllm.v1.structured_output"):
+        quietly(module)
+
+
 @pytest.fixture
 def import_warnings_aside() -> Iterator[None]:
     with warnings.catch_warnings():

@@ -93,9 +93,9 @@ class Executor:
         now_s = self.clock.now_s
         done = [name for name, ends_s in self.reads.items() if ends_s <= now_s and name not in self.seen]
         self.seen |= dict.fromkeys(done, now_s)
-        read_ends.tell(self.tell_at, 1, done)
+        read_ends.report_ends(self.tell_at, 1, done)
 
-    def look_if_due(self) -> bool:
+    def check_if_due(self) -> bool:
         raise NotImplementedError
 
     def _output(self, scheduled: Any, told: Any) -> Any:
@@ -141,7 +141,7 @@ class VirtualCore:
         self.executor = Executor(self.clock, step_s, wire_s)
         self.polls = polls
         if polls:
-            self.engine.scheduler._ends = self.engine.side.ends = read_ends.EndsHeard(workers=1)
+            self.engine.scheduler._ends = self.engine.side.ends = read_ends.ReadEndReceiver(workers=1)
             self.executor.tell_at = self.engine.side.ends.address
         process = quietly(CORE).EngineCoreProc
         self.core = core = process.__new__(process)

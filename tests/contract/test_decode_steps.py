@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import statistics
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -98,20 +99,20 @@ def handed_over(level: SimulatedLevel, wire_s: float) -> float:
     )
 
 
+WITH_EACH_FLAG = pytest.mark.parametrize(
+    ("asynchronous", "polls", "first"),
+    [*itertools.product((False, True), (False, True), (None, 5))],
+    ids=str,
+)
+
+
 @pytest.mark.parametrize("wire_s", [0.005, 0.020, 0.100])
 class TestSteps:
     """On a busy engine half a step passes until the read is posted, and with the next launch its end is seen."""
 
-    @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-    @pytest.mark.parametrize("polls", [False, True], ids=["", "polls"])
-    @pytest.mark.parametrize("first", [None, 5], ids=["", "reuses"])
+    @WITH_EACH_FLAG
     def test_of_vllms_core(
-        self,
-        through_the_core: Callable[..., Steps],
-        asynchronous: bool,
-        polls: bool,
-        first: int | None,
-        wire_s: float,
+        self, through_the_core: Callable[..., Steps], asynchronous: bool, polls: bool, first: int | None, wire_s: float
     ) -> None:
         """A step for what was seen to be known, if nobody tells it between steps, and one to compute, with two steps in
         flight each twice as long. What is computed then is the second token, where prefill's first is handed over."""
@@ -125,16 +126,9 @@ class TestSteps:
         arrival_to_first = core.ended_to_seen + core.seen_to_first
         assert not (polls and first) or arrival_to_first <= 1, "of a goal of 1.5"
 
-    @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-    @pytest.mark.parametrize("polls", [False, True], ids=["", "polls"])
-    @pytest.mark.parametrize("first", [None, 5], ids=["", "reuses"])
+    @WITH_EACH_FLAG
     def test_both_simulators_have_them(
-        self,
-        through_the_core: Callable[..., Steps],
-        asynchronous: bool,
-        polls: bool,
-        first: int | None,
-        wire_s: float,
+        self, through_the_core: Callable[..., Steps], asynchronous: bool, polls: bool, first: int | None, wire_s: float
     ) -> None:
         core = through_the_core(asynchronous, wire_s, BUSY, polls, first)
         assert SHAPE is not None
@@ -155,10 +149,7 @@ class TestSteps:
 
     @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
     def test_an_idle_engine_waits_for_the_wire_alone(
-        self,
-        through_the_core: Callable[..., Steps],
-        asynchronous: bool,
-        wire_s: float,
+        self, through_the_core: Callable[..., Steps], asynchronous: bool, wire_s: float
     ) -> None:
         core = through_the_core(asynchronous, wire_s, IDLE)
         assert core.handed_over == pytest.approx(1, abs=0.1)

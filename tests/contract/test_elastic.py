@@ -141,7 +141,7 @@ def test_a_replica_that_stops_is_no_longer_told_to_routers() -> None:
     assert "ReplicaState.RUNNING" in told and "STOPPING" not in told
 
 
-def test_how_first_transfers_went_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_how_first_transfers_went_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     fluid = quietly("pdlab.deploy.serving.fluid")
     made: Any = SimpleNamespace(_warmed={}, _warming=set(), _llm_config=SimpleNamespace(model_id="m"))
     asked: list[Any] = []
@@ -157,13 +157,9 @@ def test_how_first_transfers_went_is_told(monkeypatch: pytest.MonkeyPatch) -> No
 
     made.answers_from = answers_from
     monkeypatch.setattr(fluid, "WARM_S", 0.05)
-
-    async def warm() -> None:
-        for engine in ("well", "slow", "dead", "ill"):
-            fluid.SwitchesRoles._warm(made, "own", engine)
-        await asyncio.gather(*made._warming)
-
-    asyncio.run(warm())
+    for engine in ("well", "slow", "dead", "ill"):
+        fluid.SwitchesRoles._warm(made, "own", engine)
+    await asyncio.gather(*made._warming)
     assert made._warmed.pop("well") == ""
     assert "Timeout" in made._warmed["slow"] and "no prefill" in made._warmed["dead"]
     assert made._warmed["ill"] == "it answers 'an error'"

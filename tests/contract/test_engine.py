@@ -158,3 +158,27 @@ print("SHARES", spinning, share("calm"))
         (line,) = [line for line in done.stdout.splitlines() if line.startswith("SHARES")]
         spinning, calm = (float(word) for word in line.split()[1:])
         assert calm < spinning / 3, "NIXL no longer spins by itself, or the worker module no longer calms it"
+
+
+COST = """
+from types import SimpleNamespace
+import vllm.v1.metrics.ray_wrappers as wrappers
+from pdlab.deploy.serving.engine_gauges import record_at_less_cost
+record_at_less_cost(wrappers)
+recorded = []
+for kind, method, own in (("Gauge", "set", {}), ("Counter", "inc", {}), ("Histogram", "observe", {"buckets": [1.0]})):
+    metric = getattr(wrappers, f"Ray{kind}Wrapper")(f"vllm:{kind}", "", ["model_name"], **own).labels("m")
+    metric.metric._metric = SimpleNamespace(record=lambda value, tags: recorded.append((value, tuple(tags.items()))))
+    checks = []
+    metric.metric._validate_tags = checks.append
+    for value in (2, 3):
+        getattr(metric, method)(value)
+    assert len(checks) == 1, kind
+assert recorded == [(value, (("model_name", "m"), ("ReplicaId", ""))) for _ in range(3) for value in (2, 3)], recorded
+print("SAME")
+"""
+
+
+def test_what_is_recorded_at_less_cost_is_what_ray_records() -> None:
+    done = subprocess.run([sys.executable, "-c", COST], capture_output=True, text=True, timeout=300)
+    assert done.stdout.splitlines()[-1:] == ["SAME"], done.stderr[-2000:]

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from contract.conftest import quietly
 
-from pdlab.cluster import connection, ray_names
+from pdlab.cluster import connection, fast_start, ray_names
 from pdlab.cluster.loopback import LISTEN
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,7 +101,7 @@ import importlib, json, os, sys
 from pdlab.cluster import connection, fast_start
 os.environ.pop(connection.WRITTEN[0], None)  # a test that ran before in this process may have set it
 environment = dict(os.environ)
-fast_start.leave_out([fast_start.NO_FRAMES])
+fast_start.leave_out([fast_start.UNUSED_MODULE])
 before = set(sys.modules)
 connection._import_all(connection.SHARED)
 shared = set(sys.modules)
@@ -185,6 +185,31 @@ print("ASKED", *(server.host for server in asked["b"]))
 )
 def test_a_router_that_haproxy_does_not_ask_does_not_run(address: str, nodes: str) -> None:
     assert _run(ROUTERS, {LISTEN: address})[-2:] == [f"NODES {nodes}", "ASKED 10.0.0.2"]
+
+
+ONLY = {
+    "target": 'txn:set_var("txn.ingress_request_router_target", only_server)',
+    "via": 'txn:set_var("txn.via_ingress_request_router", true)',
+}
+CHOICE = """
+import sys
+from pdlab.cluster import fast_start
+if sys.argv[1] == "changed":
+    fast_start.install()
+from ray.serve._private import haproxy
+print(haproxy._load_lua_template().template)
+"""
+
+
+def test_haproxy_asks_no_router_where_one_replica_answers() -> None:
+    stock, changed = ("\n".join(_run(CHOICE, arguments=[each])) for each in ("stock", "changed"))
+    assert stock.count(fast_start.CHOOSES) == 1
+    assert changed.replace(fast_start.ONLY_REPLICA, "") == stock and len(changed) > len(stock)
+    begin, end = stock.split(fast_start.CHOOSES)
+    for used in ("target", "via"):  # what Ray sets, and its names for what is used
+        assert ONLY[used] in fast_start.ONLY_REPLICA
+    assert 'txn:set_var("txn.ingress_request_router_target", server_name)' in end
+    assert ONLY["via"] in end and "local FORWARD_BODY = " in begin and "replica_map[replica_id]" in end
 
 
 # The real step of the control loop, with nothing to do, at made-up times.

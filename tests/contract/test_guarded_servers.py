@@ -72,6 +72,8 @@ def test_the_application_that_answers_http_is_guarded(
 
     made = asyncio.run(server.__serve_build_asgi_app__())
     assert isinstance(made, FastAPI), "Ray adds handlers to it"
+    paths = [getattr(route, "path", None) for route in made.routes]
+    assert paths[:2] == ["/v1/completions", "/tokenize"], "each request tries the routes in their order"
     requests: list[tuple[str, dict[str, Any]]] = [
         ("/v1/completions", {"prompt": "x"}),
         ("/detokenize", {}),
@@ -255,7 +257,12 @@ def test_the_ids_of_a_prompt_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> 
     ):
         assert made.prompt is request.prompt and made.vllm_xargs is not request.vllm_xargs
         assert made.model_fields_set >= request.model_fields_set and made is not request
-    assert request.prompt == [5, 6] and request.kv_transfer_params is None
+        made.vllm_xargs["a"] = [2]
+    assert request.prompt == [5, 6] and request.kv_transfer_params is None and request.vllm_xargs == {"a": [1]}
+    chat = engines.models.ChatCompletionRequest(model="m", messages=[{"role": "user", "content": "a"}], unknown=[1])
+    made = backend.prepare_prefill_request(request=chat, peer=None)
+    assert made.messages == chat.messages and made.messages is not chat.messages
+    assert made.unknown == [1] and made.unknown is not chat.unknown, "a field that vLLM does not know"
 
 
 def test_one_sequence_goes_the_way_it_went(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import pytest
-from contract.conftest import quietly
 from contract.test_hit_oracle import BLOCK, FULL, HYBRID, SHAPE, WORDS, conversations, interleaved
 
 from pdlab.bench.client.protocol import ComputedTokens
@@ -19,17 +18,11 @@ from pdlab.traffic.blocks import drawn_words
 from pdlab.traffic.prompts import TrafficPrompts
 from pdlab.traffic.requests import TrafficRequest
 
-pytestmark = pytest.mark.usefixtures("import_warnings_aside")
+pytestmark = pytest.mark.usefixtures("vllm_scheduling", "import_warnings_aside")
 
 ENGINES = 3
 ROOMY, SMALL = 100_000, 700  # blocks of a pool
 AT_ONCE = 4
-
-
-@pytest.fixture(scope="module", autouse=True)
-def vllm() -> None:
-    for module in ("vllm.engine.arg_utils", "vllm.v1.core.sched.scheduler", "vllm.v1.structured_output"):
-        quietly(module)
 
 
 def in_waves(requests: Sequence[TrafficRequest]) -> list[list[TrafficRequest]]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.conftest import quietly
 
 from pdlab.core.catalog import load_model
 from pdlab.core.deployment import Deployment, Pool, parse_label
@@ -26,7 +25,7 @@ from pdlab.traffic.oracle import HitOracle
 from pdlab.traffic.prompts import PromptBlocks, TrafficPrompts
 from pdlab.traffic.requests import TrafficRequest
 
-pytestmark = pytest.mark.usefixtures("import_warnings_aside")
+pytestmark = pytest.mark.usefixtures("vllm_scheduling", "import_warnings_aside")
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "traffic"
 FULL = load_hardware("h100-vllm-0.11")
@@ -34,12 +33,6 @@ HYBRID = FULL.model_copy(update={"hybrid_kv": True})
 SHAPE = load_model("gpt-oss-120b")
 BLOCK = FULL.block_tokens
 WORDS = 50_000
-
-
-@pytest.fixture(scope="module", autouse=True)
-def vllm() -> None:
-    for module in ("vllm.engine.arg_utils", "vllm.v1.core.sched.scheduler", "vllm.v1.structured_output"):
-        quietly(module)
 
 
 def conversations(count: int = 120) -> list[TrafficRequest]:

@@ -243,14 +243,14 @@ def report(guard_worker: Any) -> Any:
 @pytest.fixture
 def looking(engine: Engine) -> Iterator[Engine]:
     """An engine of two workers that tell of the ends of reads between steps."""
-    engine.scheduler._ends = engine.side.ends = read_ends.EndsHeard(workers=2)
+    engine.scheduler._ends = engine.side.ends = read_ends.ReadEndReceiver(workers=2)
     yield engine
     engine.side.ends.close()
 
 
 def told(engine: Engine, name: str, *workers: int) -> None:
     for worker in workers:
-        read_ends.tell(engine.side.ends.address, worker, [name])
+        read_ends.report_ends(engine.side.ends.address, worker, [name])
 
 
 class TestToldBetweenSteps:
@@ -327,14 +327,14 @@ class TestToldBetweenSteps:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
                 stranger.sendto(message, ("127.0.0.1", port))
         for worker in (1, 2):
-            read_ends.tell((port, "another word"), worker, ["r"])
+            read_ends.report_ends((port, "another word"), worker, ["r"])
         assert looking.step() == {}
 
     def test_workers_hear_where_to_tell(self, looking: Engine) -> None:
         looking.add("r", **looking.params())
         scheduled = looking.scheduler.schedule()
         metadata = pickle.loads(pickle.dumps(scheduled.kv_connector_metadata))
-        assert getattr(metadata, read_ends.TELL_AT) == looking.side.ends.address
+        assert getattr(metadata, read_ends.ENDS_ADDRESS) == looking.side.ends.address
 
 
 FIRST = {early_token.FIRST_TOKEN: 99}
@@ -479,14 +479,14 @@ def test_the_loop_of_vllms_workers_looks_while_it_waits(monkeypatch: pytest.Monk
         def look(self) -> None:
             raise AssertionError
 
-        def look_if_due(self) -> bool:
+        def check_if_due(self) -> bool:
             looks.append(threading.get_ident())
             return True
 
     worker = Worker()
     monkeypatch.setattr(read_ends._thread, "worker", None)
-    read_ends.works_here(worker)
-    read_ends.works_here(worker)
+    read_ends.register_worker(worker)
+    read_ends.register_worker(worker)
     for asleep in (False, True):
         reader._spin_condition.busy_loop_s = 0 if asleep else 1
         looks.clear()
@@ -877,8 +877,8 @@ def worker(guard_worker: Any) -> Iterator[Any]:
     worker.pcp_rank = worker.tp_rank = 0
     worker._has_mamba, worker.engine_id = False, "d1"
     worker._mark_reads()
-    worker.poll_s, worker._guard_looked_s = 0.0, 0.0
-    worker._guard_looked, worker._guard_tell_at = (set(), set()), None
+    worker.poll_s, worker._guard_checked_s = 0.0, 0.0
+    worker._guard_unreported, worker._guard_ends_address = (set(), set()), None
     info = SimpleNamespace(remote_block_size=BLOCK, remote_physical_blocks_per_logical=1)
     worker.transfer_topo = SimpleNamespace(
         get_engine_info=lambda _: info, block_size_ratio=lambda _: 1, unregister_remote_engine=lambda _: None
@@ -1053,8 +1053,8 @@ class TestWorker:
         assert not worker.xfer_stats.is_empty() and list(worker._guard_marks._open) == ["s"]
 
     def test_a_look_between_steps_tells_of_good_reads_at_once_and_of_all_with_the_next_step(self, worker: Any) -> None:
-        with contextlib.closing(read_ends.EndsHeard(workers=1)) as ends:
-            worker._guard_tell_at = ends.address
+        with contextlib.closing(read_ends.ReadEndReceiver(workers=1)) as ends:
+            worker._guard_ends_address = ends.address
             for name, state in {"good": "DONE", "bad": "ERR", "long": "PROC"}.items():
                 read(worker, name, state)
             worker.look()
@@ -1065,7 +1065,7 @@ class TestWorker:
             assert worker.get_finished() == (set(), set()), "each once"
 
     def test_a_look_keeps_what_it_hears_of_leases_for_the_next_step(self, worker: Any) -> None:
-        worker._guard_tell_at = (1, "nobody listens")
+        worker._guard_ends_address = (1, "nobody listens")
         read(worker, "r", "PROC")
         worker._guard_freed = {"sent"}
         worker.look()
@@ -1073,7 +1073,7 @@ class TestWorker:
 
     def test_who_reads_nothing_or_was_not_told_where_to_tell_does_not_look(self, worker: Any) -> None:
         worker.nixl_wrapper.check_xfer_state = None  # not callable
-        assert not worker.look_if_due()
+        assert not worker.check_if_due()
         read(worker, "r", "PROC")
         worker.look()
 
@@ -1081,10 +1081,10 @@ class TestWorker:
         now_s, looks = 100.0, []
         monkeypatch.setattr(quietly("pdlab.guard.worker"), "time", SimpleNamespace(monotonic=lambda: now_s))
         worker.nixl_wrapper.check_xfer_state = lambda _: looks.append(now_s) or "PROC"
-        worker._guard_tell_at, worker.poll_s = (1, "nobody listens"), 0.002
+        worker._guard_ends_address, worker.poll_s = (1, "nobody listens"), 0.002
         read(worker, "r", "PROC")
         for _ in range(10):
-            assert worker.look_if_due()
+            assert worker.check_if_due()
             now_s += 0.001
         assert looks == pytest.approx([100.0, 100.002, 100.004, 100.006, 100.008])
 
@@ -1276,17 +1276,19 @@ def own_methods() -> list[tuple[str, str]]:
 
 
 ADDED = {
-    "GuardWorker": {"_mark_reads", "look_if_due", "look", "_ended", "take_report", "_note_failure", "_forget_peers"},
+    "GuardWorker": {"_mark_reads", "check_if_due", "look", "_ended", "take_report", "_note_failure", "_forget_peers"},
     "NixlConnector": {"guarded", "receives", "report_in"},
     "GuardStats": {"record"},
     "Guarded": {
-        "_hear_ends",
+        "_take_read_ends",
         "_reads_ended",
         "_read_ended",
         "_look_after_receives",
         "_look_for_stuck",
         "_waiting_for_kv",
         "_use",
+        "_settle",
+        "_end_receive",
         "_compute_anew",
         "_fail_hopeless",
     },

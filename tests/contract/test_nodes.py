@@ -26,9 +26,8 @@ from pdlab.core.nodes import NODE_NAME_LABEL
 from pdlab.deploy import launch, serve_config, serving_path
 from pdlab.deploy.application import APP
 from pdlab.placement.place import place
-from pdlab.remote.gpus import machine_facts
 from pdlab.remote.logs import LogTail, count_prewarmed, tail_logs
-from pdlab.remote.node import node_facts, quick
+from pdlab.remote.node import machine_facts, node_facts, quick
 from pdlab.remote.weights import local_weights
 
 pytestmark = pytest.mark.usefixtures("ray_llm", "import_warnings_aside")
@@ -436,7 +435,7 @@ class TestArguments:
 
 def test_raylets_know_what_they_look_at_less_often() -> None:
     raylet = Path(quietly("ray._private.services").RAYLET_EXECUTABLE).read_bytes()
-    names = [*local_nodes.SELDOM, "RAY_event_stats", "RAY_metrics_report_interval_ms"]
+    names = [*local_nodes.SLOW_POLLING, "RAY_event_stats", "RAY_metrics_report_interval_ms"]
     # The whole name: "event_stats" begins others.
     assert [name for name in names if f"\0{name.removeprefix('RAY_')}\0".encode() not in raylet] == []
 

@@ -17,6 +17,7 @@ from contract.test_guarded_servers import answer, built, decode_server
 
 from pdlab.deploy.serve_config import KV_DRAIN_S, PREFILL_ROUTER, SHUTDOWN_WINDOW_S
 from pdlab.deploy.serving import prefill_call
+from pdlab.deploy.serving.builders import FLUID_ROUTER
 
 pytestmark = pytest.mark.usefixtures("ray_llm", "no_cluster", "import_warnings_aside")
 ROUTERS = "ray.serve._private.request_router"
@@ -37,18 +38,21 @@ def test_the_built_application_calls_and_drains(label: str, direct: bool, monkey
     assert found["Decode"]._deployment_config.request_router_config.request_router_class != PREFILL_ROUTER
 
 
-def test_the_router_travels_to_nodes_without_pdlab() -> None:
-    config = quietly("ray.serve.config").RequestRouterConfig(request_router_class=PREFILL_ROUTER)
+@pytest.mark.parametrize(
+    ("router", "told"), [(PREFILL_ROUTER, {}), (FLUID_ROUTER, {"board": "b", "prefill": 1})], ids=["prefill", "fluid"]
+)
+def test_the_router_travels_to_nodes_without_pdlab(router: str, told: dict[str, Any]) -> None:
+    config = quietly("ray.serve.config").RequestRouterConfig(request_router_class=router, request_router_kwargs=told)
     load = (
         "import sys, pickle\n"
         "sys.path[:] = [path for path in sys.path if path not in ('', sys.argv[1])]\n"
         "from ray import cloudpickle\n"
         "router = cloudpickle.loads(sys.stdin.buffer.read())\n"
-        "assert router.__name__ == 'PrefillRouter' and 'pdlab' not in sys.modules, router\n"
+        "assert router.__name__ == sys.argv[2] and 'pdlab' not in sys.modules, router\n"
     )
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", load, str(ROOT)], input=config.get_serialized_request_router_cls(),
-        capture_output=True, cwd="/", timeout=300,
+        [sys.executable, "-W", "ignore", "-c", load, str(ROOT), router.rpartition(".")[2]],
+        input=config.get_serialized_request_router_cls(), capture_output=True, cwd="/", timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
 
@@ -77,13 +81,15 @@ def router() -> Iterator[Any]:
     module = quietly("pdlab.deploy.serving.prefill_router")
     common = quietly("ray.serve._private.common")
 
-    def made(*replicas: Replica) -> Any:
-        found = module.PrefillRouter(
+    def made(*replicas: Replica, kind: str = "PrefillRouter") -> Any:
+        found = getattr(module, kind)(
             deployment_id=common.DeploymentID(name="Prefill:m"),
             handle_source=common.DeploymentHandleSource.REPLICA,
             initial_backoff_s=0.001,
             max_backoff_s=0.002,
         )
+        if kind == "PrefillBySession":
+            found.initialize_state()
         found.update_replicas(list(replicas))
         return found
 
@@ -106,65 +112,50 @@ def test_a_call_without_a_route_is_rays_own(router: Any) -> None:
     assert asyncio.run(run()) == "r0"
 
 
-def test_a_call_learns_where_it_went_and_sends_no_route(router: Any) -> None:
+async def test_a_call_learns_where_it_went_and_sends_no_route(router: Any) -> None:
     route = prefill_call.Route()
-
-    async def run() -> Any:
-        asked = pending(route)
-        ours = router(Replica("r0", 5), Replica("r1", 1))
-        first = await ours._choose_replica_for_request(asked)
-        assert asked.kwargs == {}, "the replica's method would refuse it"
-        assert route.replica == first.replica_id.unique_id == "r1", "the shorter queue, which is Ray's own choice"
-        route.replica = None
-        asked.reset_future()
-        await ours._choose_replica_for_request(asked, is_retry=True)
-        assert route.replica == "r1", "Ray asks once more where a replica refused"
-
-    asyncio.run(run())
+    asked = pending(route)
+    ours = router(Replica("r0", 5), Replica("r1", 1))
+    first = await ours._choose_replica_for_request(asked)
+    assert asked.kwargs == {}, "the replica's method would refuse it"
+    assert route.replica == first.replica_id.unique_id == "r1", "the shorter queue, which is Ray's own choice"
+    route.replica = None
+    asked.reset_future()
+    await ours._choose_replica_for_request(asked, is_retry=True)
+    assert route.replica == "r1", "Ray asks once more where a replica refused"
 
 
-def test_a_call_whose_replica_died_is_at_none_until_there_is_another(router: Any) -> None:
+async def test_a_call_whose_replica_died_is_at_none_until_there_is_another(router: Any) -> None:
     """Ray sends it again by itself, and waits for a replica without a limit: decode must see that nobody has it."""
-
-    async def run() -> None:
-        route = prefill_call.Route()
-        asked = pending(route)
-        ours = router(Replica("r0", 1))
-        await ours._choose_replica_for_request(asked)
-        assert route.replica == "r0"
-        ours.update_replicas([])
-        asked.reset_future()
-        again = asyncio.ensure_future(ours._choose_replica_for_request(asked, is_retry=True))
-        await asyncio.sleep(0.05)
-        assert not again.done() and route.replica is None
-        ours.update_replicas([Replica("r1", 0)])
-        await asyncio.wait_for(again, 20)
-        assert route.replica == "r1"
-
-    asyncio.run(run())
+    route = prefill_call.Route()
+    asked = pending(route)
+    ours = router(Replica("r0", 1))
+    await ours._choose_replica_for_request(asked)
+    assert route.replica == "r0"
+    ours.update_replicas([])
+    asked.reset_future()
+    again = asyncio.ensure_future(ours._choose_replica_for_request(asked, is_retry=True))
+    await asyncio.sleep(0.05)
+    assert not again.done() and route.replica is None
+    ours.update_replicas([Replica("r1", 0)])
+    await asyncio.wait_for(again, 20)
+    assert route.replica == "r1"
 
 
-def test_a_replica_to_be_avoided_is_not_taken_for_another_ones_sake(router: Any) -> None:
+async def test_a_replica_to_be_avoided_is_not_taken_for_another_ones_sake(router: Any) -> None:
     """Ray hands a replica to the first request in line, whichever asked for it."""
-
-    async def run() -> None:
-        ours = router(Replica("r0", 0), Replica("r1", 9))
-        routes = [prefill_call.Route(frozenset({"r0"})) if i % 2 else prefill_call.Route() for i in range(20)]
-        await asyncio.gather(*(ours._choose_replica_for_request(pending(route)) for route in routes))
-        assert {route.replica for route in routes[1::2]} == {"r1"}
-        assert "r0" in {route.replica for route in routes[::2]}
-
-    asyncio.run(run())
+    ours = router(Replica("r0", 0), Replica("r1", 9))
+    routes = [prefill_call.Route(frozenset({"r0"})) if i % 2 else prefill_call.Route() for i in range(20)]
+    await asyncio.gather(*(ours._choose_replica_for_request(pending(route)) for route in routes))
+    assert {route.replica for route in routes[1::2]} == {"r1"}
+    assert "r0" in {route.replica for route in routes[::2]}
 
 
-def test_without_another_replica_it_says_so(router: Any) -> None:
-    async def run() -> None:
-        route = prefill_call.Route(frozenset({"r0"}))
-        with pytest.raises(LookupError):
-            await router(Replica("r0", 0))._choose_replica_for_request(pending(route))
-        assert route.no_other
-
-    asyncio.run(run())
+async def test_without_another_replica_it_says_so(router: Any) -> None:
+    route = prefill_call.Route(frozenset({"r0"}))
+    with pytest.raises(LookupError):
+        await router(Replica("r0", 0))._choose_replica_for_request(pending(route))
+    assert route.no_other
 
 
 def test_another_replica_that_is_full_is_waited_for(router: Any) -> None:
@@ -181,34 +172,22 @@ def test_another_replica_that_is_full_is_waited_for(router: Any) -> None:
     assert asyncio.run(run()) == "r1"
 
 
-def test_a_session_goes_to_one_prefill_replica_unless_that_is_to_be_avoided() -> None:
-    module, common = quietly("pdlab.deploy.serving.prefill_router"), quietly("ray.serve._private.common")
-    requests = quietly(f"{ROUTERS}.common")
+async def test_a_session_goes_to_one_prefill_replica_unless_that_is_to_be_avoided(router: Any) -> None:
+    common, requests = quietly("ray.serve._private.common"), quietly(f"{ROUTERS}.common")
+    ours = router(*(Replica(f"r{number}", number) for number in range(4)), kind="PrefillBySession")
 
-    async def run() -> None:
-        ours = module.PrefillBySession(
-            deployment_id=common.DeploymentID(name="Prefill:m"),
-            handle_source=common.DeploymentHandleSource.REPLICA,
-            initial_backoff_s=0.001,
-            max_backoff_s=0.002,
-        )
-        ours.initialize_state()
-        ours.update_replicas([Replica(f"r{number}", number) for number in range(4)])
+    async def of(session: str, avoid: frozenset[str] = frozenset()) -> str | None:
+        route = prefill_call.Route(avoid)
+        metadata = common.RequestMetadata(request_id=session, internal_request_id="i", session_id=session)
+        made = requests.PendingRequest(args=["a prompt"], kwargs={prefill_call.ROUTE: route}, metadata=metadata)
+        found = await asyncio.wait_for(ours._choose_replica_for_request(made), 20)
+        assert made.kwargs == {} and found.replica_id.unique_id == route.replica
+        return route.replica
 
-        async def of(session: str, avoid: frozenset[str] = frozenset()) -> str | None:
-            route = prefill_call.Route(avoid)
-            metadata = common.RequestMetadata(request_id=session, internal_request_id="i", session_id=session)
-            made = requests.PendingRequest(args=["a prompt"], kwargs={prefill_call.ROUTE: route}, metadata=metadata)
-            found = await asyncio.wait_for(ours._choose_replica_for_request(made), 20)
-            assert made.kwargs == {} and found.replica_id.unique_id == route.replica
-            return route.replica
-
-        homes = [await of(f"s{number}") for number in range(16)]
-        assert homes == [await of(f"s{number}") for number in range(16)] and len(set(homes)) > 1
-        assert homes[0] is not None
-        assert await of("s0", frozenset({homes[0]})) != homes[0]
-
-    asyncio.run(run())
+    homes = [await of(f"s{number}") for number in range(16)]
+    assert homes == [await of(f"s{number}") for number in range(16)] and len(set(homes)) > 1
+    assert homes[0] is not None
+    assert await of("s0", frozenset({homes[0]})) != homes[0]
 
 
 def test_where_the_route_passes() -> None:

@@ -19,7 +19,7 @@ from pdlab.sim.simulator import simulate
 from pdlab.sim.vllm_engine import VllmEngine, simulate_with_vllm
 from pdlab.sim.vllm_scheduler import prompt_tokens, scheduler_parts
 
-pytestmark = pytest.mark.usefixtures("import_warnings_aside")
+pytestmark = pytest.mark.usefixtures("vllm_scheduling", "import_warnings_aside")
 
 HARDWARE = load_hardware("h100-vllm-0.11")
 HYBRID = HARDWARE.model_copy(update={"hybrid_kv": True})
@@ -28,12 +28,6 @@ COLLOCATED = Deployment(topology=parse_label("collocated-1xtp2"))
 PD = Deployment(topology=parse_label("pd-spread-p1xtp2-d1xtp2"))
 WORKLOAD = Workload(input_tokens=2000, output_tokens=60)
 LEVELS = [Level(load=Closed(concurrency=n), num_requests=4 * n, seed=0) for n in (2, 8)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def vllm() -> None:
-    for module in ("vllm.engine.arg_utils", "vllm.v1.core.sched.scheduler", "vllm.v1.structured_output"):
-        quietly(module)
 
 
 def both(

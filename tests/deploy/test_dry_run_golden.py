@@ -5,10 +5,10 @@ PDLAB_UPDATE_GOLDEN=1 rewrites the stored texts; read the difference before keep
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
+from support import golden
 
 from pdlab.core.catalog import load_cluster, load_deployment, local_cluster, resolve_model
 from pdlab.core.files import CONFIGS
@@ -42,12 +42,7 @@ def test_rendering(name: str, cluster: str) -> None:
         launch_command=command_line(words),
     )
     assert "&id" not in text, "YAML aliases: the arguments share an object"
-    stored = GOLDEN / f"{name}.txt"
-    if os.environ.get("PDLAB_UPDATE_GOLDEN") == "1":
-        GOLDEN.mkdir(exist_ok=True)
-        stored.write_text(text, encoding="utf-8")
-    assert stored.exists(), f"no stored rendering; make it with PDLAB_UPDATE_GOLDEN=1 and read it ({stored})"
-    assert text == stored.read_text(encoding="utf-8")
+    golden.compare(text, GOLDEN / f"{name}.txt")
 
 
 def test_of_a_number_that_moves_room_is_shown_for_all() -> None:

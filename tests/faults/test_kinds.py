@@ -74,7 +74,7 @@ def test_decode_stands_still_for_longer_than_the_lease() -> None:
         ("kill_raylet", {"parts": frozenset({("prefill", "engine")})}, "head node"),
         ("stop_balancer", {"parts": frozenset({("prefill", "engine")})}, "no HAProxy"),
         ("stop_router", {"parts": frozenset({("prefill", "engine")})}, "no request router"),
-        ("leave_between", {"replicas": {"collocated": 2}}, "not apart"),
+        ("leave_between", {"replicas": {"collocated": 2}}, "not separate"),
         ("leave_while_streaming", {"replicas": {"collocated": 2}}, None),
         ("stop_decode_engine", {"parts": frozenset()}, "no decode engine core runs here"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ from faults.test_kinds import PAIR
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from support import golden
 
-from pdlab.core.errors import UsageError
 from pdlab.faults.kinds import KINDS
 from pdlab.faults.plan import FOLDER, FaultPlan, describe, load_plan, schedule
 
@@ -88,17 +87,13 @@ def test_nothing_possible_is_no_fault() -> None:
 @pytest.mark.golden
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_dry_run(name: str) -> None:
-    """PDLAB_UPDATE_GOLDEN=1 rewrites the stored texts; read the difference before keeping it."""
     plan = load_plan(name)
     replicas: dict[str, int] = {str(role): count for role, count in PAIR.replicas.items()}
     pair = (
         PAIR._replace(parts=PAIR.parts | {("prefill", "worker"), ("decode", "worker")}) if name == "workers" else PAIR
     )
     text = describe(plan, schedule(plan, pair), "pd-spread-p1xtp1-d1xtp1 at http://127.0.0.1:8000", replicas) + "\n"
-    stored = GOLDEN / f"{name}.txt"
-    if os.environ.get("PDLAB_UPDATE_GOLDEN"):
-        stored.write_text(text, encoding="utf-8")
-    assert text == stored.read_text(encoding="utf-8")
+    golden.compare(text, GOLDEN / f"{name}.txt")
 
 
 @pytest.mark.parametrize(
@@ -120,10 +115,3 @@ def test_the_dry_run(name: str) -> None:
 def test_wrong_plans(change: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValidationError, match=complaint):
         FaultPlan.model_validate({"faults": ("all",), **change})
-
-
-def test_a_plan_that_is_not_there() -> None:
-    with pytest.raises(UsageError, match="neither a file nor a plan of configs/faults/; did you mean short"):
-        load_plan("shrot")
-    with pytest.raises(UsageError, match=r"nowhere\.yaml: cannot be read"):
-        load_plan("nowhere.yaml")

@@ -24,7 +24,7 @@ SETTINGS: dict[str, Any] = {"model": "m", "local": True, "port": 8000}
 def step(name: str, program: str, **more: Any) -> Step:
     fields: dict[str, Any] = {
         "title": name,
-        "estimate_s": 1.0,
+        "estimate_s": 100.0,
         "advice": f"mend {name}",
         "codes": {0: "ok", 3: "finding"},
     }
@@ -41,14 +41,15 @@ def verdicts(state: FirstHourState) -> dict[str, str]:
     return {name: outcome.verdict for name, outcome in state.outcomes.items()}
 
 
-def test_every_verdict(tmp_path: Path) -> None:
+def test_every_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdlab.first_hour.steps.LEAST_LIMIT_S", 1.0)
     steps = (
         step("good", "print('all is well')"),
         step("seen", "print('two findings'); raise SystemExit(3)"),
         step("bad", failing_program("no luck")),
         step("after", "print('never')", needs=("bad",)),
         step("beside", "print('still')", needs=("good",)),
-        step("slow", "import time; time.sleep(600)", limit=1.0),
+        step("slow", "import time; time.sleep(600)", estimate_s=0.1),
     )
     state, lines = ran(steps, tmp_path)
     assert verdicts(state) == {
@@ -165,10 +166,10 @@ class TestOpenState:
         with pytest.raises(UsageError, match=r"has no first-hour\.json"):
             open_state(tmp_path, SETTINGS, resume=True)
         (tmp_path / "mine").touch()
-        with pytest.raises(StoreError, match="holds results of something else"):
+        with pytest.raises(StoreError, match="has other results"):
             open_state(tmp_path, SETTINGS, resume=False)
         (tmp_path / STATE).write_text(FirstHourState(asked=SETTINGS).model_dump_json())
-        with pytest.raises(StoreError, match="holds an earlier run"):
+        with pytest.raises(StoreError, match="has an earlier run"):
             open_state(tmp_path, SETTINGS, resume=False)
         with pytest.raises(StoreError, match=r"was made with another port \(8000, now 9000\); repeat"):
             open_state(tmp_path, {**SETTINGS, "port": 9000}, resume=True)

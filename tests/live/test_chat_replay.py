@@ -4,22 +4,17 @@ engines had. Of a model with a template of its own, and of one that answers in H
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
+import chat_model
 import pytest
 
 from pdlab.core.workload import RunKey
 from pdlab.results.store import Store
 from pdlab.traffic.requests import TrafficRequest, read_requests
 from tests.live.conftest import BUSY_MACHINE, ROOT, Stack
-
-spec = importlib.util.spec_from_file_location("chat_model", ROOT / "benchmarks" / "chat_model.py")
-assert spec is not None and spec.loader is not None
-chat_model = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(chat_model)
 
 SESSIONS, TURNS, SYSTEM, USER, ANSWER = 10, 4, 160, 40, 12
 WORKLOAD = f"""

@@ -4,7 +4,6 @@ with direct streaming, so that two deployments cover both serving paths. The tes
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import random
 import socket
@@ -12,18 +11,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import chat_model
 import pytest
+import request_shapes
 from support import timed
 from support.web import fetch
 
 from tests.live.conftest import ROOT, Stack
-
-spec = importlib.util.spec_from_file_location("request_shapes", ROOT / "benchmarks" / "request_shapes.py")
-assert spec is not None and spec.loader is not None
-request_shapes = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(request_shapes)
-
-chat_model = request_shapes.chat_model
 
 SHAPES: list[Any] = []
 CHATS: dict[str, Any] = {}

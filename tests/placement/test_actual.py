@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import pytest
@@ -83,28 +84,28 @@ def test_dp_ranks_make_up_replicas() -> None:
     assert [len(replica.groups) for replica in by_rank.replicas] == [2, 2]
 
 
-def test_a_replica_on_a_stray_node() -> None:
-    view = gpu_nodes(8, 8)
-    plan = planned("pd-spread-p1xtp4-d1xtp4", view)
-    actual = as_planned(plan)
-    actual["decode"] = actual["prefill"]
-    with pytest.raises(DeployError, match="decode: a replica is on n0, planned on n1"):
-        observe(plan, view, actual)
-
-
-def test_a_node_that_the_view_does_not_know() -> None:
-    view = gpu_nodes(8)
-    plan = planned("collocated-1xtp2", view)
-    with pytest.raises(DeployError, match="is on an unknown node, planned on n0"):
-        observe(plan, view, {"collocated": [["an unknown node"]]})
-
-
-@pytest.mark.parametrize("running", [0, 1, 3])
-def test_another_number_of_ranks(running: int) -> None:
-    view = gpu_nodes(8)
-    plan = planned("collocated-2xtp2", view)
-    with pytest.raises(DeployError, match=f"collocated: {running} TP groups run, 2 were planned"):
-        observe(plan, view, {"collocated": [["n0", "n0"]] * running})
+@pytest.mark.parametrize(
+    ("label", "free", "seen", "complaint"),
+    [
+        ("pd-spread-p1xtp4-d1xtp4", (8, 8), {"prefill": [["n0"] * 4], "decode": [["n0"] * 4]},
+         "decode: a replica is on n0, planned on n1"),
+        ("pd-spread-p1xtp4-d1xtp4", (8, 8), {"decode": [["n1"] * 4]}, "prefill: 0 TP groups run, 1 were planned"),
+        ("collocated-1xtp2", (8,), {"collocated": [["an unknown node"]]}, "is on an unknown node, planned on n0"),
+        ("collocated-2xtp2", (8,), {"collocated": []}, "collocated: 0 TP groups run, 2 were planned"),
+        ("collocated-2xtp2", (8,), {"collocated": [["n0", "n0"]]}, "collocated: 1 TP groups run, 2 were planned"),
+        ("collocated-2xtp2", (8,), {"collocated": [["n0", "n0"]] * 3}, "collocated: 3 TP groups run, 2 were planned"),
+        # Of a replica whose placement group is not found, only the node of its own process is known.
+        ("collocated-1xtp4", (8,), {"collocated": [["n0"]]}, "[1] bundles per replica do not make TP 4"),
+        ("collocated-4xtp1", (2, 2), {"collocated": [["n0"]] * 3 + [["n1"]]},
+         "collocated: more ranks are on n0 than it had free"),
+    ],
+)  # fmt: skip
+def test_another_placement_than_the_planned_one(
+    label: str, free: tuple[int, ...], seen: Actual, complaint: str
+) -> None:
+    view = gpu_nodes(*free)
+    with pytest.raises(DeployError, match=re.escape(complaint)):
+        observe(planned(label, view), view, seen)
 
 
 def test_of_a_number_that_moves_those_run_that_begin() -> None:
@@ -114,30 +115,6 @@ def test_of_a_number_that_moves_those_run_that_begin() -> None:
     assert len(observe(plan, view, {"fluid": [["n0", "n0"]] * 2}, {"fluid": 2}).of("fluid")) == 2
     with pytest.raises(DeployError, match="fluid: 3 TP groups run, 2 were planned"):
         observe(plan, view, {"fluid": [["n0", "n0"]] * 3}, {"fluid": 2})
-
-
-def test_a_role_that_nothing_was_seen_of() -> None:
-    view = gpu_nodes(8, 8)
-    plan = planned("pd-spread-p1xtp4-d1xtp4", view)
-    actual = as_planned(plan)
-    del actual["prefill"]
-    with pytest.raises(DeployError, match="prefill: 0 TP groups run, 1 were planned"):
-        observe(plan, view, actual)
-
-
-def test_bundles_are_not_made_up() -> None:
-    """Of a replica whose placement group is not found, only the node of its own process is known."""
-    view = gpu_nodes(8)
-    plan = planned("collocated-1xtp4", view)
-    with pytest.raises(DeployError, match=r"\[1\] bundles per replica do not make TP 4"):
-        observe(plan, view, {"collocated": [["n0"]]})
-
-
-def test_more_ranks_on_a_node_than_it_had_free() -> None:
-    view = gpu_nodes(2, 2)
-    plan = planned("collocated-4xtp1", view)
-    with pytest.raises(DeployError, match="collocated: more ranks are on n0 than it had free"):
-        observe(plan, view, {"collocated": [["n0"]] * 3 + [["n1"]]})
 
 
 @st.composite

@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
+import orderings
 
 from pdlab.plan.accuracy import LevelPoint
-
-PATH = Path(__file__).resolve().parents[2] / "benchmarks" / "orderings.py"
-spec = importlib.util.spec_from_file_location("orderings", PATH)
-assert spec and spec.loader
-orderings = importlib.util.module_from_spec(spec)
-sys.modules["orderings"] = orderings
-spec.loader.exec_module(orderings)
 
 
 def test_the_reported_orderings_are_simulated() -> None:

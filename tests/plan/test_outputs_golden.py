@@ -5,11 +5,11 @@ PDLAB_UPDATE_GOLDEN=1 rewrites it; read the difference before keeping it.
 
 from __future__ import annotations
 
-import os
 import shlex
 from pathlib import Path
 
 import pytest
+from support import golden
 
 from pdlab.cli import plan
 
@@ -36,6 +36,4 @@ def test_outputs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
         assert plan.main(shlex.split(words)) == 0
         texts.append(f"$ python plan.py {words}\n{capsys.readouterr().out}")
     text = "\n".join(texts)
-    if os.environ.get("PDLAB_UPDATE_GOLDEN"):
-        STORED.write_text(text, encoding="utf-8")
-    assert text == STORED.read_text(encoding="utf-8")
+    golden.compare(text, STORED)

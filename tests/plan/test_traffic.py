@@ -9,7 +9,6 @@ import pytest
 
 from pdlab.cli import plan
 from pdlab.core.catalog import require_shape
-from pdlab.core.errors import UsageError
 from pdlab.plan.traffic import endless_hit_share, says_requests, trace_of_file
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.level import Trace
@@ -40,26 +39,6 @@ def test_ways_to_write_a_trace(text: str, tmp_path: Path) -> None:
     assert trace.arrival_s == pytest.approx(WANTED.arrival_s)
     assert (trace.input_tokens, trace.output_tokens) == (WANTED.input_tokens, WANTED.output_tokens)
     assert trace.rate_rps == pytest.approx(2 / 2.25) and trace.longest == (300, 30)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "is empty; known traces are"),
-        ("arrival_s,input_tokens\n1,2\n", "begins no known trace"),
-        ("arrival_s,input_tokens,output_tokens\n1,2,3\n", "holds one request; from 2"),
-        ("arrival_s,input_tokens,output_tokens\n1,2,3\n1,2,3\n", "at the same time"),
-        ("arrival_s,input_tokens,output_tokens\nsoon,2,3\n", "line 2: 'soon' is not a time"),
-        ("arrival_s,input_tokens,output_tokens\nnan,2,3\n", "line 2: 'nan' is not a time"),
-        ("arrival_s,input_tokens,output_tokens\n1,2,0\n", "line 2: '0' is not a number of tokens"),
-        ("arrival_s,input_tokens,output_tokens\n1,2.5,1\n", "line 2: '2.5' is not a number of tokens"),
-        ("arrival_s,input_tokens,output_tokens\n1,2\n", "line 2: 2 cells for 3 columns"),
-    ],
-)
-def test_bad_traces(text: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"trace\.csv") as caught:
-        trace_of_file(written(tmp_path, text))
-    assert message in str(caught.value)
 
 
 def test_copies_share_a_trace() -> None:

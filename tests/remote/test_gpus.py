@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pdlab.remote import gpus
+from pdlab.remote import gpus, node
 
 NOT_SUPPORTED = 3
 
@@ -73,5 +73,5 @@ def test_a_machine_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(name)
 
     monkeypatch.setattr(gpus.ctypes, "CDLL", missing)
-    facts = gpus.machine_facts()
+    facts = node.machine_facts()
     assert facts["gpus"] == {} and facts["host"] and facts["nic"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -147,21 +145,6 @@ def test_a_level_over_time_without_a_table_is_in_the_page(tmp_path: Path) -> Non
     page = tmp_path / "r.html"
     assert viz.main(["--exps", str(store.folder), "--report", str(page)]) == 0
     assert ": none changed</strong></summary>\n</details>" in page.read_text()
-
-
-def test_nothing_heavy_is_imported_until_it_is_used() -> None:
-    program = (
-        "import sys, pdlab\n"
-        "heavy = {'numpy', 'matplotlib', 'pydantic', 'yaml'}\n"
-        "print(sorted(set(sys.modules) & heavy), 'load' in dir(pdlab))\n"
-        f"results = pdlab.load({str(COLLOCATED)!r})\n"
-        "report = pdlab.build_report(results)\n"
-        "print(sorted(set(sys.modules) & {'matplotlib', 'jinja2'}))\n"
-        "pdlab.render_text(report)\n"
-        "print('matplotlib' in sys.modules)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["[] True", "[]", "False"]
 
 
 def test_a_wrong_name_is_an_attribute_error() -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from support import folders
+from support import folders, golden
 from support.chaos import example, fault, request, run, write
 
 from pdlab.cli import viz
@@ -21,11 +20,8 @@ GOLDEN = Path(__file__).parent / "golden" / "chaos.txt"
 
 @pytest.mark.golden
 def test_text() -> None:
-    """PDLAB_UPDATE_GOLDEN=1 rewrites the stored text; read the difference before keeping it."""
     text = f"{report.text(example())}\n\n{report.fault_list(example())}\n"
-    if os.environ.get("PDLAB_UPDATE_GOLDEN"):
-        GOLDEN.write_text(text, encoding="utf-8")
-    assert text == GOLDEN.read_text(encoding="utf-8")
+    golden.compare(text, GOLDEN)
 
 
 def test_of_a_rehearsal_the_title_says_so() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 import pytest
+from support import golden
 
 import pdlab
 from pdlab.report import html
@@ -27,14 +27,10 @@ FOLDERS = [
 
 
 def test_report() -> None:
-    """PDLAB_UPDATE_GOLDEN=1 rewrites the stored file; read the difference before keeping it."""
     report = build_report(load(*(PUBLISHED / name for name in FOLDERS)))
     command = "python viz.py --exps ... --report out/report.html"
     text = normalised(html.render(report, command))
-    if os.environ.get("PDLAB_UPDATE_GOLDEN"):
-        GOLDEN.parent.mkdir(exist_ok=True)
-        GOLDEN.write_text(text, encoding="utf-8")
-    assert text == GOLDEN.read_text(encoding="utf-8")
+    golden.compare(text, GOLDEN)
 
 
 def normalised(text: str) -> str:

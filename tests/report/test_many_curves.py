@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import golden
 from support.curves import many, one
 
 from pdlab.analysis.view import View
@@ -63,7 +63,6 @@ def test_curves_of_one_gpu_and_framework_have_one_hue() -> None:
 
 @pytest.mark.golden
 def test_what_is_written_in_a_picture_of_many_curves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """PDLAB_UPDATE_GOLDEN=1 rewrites the stored file; read the difference before keeping it."""
     kept: list[str] = []
     saved = style.save
 
@@ -85,6 +84,4 @@ def test_what_is_written_in_a_picture_of_many_curves(monkeypatch: pytest.MonkeyP
     plots.draw(spec, tmp_path / "many.png")
     assert (tmp_path / "many.png").stat().st_size > 10_000
     text = "\n".join(kept) + "\n"
-    if os.environ.get("PDLAB_UPDATE_GOLDEN"):
-        GOLDEN.write_text(text, encoding="utf-8")
-    assert text == GOLDEN.read_text(encoding="utf-8")
+    golden.compare(text, GOLDEN)

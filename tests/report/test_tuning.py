@@ -74,4 +74,4 @@ def test_levels_of_a_search_are_no_comparison(tmp_path: Path, capsys: pytest.Cap
         tmp_path / "x-tuning", ExperimentRecord(name="x-tuning", file="x", experiment={}, visits=(), tunes="x")
     )
     assert viz.main(["--exps", str(tmp_path / "x-tuning"), "--no-plot"]) == 0
-    assert "is the search for engine settings of x: its best is better by chance, too" in capsys.readouterr().err
+    assert "is the search for engine settings of x: its best result is partly chance" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from support import records as made
 
 from pdlab.core.workload import Closed, Open, Workload
 from pdlab.results import metrics
+from pdlab.results.columns import AT_ONCE
 from pdlab.results.level_data import LevelData
 from pdlab.results.schema import RequestRecord
 
@@ -31,7 +32,7 @@ def waves(concurrency: int, count: int) -> list[RequestRecord]:
 
 def test_figures_are_to_the_last_digit_those_of_a_list_of_numbers() -> None:
     chance = random.Random(1)
-    values = [chance.expovariate(10) if number % 9 else math.nan for number in range(3 * metrics.AT_ONCE + 5)]
+    values = [chance.expovariate(10) if number % 9 else math.nan for number in range(3 * AT_ONCE + 5)]
     ordered = sorted(value for value in values if not math.isnan(value))
     found = metrics.distribution(np.array(values))
     assert found is not None and found.mean_s == math.fsum(ordered) / len(ordered)

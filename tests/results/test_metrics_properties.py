@@ -131,4 +131,4 @@ def test_columns_have_what_records_have(records: list[RequestRecord]) -> None:
     late = LevelData.of([record for record in ordered if record.arrival_s > 500])
     for name in ("finish_s", "gap_counts", "gaps_s", "output_tokens"):
         assert np.array_equal(getattr(part, name), getattr(late, name), equal_nan=True)
-    assert part.errors == late.errors
+    assert [part.error_texts[at] for at in part.errors] == [late.error_texts[at] for at in late.errors]

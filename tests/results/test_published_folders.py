@@ -226,18 +226,7 @@ def test_damaged_files_are_refused(tmp_path: Path, changes: dict[str, Any], mess
     assert str(folder) in str(caught.value)
 
 
-def test_refused_folders(tmp_path: Path) -> None:
-    nothing = tmp_path / "x_1xtp2"
-    nothing.mkdir()
-    with pytest.raises(StoreError, match="holds no result files"):
-        load_experiment(nothing)
-    with pytest.raises(StoreError, match="several deployments"):
-        load_experiment(PUBLISHED)
-    with pytest.raises(StoreError, match="does not exist"):
-        load_experiment(tmp_path / "nowhere")
-    (nothing / "conc4.json").write_text("{")
-    with pytest.raises(StoreError, match=r"conc4\.json: cannot be read as JSON"):
-        load_experiment(nothing)
+def test_a_label_without_replicas_is_refused(tmp_path: Path) -> None:
     zero = tmp_path / "x_0xtp2"
     shutil.copytree(PUBLISHED / PD, zero)
     with pytest.raises(UsageError, match="from 1 to 10000"):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,11 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def convert() -> ModuleType:
-    spec = spec_from_file_location("convert_results", ROOT / "benchmarks" / "convert_results.py")
-    assert spec and spec.loader
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("convert_results")
 
 
 def test_sentences_without_findings_never_read_as_a_valid_level() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from pdlab.results.texts import AT_ONCE, Places, Texts, text_of
+import numpy as np
+
+from pdlab.results.columns import AT_ONCE
+from pdlab.results.texts import Places, Texts, numbered, text_of
 
 
 def test_each_is_found_and_of_equal_ones_the_last() -> None:
@@ -18,4 +21,8 @@ def test_each_is_found_and_of_equal_ones_the_last() -> None:
 
 
 def test_of_none_nothing_is_found() -> None:
-    assert Places(Texts().array()).of("a") is None
+    assert Places(Texts().array()).of("a") is None and not len(numbered(Texts().array()))
+
+
+def test_equal_texts_have_the_same_number() -> None:
+    assert numbered(np.array([b"b", b"a", b"b", b"", b"c"])).tolist() == [2, 1, 2, 0, 3]

@@ -26,7 +26,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     ("after", "resume", "reason"),
     [
         (BEFORE, True, None),
-        (BEFORE, False, "holds an earlier run; go on with --resume"),
+        (BEFORE, False, "has an earlier run; continue it with --resume"),
         ({**BEFORE, "port": 9000}, True, r"another port \(8000, now 9000\)"),
         ({**BEFORE, "port": 9000}, False, "another port"),
         ({**BEFORE, "loads": [1]}, True, "another loads;"),

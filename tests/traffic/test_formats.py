@@ -216,6 +216,8 @@ TEXT = {"rate_rps": 1.0}
         (MOONCAKE + MOONCAKE.replace("[0, 1]", '["a", 1]'), {}, "line 2: hash_ids must be a list of whole numbers"),
         ('{"chat_id": 1, "parent_chat_id": "x", "timestamp": 1, "input_length": 1, "output_length": 1}', {}, "parent_"),
         ("arrival_s,input_tokens,output_tokens\n0,5,1\nx,5,1\n", {}, "line 3: 'x' is not a time"),
+        ("arrival_s,input_tokens,output_tokens\nnan,5,1\n", {}, "line 2: 'nan' is not a time"),
+        ("arrival_s,input_tokens,output_tokens\n0,2.5,1\n", {}, "line 2: '2.5' is not a number of tokens"),
         ("arrival_s,input_tokens,output_tokens\n0,5,1\n1,5\n", {}, "line 3: 2 cells for 3 columns"),
         ("arrival_s,input_tokens,output_tokens\n0,5,0\n", {}, "line 2: '0' is not a number of tokens"),
         ("arrival_s,input_tokens,output_tokens\n", {}, "holds no request"),

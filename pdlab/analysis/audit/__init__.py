@@ -1,1 +1,1 @@
-"""What is wrong with result folders: rules on their files, names and figures."""
+"""The audit: rules on the files, names and figures of result folders."""

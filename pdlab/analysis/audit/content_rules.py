@@ -1,4 +1,4 @@
-"""Rules of the audit on the consistency of a folder: names, counts and figures against the requests and each other.
+"""Audit rules on the consistency of a folder: names, counts and figures against the requests and each other.
 
 `pdlab.analysis.audit.registry` runs them.
 """
@@ -23,10 +23,10 @@ from pdlab.results.store import MANIFEST, Store
 
 RATE_SLACK = 0.02
 LITTLE_SLACK = 1.05
-# Of the concurrency, mean over a run of WAVES waves or more; 0.92 is the least that we have seen.
+# Share of the concurrency, mean over a run of WAVES waves or more; 0.92 is the least observed.
 LEAST_IN_FLIGHT = 0.7
 WAVES = 5
-SIGMAS = 5  # arrivals of an open loop beyond what chance gives
+SIGMAS = 5  # tolerated deviation of an open loop's arrivals, in standard deviations
 
 
 @rule("label_of_another", "level_of_another", needs="our folder")
@@ -44,22 +44,21 @@ def labels(folder: Folder) -> Iterator[AuditFinding]:
 
 @rule("tokens_contradict", needs="our level")
 def workload_of_level(level: LevelFile) -> Iterator[AuditFinding]:
-    """Token counts of a level must match its workload. The import has compared the published form's name with its
-    content."""
+    """Token counts of a level must match its workload. For the published form the import compares name and content."""
     run = level.run
     if not run.whole.completed:
         return
     workload, steady = run.workload, run.steady
     expected = run.asked_tokens if workload.varied else (workload.sent_input_tokens, workload.sent_output_tokens)
     if expected is None or (workload.varied and run.failed):
-        return  # only the requests themselves tell which of them were answered: see `records`
+        return  # only the requests show which of them were answered: see `records`
     inputs, outputs = expected
     token_rates = [
         ("input", run.whole.input_tokens_per_s, run.whole, inputs, RATE_SLACK),
         ("output", run.whole.output_tokens_per_s, run.whole, outputs, RATE_SLACK),
     ]
     if steady is not None and steady.completed and isinstance(run.load, Closed) and not workload.varied:
-        # Those in flight at the window's ends have part of their output in it.
+        # Requests in flight at the window's ends have part of their output in it.
         slack = RATE_SLACK + run.load.concurrency / steady.completed
         token_rates.append(("output", steady.output_tokens_per_s, steady, outputs, slack))
     for side, rate, window, asked, slack in token_rates:
@@ -73,7 +72,7 @@ def workload_of_level(level: LevelFile) -> Iterator[AuditFinding]:
 def one_workload(folder: Folder) -> Iterator[AuditFinding]:
     """For the published form: the workload is counted per file, and prompts may differ by a token.
 
-    What differs by more is another curve (`pdlab.results.published_curves`).
+    Files that differ by more are another curve (`pdlab.results.published_curves`).
     """
     if folder.ours or not folder.levels:
         return
@@ -146,7 +145,7 @@ def values(level: LevelFile) -> Iterator[AuditFinding]:
 
 
 def is_figure(value: float) -> bool:
-    """Whether it can be a rate or a latency in seconds, which is shown in milliseconds too."""
+    """Whether the value can be a rate or a latency in seconds, which is shown in milliseconds too."""
     return value >= 0 and math.isfinite(1000 * value)
 
 
@@ -180,7 +179,7 @@ def in_flight(level: LevelFile) -> Iterator[AuditFinding]:
         stay = _stays_s(summary, level.run) if summary else None
         if summary is None or stay is None or not isinstance(load, Closed):
             continue
-        # Requests that finish in a short window are not those that arrive in it: it bounds less sharply.
+        # In a short window other requests finish than arrive: its limit is wider.
         edges = load.concurrency / max(summary.completed, 1) if window == "steady window" else 0.0
         rate_rps = summary.requests_per_s
         least, most = (rate_rps * stay_s for stay_s in stay)
@@ -230,7 +229,7 @@ def served(level: LevelFile) -> Iterator[AuditFinding]:
     "records_differ", "records_empty", "records_unreadable", "records_are_none", "figures_differ", needs="our requests"
 )
 def records(level: LevelFile, recheck: AuditInputs) -> Iterator[AuditFinding]:
-    """The requests beside a level: by the hash that the level keeps of them, or by the figures that they give.
+    """The requests beside a level must have the hash that the level stores, or give its figures.
 
     Missing requests are not a fault.
     """
@@ -255,7 +254,7 @@ def records(level: LevelFile, recheck: AuditInputs) -> Iterator[AuditFinding]:
 
 
 def _recomputed(level: LevelFile, text: bytes) -> Iterator[AuditFinding]:
-    """The level's figures, from its own requests."""
+    """The level's figures, recomputed from its requests."""
     run = level.run
     try:
         data = requests.parse(text)

@@ -1,4 +1,4 @@
-"""Result folders as the audit reads them: every file with its hash, and what it says beyond its run."""
+"""Result folders as the audit reads them: every file with its hash and its raw content."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from pdlab.results.store import MANIFEST, Store
 
 @dataclass(frozen=True)
 class LevelFile:
-    """One result file: its run, the hashes of its bytes and of its content whatever the layout, and what it says
-    beyond the run."""
+    """One result file: its run, the hash of its bytes, the hash of its content in any layout, and its raw content."""
 
     path: Path
     run: Run
@@ -41,7 +40,7 @@ class LevelFile:
 
 @dataclass(frozen=True)
 class Folder:
-    """One experiment of a folder; ``experiment`` is None when the folder cannot be read (``error`` says why)."""
+    """One experiment of a folder; ``experiment`` is None if the folder cannot be read (``error`` has the reason)."""
 
     path: Path
     experiment: Experiment | None
@@ -54,12 +53,10 @@ class Folder:
 
 
 def read_folder(path: Path, stated: Stated | int | None = None, read: Sequence[SourcedExperiment] = ()) -> list[Folder]:
-    """All experiments of a folder; what cannot be read is the folder's ``error``.
+    """All experiments of a folder; if it cannot be read, its ``error`` has the reason.
 
-    ``read``: those that were read already.
-
-    ``stated``: as `pdlab.results.published_folders.load_experiments` takes it. Raises UsageError where that contradicts
-    the folder.
+    ``read``: experiments that were read already. ``stated``: see `pdlab.results.published_folders.load_experiments`.
+    Raises UsageError if that contradicts the folder.
     """
     try:
         return [_folder(path, sourced) for sourced in read or _load(path, stated)]
@@ -84,7 +81,7 @@ def _folder(path: Path, sourced: SourcedExperiment) -> Folder:
 
 
 def _published_level(folder: Path, sourced: PublishedLevel) -> LevelFile:
-    """A level of others. Of a file with several levels each has the hash of its own part."""
+    """A level of others. In a file with several levels each has the hash of its own part."""
     plain = json.dumps(sourced.data, sort_keys=True, default=str).encode()
     inside = f"{sourced.file.relative_to(folder)}{f' ({sourced.part})' if sourced.part else ''}"
     content_sha256 = _sha256(plain)
@@ -100,7 +97,7 @@ def _level(file: Path, content: bytes, run: Run) -> LevelFile:
 
 
 def _load(path: Path, stated: Stated | int | None) -> tuple[SourcedExperiment, ...]:
-    """As viz.py loads it; a manifest whose GPUs contradict its deployment is read all the same, to be examined."""
+    """As viz.py loads it. A manifest whose GPUs contradict its deployment is read for examination."""
     try:
         return sourced_experiments(path, stated)
     except PdlabError:

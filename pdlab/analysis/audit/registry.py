@@ -1,7 +1,7 @@
-"""What a rule of the audit is and finds: `rule` registers it, `findings` applies all of them to a folder.
+"""Audit rules and findings: `rule` registers a rule, `findings` applies all of them to a folder.
 
-To add one: write the rows of its codes in `pdlab.core.findings.CODES`, where the audit reports it, and
-decorate a function that yields ``AuditFinding(code, files, numbers, percent)``.
+To add one: write the rows of its codes in `pdlab.core.findings.CODES`, and decorate a function that yields
+``AuditFinding(code, files, numbers, percent)``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Numbers = dict[str, int | float | str | None]
 
 @dataclass(frozen=True)
 class AuditFinding:
-    """One defect of result files, in the words of its code's row. ``percent``: how far a figure in the plot may be off,
-    where that is known."""
+    """One defect of result files, with the texts of its code's row. ``percent``: how far a figure in the plot may be
+    off, if known."""
 
     code: str
     files: tuple[str, ...]
@@ -50,15 +50,15 @@ class AuditFinding:
 
 @dataclass(frozen=True)
 class AuditInputs:
-    """``recompute`` the figures of our levels from their requests, which takes longest. ``hashes``: of files of
-    requests that were read already; they are read again only to recompute."""
+    """``recompute``: recompute the figures of pdlab's levels from their requests, which takes longest. ``hashes``: of
+    files of requests that were read already; they are read again only to recompute."""
 
     recompute: bool
     hashes: Mapping[Path, str]
 
 
 Needs = Literal["folders", "folder", "our folder", "level", "our level", "our requests"]
-"""What a rule is called with: all folders, each folder, or each level of a folder; with "our" only those of pdlab's own
+"""The argument of a rule: all folders, each folder, or each level of a folder; with "our" only those of pdlab's own
 results. "our requests": each such level, and the `AuditInputs`."""
 
 
@@ -84,13 +84,13 @@ def rule(*codes: str, needs: Needs) -> Callable[[Check], Check]:
 
 
 def registered() -> list[AuditRule]:
-    """Every rule, in the order of the rows of their codes, which is the order of the report."""
+    """Every rule, in the order of its codes' rows, which is the order of the report."""
     order = {code: row for row, code in enumerate(CODES)}
     return sorted(_RULES, key=lambda each: order[each.codes[0]])
 
 
 def findings(folder: Folder, recheck: AuditInputs) -> Iterator[AuditFinding]:
-    """What the rules find in one folder that can be read."""
+    """The findings of the rules in one readable folder."""
     for each in registered():
         if each.needs == "folders" or (each.needs.startswith("our") and not folder.ours):
             continue
@@ -103,7 +103,7 @@ def findings(folder: Folder, recheck: AuditInputs) -> Iterator[AuditFinding]:
 
 
 def across(folders: Sequence[Folder]) -> Iterator[AuditFinding]:
-    """What the rules find in folders beside each other."""
+    """The findings of the rules that compare folders."""
     for each in registered():
         if each.needs == "folders":
             yield from each.check(folders)

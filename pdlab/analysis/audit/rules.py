@@ -38,9 +38,9 @@ from pdlab.results.published_files import most_counted, number, offered_rps, pea
 from pdlab.results.published_folders import SourcedExperiment
 from pdlab.results.store import MANIFEST
 
-LEAST_PER_CONCURRENCY = 10  # requests per unit of concurrency: the first and the last wave are a fifth then
-LEAST_OPEN = 25  # requests of an open loop: with fewer its steady window has less than metrics.OPEN_LEAST
-PEAK_SLACK = 1.1  # of the number of requests that can be counted in one second
+LEAST_PER_CONCURRENCY = 10  # requests per unit of concurrency: the first and the last wave are then a fifth
+LEAST_OPEN = 25  # requests of an open loop: fewer give a steady window with less than metrics.OPEN_LEAST
+PEAK_SLACK = 1.1  # times the number of requests that can be counted in one second
 RAMP_SHARE = 0.75  # mean output rate below this share of its peak second: ramp, drain or stalls
 NAMES_DIFFER, CAPPED = ("file_name_differs", "file_tokens_differ"), "file_rate_capped"
 NEEDED = ("git_commit", "versions", "hardware", "started_at")
@@ -54,11 +54,11 @@ def audit(
     hashes: Mapping[Path, str] | None = None,
     read: Mapping[Path, Sequence[SourcedExperiment]] | None = None,
 ) -> list[AuditFinding]:
-    """All findings, folder by folder in the order given, those across folders first.
+    """All findings, those across folders first, then folder by folder in the order given.
 
-    ``gpus``: of folders that do not record theirs. ``recompute``: compare the figures of our levels with those that
-    their requests give, which takes longest.
-    ``hashes``: of files of records that were read already; ``read``: what was read of folders of others.
+    ``gpus``: of folders that do not record theirs. ``recompute``: compare the figures of pdlab's levels with those of
+    their requests, which takes longest. ``hashes``: of files of records that were read already. ``read``: folders of
+    others that were read already.
     """
     folders = [
         folder for path in paths for folder in read_folder(path, (gpus or {}).get(path), (read or {}).get(path, ()))
@@ -79,7 +79,7 @@ def hard(findings: Sequence[AuditFinding]) -> list[AuditFinding]:
 
 
 def shared(findings: Sequence[AuditFinding]) -> list[AuditFinding]:
-    """The findings, equal ones of several folders merged into one with the files of all."""
+    """The findings, with equal ones of several folders merged into one that has the files of all."""
     by_statement: dict[tuple[Any, ...], list[AuditFinding]] = defaultdict(list)
     for finding in findings:
         by_statement[finding.code, tuple(finding.numbers.items()), finding.percent].append(finding)
@@ -90,7 +90,7 @@ def shared(findings: Sequence[AuditFinding]) -> list[AuditFinding]:
 
 
 def render(findings: Sequence[AuditFinding], folders: int) -> str:
-    """Text for a person; one line when nothing is wrong."""
+    """The findings as text; one line without findings."""
     if not findings:
         return f"audit: {counted(folders, 'folder')}, no findings"
     lines = []
@@ -106,7 +106,7 @@ def render(findings: Sequence[AuditFinding], folders: int) -> str:
 
 
 def _names(files: Sequence[str]) -> str:
-    """Files of one folder by name, of several folders the folders alone."""
+    """Files of one folder by name; for several folders only the folders."""
     of_folders = list(dict.fromkeys(name.partition("/")[0] for name in files))
     if len(of_folders) > 1:
         return ", ".join(of_folders)
@@ -115,7 +115,7 @@ def _names(files: Sequence[str]) -> str:
 
 @rule("copied_files", "copied_folder", "copied_to_another", "copied_to_other_gpus", needs="folders")
 def _identical(folders: Sequence[Folder]) -> Iterator[AuditFinding]:
-    """Pairs of folders that share files, byte for byte or but for their layout, or records."""
+    """Pairs of folders that share files, by bytes or by content, or records."""
     owners: dict[str, list[tuple[Folder, LevelFile]]] = defaultdict(list)
     for folder in folders:
         for level in folder.levels:
@@ -202,7 +202,7 @@ def _reused_prompts(folder: Folder) -> Iterator[AuditFinding]:
     reused_shares: list[tuple[LevelFile, float]] = []
     for level in levels:
         run = level.run
-        # The lengths of others are means of what was drawn: they vary from level to level of one curve.
+        # Published lengths are means of drawn lengths: they vary from level to level of one curve.
         stream = (run.seed, run.workload.model_dump_json(exclude={"seed"}) if folder.ours else "")
         before = prompts_drawn.get(stream, 0)
         if before and run.num_requests and run.workload.sent_input_tokens > 1:
@@ -241,7 +241,7 @@ def _few_prompts(folder: Folder) -> Iterator[AuditFinding]:
 
 @rule("ramp", needs="folder")
 def _ramps(folder: Folder) -> Iterator[AuditFinding]:
-    """Only closed loops: the rate of an open loop is the client's, and its peaks are its own."""
+    """Only closed loops: the client sets the rate of an open loop."""
     ramps: list[tuple[LevelFile, float]] = []
     for level in folder.levels:
         run = level.run
@@ -313,7 +313,7 @@ def _invalid(level: LevelFile) -> Iterator[AuditFinding]:
     reasons = [
         finding.text
         for finding in level.run.validity.findings
-        if finding.code not in (*NAMES_DIFFER, CAPPED) and finding.text  # those are contradictions
+        if finding.code not in (*NAMES_DIFFER, CAPPED) and finding.text  # `_contradictions` reports those
     ]
     if reasons:
         yield AuditFinding("invalid", (level.name,), {"what": "; ".join(reasons)})

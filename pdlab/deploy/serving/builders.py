@@ -12,16 +12,18 @@ Imports Ray: modules of pdlab's own process do not import this one; `pdlab.deplo
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.resources
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from pdlab.deploy.serving.dead_engine import StopsWithEngine
 from pdlab.deploy.serving.drain import DrainsBeforeStop
 from pdlab.deploy.serving.engine_errors import ExplainsErrors
+from pdlab.deploy.serving.engine_gauges import RecordsAtLessCost
 from pdlab.deploy.serving.fluid import SwitchesRoles
 from pdlab.deploy.serving.guard import OBJECTS, PARSED, Guard, RequestRules
 from pdlab.deploy.serving.guard_sources import InstallsGuard, pythonpath, sources
@@ -30,6 +32,7 @@ from pdlab.deploy.serving.log_stats import EmptiesStats
 from pdlab.deploy.serving.nixl_port import HoldsPort
 from pdlab.deploy.serving.prefill_call import CallsPrefill, PrefillRules
 from pdlab.deploy.serving.ray_names import BUILDER, INGRESS, PD, SERVER, SERVER_UTILS, bind_class, bound_deployment
+from pdlab.deploy.serving.read_once import ReadsVariablesOnce
 from pdlab.deploy.serving.role_board import BOARD_PREFIX
 from pdlab.deploy.serving.sequences import for_one_engine, join, split
 from pdlab.deploy.serving.step_watch import WatchesSteps
@@ -38,6 +41,7 @@ from pdlab.roles.spec import FluidSpec
 
 # Its modules are not imported: they need vLLM, which the machine that builds the application may not have.
 _KV_GUARD = importlib.resources.files("pdlab.guard")
+_UNCHANGING = (str, int, float, bytes, type(None))
 FLUID_PREFIX = "Fluid:"  # of the engines' deployment
 FLUID_ROUTER = "pdlab.deploy.serving.fluid_router.FluidRouter"
 _HERE = (
@@ -47,6 +51,8 @@ _HERE = (
         "traces",
         "timeline",
         "log_stats",
+        "engine_gauges",
+        "read_once",
         "early_token",
         "prefill_call",
         "drain",
@@ -69,6 +75,8 @@ class HttpFront:
         build = getattr(super(), "__serve_build_asgi_app__", None)
         app: Any = await build() if build is not None else self._asgi_app  # type: ignore[attr-defined]
         app.middleware_stack = None  # vLLM builds it at once; it is made again at the first request
+        # Starlette, vLLM's metrics and Ray Serve each try the routes in their order, some 25 for each request.
+        app.routes[:] = sorted(app.routes, key=lambda route: getattr(route, "path", None) not in OBJECTS)
         for route in app.routes:
             if getattr(route, "path", None) in OBJECTS and hasattr(route, "get_route_handler"):
                 route.app = _parsing_once(route.get_route_handler())
@@ -140,17 +148,33 @@ def _parsing_once(handler: Callable[[Any], Any]) -> Any:
 
 
 def _sharing_ids(prepare: Callable[..., Any]) -> Callable[..., Any]:
-    """Ray's way of making a request of another, which copies deeply, but without a copy of a prompt's token ids."""
+    """Ray's way of making a request of another, which copies deeply, but without a copy of a prompt's token ids and of
+    values that cannot change."""
 
     def prepared(*, request: Any, **of: Any) -> Any:
-        prompt = getattr(request, "prompt", None)
-        if not isinstance(prompt, list):
-            return prepare(request=request, **of)
-        made = prepare(request=request.model_copy(update={"prompt": ""}), **of)
-        made.prompt = prompt
-        return made
+        return prepare(request=_SharesValues(request), **of)
 
     return prepared
+
+
+class _SharesValues:
+    """A request whose deep copy is a request that shares with it what neither engine changes. pydantic's deep copy
+    looks at each of some 60 fields."""
+
+    def __init__(self, request: Any) -> None:
+        self._request = request
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._request, name)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Any:
+        made = self._request.model_copy(update=update)
+        if deep:
+            for values in (made.__dict__, made.__pydantic_extra__ or {}, made.__pydantic_private__ or {}):
+                for name, value in values.items():
+                    if not isinstance(value, _UNCHANGING) and not (name == "prompt" and isinstance(value, list)):
+                        values[name] = copy.deepcopy(value)
+        return made
 
 
 def build_openai_app(args: dict[str, Any]) -> Any:
@@ -272,6 +296,8 @@ def _build(builder: str | Callable[[dict[str, Any]], Any], args: dict[str, Any])
             _mix_in(application_, StopsWithEngine, {})
             _mix_in(application_, ExplainsErrors, {})
             _mix_in(application_, EmptiesStats, {})
+            _mix_in(application_, ReadsVariablesOnce, {})
+            _mix_in(application_, RecordsAtLessCost, {})
             if kv_guard:
                 _mix_in(application_, WatchesSteps, {})
             if files is not None:

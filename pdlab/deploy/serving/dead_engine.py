@@ -19,7 +19,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
-POLL_S = 0.05
+POLL_S = 0.2
 # For the requests that were in the engine: vLLM ends each with an error as soon as it sees the death.
 ANSWERS_S = 0.2
 EXIT_CODE = 1

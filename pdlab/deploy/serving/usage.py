@@ -60,12 +60,14 @@ def cached_in_prefill(item: Any, prefilled: Any) -> Any:
     """An item of decode's answer with the cached tokens of prefill's answer in its usage; without the detail if
     prefill's answer lacks it. Items are whole answers, errors, texts of server-sent events, and lists of such texts.
     """
+    if isinstance(item, str) and PROMPT not in item:  # the event of a token: no more is done for each
+        return item
     if isinstance(item, list):
         return [cached_in_prefill(text, prefilled) for text in item]
     known = getattr(getattr(prefilled, "usage", None), PROMPT, None)
     cache = {name: getattr(known, name, None) for name in _CACHE}
     if isinstance(item, str):
-        return _END.join(_event(event, cache) for event in item.split(_END)) if PROMPT in item else item
+        return _END.join(_event(event, cache) for event in item.split(_END))
     usage: Any = getattr(item, "usage", None)
     details = getattr(usage, PROMPT, None)
     if details is None:

@@ -1,8 +1,7 @@
 """Result files of other benchmark clients -> levels. One module per client, one registry, one record.
 
-The record is a dictionary with the keys that ``vllm bench serve`` writes, which most clients share and
-`pdlab.results.published_files` turns into a run. A client that measured more than these keys hold keeps it under its
-own names, as metadata.
+The record is a dictionary with the keys of ``vllm bench serve``, which most clients share.
+`pdlab.results.published_files` turns it into a run. Other values of a client keep its own names, as metadata.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ READERS = (
 
 
 class RequestTimes(NamedTuple):
-    """The answered requests of a level in the order in which they were sent, in seconds, one element of each column per
-    request. ``tpot_s`` is NaN for an answer of one token. ``start_s``: when each was sent; None if that is not kept."""
+    """The answered requests of a level in the order of sending, in seconds, one element of each column per request.
+    ``tpot_s`` is NaN for an answer of one token. ``start_s``: when each was sent; None if unknown."""
 
     ttft_s: Column
     tpot_s: Column
@@ -55,8 +54,8 @@ class RequestTimes(NamedTuple):
 
 
 class RawLevel(NamedTuple):
-    """One level as a client wrote it. ``part``: where in its file it is, empty if the file holds one level.
-    ``requests``: each of them, if they were kept."""
+    """One level as a client wrote it. ``part``: its place in the file, empty if the file holds one level. ``requests``:
+    its requests, if they were kept."""
 
     part: str
     data: dict[str, Any]
@@ -69,8 +68,8 @@ def may_be_read(file: Path) -> bool:
 
 
 class FileReading(NamedTuple):
-    """What a file holds: ``tool`` wrote it, and it has these levels. A file without levels is of a tool, too: its
-    ``skipped`` says what it is. ``sha256``: of its bytes."""
+    """The contents of a file: the ``tool`` that wrote it, and its levels. ``skipped``: the kind of file, if it has no
+    level. ``sha256``: of its bytes."""
 
     tool: str
     levels: tuple[RawLevel, ...] = ()
@@ -79,7 +78,7 @@ class FileReading(NamedTuple):
 
 
 def read_file(file: Path) -> FileReading:
-    """Read one file. Raises StoreError if it cannot be parsed, or is of no client that is known."""
+    """Read one file. Raises StoreError if it cannot be parsed, or is of no known client."""
     content, sha256 = _content(file)
     for name in READERS:
         reader = import_module(f"{__name__}.{name}")

@@ -1,7 +1,7 @@
-"""AIPerf and GenAI-Perf: ``profile_export_aiperf.json`` (``profile_export_genai_perf.json``), a level a folder.
+"""AIPerf and GenAI-Perf: ``profile_export_aiperf.json`` (``profile_export_genai_perf.json``), a level per folder.
 
-The requests of a level are in ``profile_export.jsonl`` beside it; the summary has their percentiles already. Without
-it they are the level.
+The requests of a level are in ``profile_export.jsonl`` beside it; the summary has their percentiles already. Without a
+summary the requests are the level.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ _TIMES = {
     "start_s": ("start", 1e-9),
 }
 _TO_MS = {"ms": 1.0, "sec": 1000.0, "s": 1000.0, "us": 1e-3, "ns": 1e-6}
-_FLAG = re.compile(r"--(concurrency|request-rate)[ =]'?([\d.]+)(?![\d.,])")  # not of several values, which are a sweep
+_FLAG = re.compile(
+    r"--(concurrency|request-rate)[ =]'?([\d.]+)(?![\d.,])"
+)  # not with several values, which are a sweep
 
 
 def read(file: Path, content: Any) -> FileReading | None:
-    """None unless it is a file of AIPerf's."""
+    """None unless AIPerf wrote the file."""
     if file.name.startswith(("server_metrics_export", "gpu_telemetry_export")):
-        return FileReading(TOOL, skipped="metrics of the server, of no level")
+        return FileReading(TOOL, skipped="metrics of the server, not of a level")
     if isinstance(content, list):
         first = content[0] if content else None
         if (
@@ -56,14 +58,14 @@ def read(file: Path, content: Any) -> FileReading | None:
     if isinstance(throughput, dict) and "unit" in throughput:
         return FileReading(TOOL, (RawLevel("", _level(content), _requests(file)),))
     if "aiperf_version" in content or file.name.startswith("profile_export_aiperf_"):
-        return FileReading(TOOL, skipped="what the levels in the folders beside it have in common")
+        return FileReading(TOOL, skipped="common settings of the levels in the folders beside it")
     if file.name == "run_config.json" and {"benchmark_id", "cfg"} <= content.keys():
         return FileReading(TOOL, skipped="the settings of the level beside it")
     return None
 
 
 def _requests(file: Path) -> RequestTimes | None:
-    """Those of the profiling phase in the file beside a summary; None without one."""
+    """The requests of the profiling phase in the file beside a summary; None without one."""
     try:
         return _times(parsed_lines((file.parent / "profile_export.jsonl").read_bytes()))
     except (OSError, ValueError):
@@ -88,7 +90,7 @@ def _times(lines: Sequence[dict[str, Any]]) -> RequestTimes | None:
 
 
 def _of_requests(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A level by its requests alone. Its load is in no line: a name has to give it."""
+    """A level made of its requests. No line has its load: a name must give it."""
     profiled = _profiled(lines)
     good = [line for line in profiled if not line.get("error")]
     starts_ns, ends_ns = ([line["metadata"][f"request_{end}_ns"] for line in good] or [0] for end in ("start", "end"))
@@ -117,7 +119,7 @@ def _level(content: dict[str, Any]) -> dict[str, Any]:
     rate = _average(content, "request_throughput")
     inputs = _total(content, "input_sequence_length", completed)
     outputs = _total(content, "output_sequence_length", completed)
-    # Its rates are over the time from the first request to the last answer, which is shorter than benchmark_duration.
+    # Its rates refer to the time from the first request to the last answer, which is shorter than benchmark_duration.
     duration = completed / rate if rate else _average(content, "benchmark_duration")
     level: dict[str, Any] = {
         "request_throughput": rate,
@@ -165,7 +167,7 @@ def _model(config: dict[str, Any]) -> str | None:
 
 
 def _load(config: dict[str, Any], command: str) -> dict[str, Any]:
-    """Load of the profiling phase: from the configuration, of earlier versions from the command."""
+    """Load of the profiling phase: from the configuration, in earlier versions from the command."""
     flags: dict[str, float] = {}
     burstiness = None
     phases = [phase for phase in config.get("phases") or [] if isinstance(phase, dict)]

@@ -1,12 +1,12 @@
-"""evalscope perf: a folder a level, with ``benchmark_summary.json`` and the percentiles and arguments beside it."""
+"""evalscope perf: a level per folder, with ``benchmark_summary.json`` and the percentiles and arguments beside it."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from pdlab.results.readers import FileReading, RawLevel
+from pdlab.results.readers.statistics import json_beside
 
 TOOL = "evalscope perf"
 _BESIDE = ("benchmark_percentile.json", "benchmark_args.json", "workload_throughput.json", "workload_timeline.json")
@@ -17,7 +17,7 @@ _MEANS = {"Avg TTFT (ms)": ("ttft", 1.0), "Avg TPOT (ms)": ("tpot", 1.0), "Avg I
 
 
 def read(file: Path, content: Any) -> FileReading | None:
-    """None unless it is a file of evalscope's."""
+    """None unless evalscope wrote the file."""
     if file.name in _BESIDE:
         return FileReading(TOOL, skipped="part of the level whose summary lies beside it")
     if not isinstance(content, dict) or not {"Success Requests", "Req Throughput (req/s)"} <= content.keys():
@@ -26,7 +26,7 @@ def read(file: Path, content: Any) -> FileReading | None:
 
 
 def _level(file: Path, content: dict[str, Any]) -> dict[str, Any]:
-    arguments = _neighbour_file(file, "benchmark_args.json")
+    arguments = json_beside(file, "benchmark_args.json")
     completed = content["Success Requests"]
     rate = content.get("Request Rate (req/s)")
     level: dict[str, Any] = {
@@ -46,7 +46,7 @@ def _level(file: Path, content: dict[str, Any]) -> dict[str, Any]:
     for column, (metric, to_ms) in _MEANS.items():
         if isinstance(content.get(column), int | float):
             level[f"mean_{metric}_ms"] = content[column] * to_ms
-    rows = _neighbour_file(file, "benchmark_percentile.json")
+    rows = json_beside(file, "benchmark_percentile.json")
     for row in rows if isinstance(rows, list) else []:
         percent = str(row.get("Percentiles", "")).removesuffix("%")
         if not percent.replace(".", "", 1).isdigit():
@@ -60,10 +60,3 @@ def _level(file: Path, content: dict[str, Any]) -> dict[str, Any]:
 
 def _total(mean: Any, completed: float) -> float | None:
     return mean * completed if isinstance(mean, int | float) else None
-
-
-def _neighbour_file(file: Path, name: str) -> Any:
-    try:
-        return json.loads((file.parent / name).read_bytes())
-    except (OSError, ValueError):
-        return {}

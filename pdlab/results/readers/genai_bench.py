@@ -1,13 +1,12 @@
-"""genai-bench: a level a file, and ``experiment_metadata.json`` for the folder."""
+"""genai-bench: a level per file, and ``experiment_metadata.json`` for the folder."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from pdlab.results.readers import FileReading, RawLevel
-from pdlab.results.readers.statistics import add_statistics, keyed, times_of
+from pdlab.results.readers.statistics import add_statistics, json_beside, keyed, times_of
 
 TOOL = "genai-bench"
 METADATA = "experiment_metadata.json"
@@ -15,11 +14,11 @@ _METRICS = {"ttft": "ttft", "tpot": "tpot", "e2e_latency": "e2el"}
 
 
 def read(file: Path, content: Any) -> FileReading | None:
-    """None unless it is a file of genai-bench's."""
+    """None unless genai-bench wrote the file."""
     if not isinstance(content, dict):
         return None
     if file.name == METADATA and "benchmark_version" in content:
-        return FileReading(TOOL, skipped="what the levels beside it have in common")
+        return FileReading(TOOL, skipped="common settings of the levels beside it")
     if not {"aggregated_metrics", "individual_request_metrics"} <= content.keys():
         return None
     if file.name.startswith("debug_for_run_"):
@@ -61,10 +60,7 @@ def _level(file: Path, content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_folder(file: Path) -> dict[str, Any]:
-    try:
-        stated = json.loads((file.parent / METADATA).read_bytes())
-    except (OSError, ValueError):
-        return {}
+    stated = json_beside(file, METADATA)
     count = str(stated.get("server_gpu_count") or "")
     return {
         "model_id": stated.get("api_model_name") or stated.get("model"),

@@ -1,7 +1,7 @@
-"""guidellm's ``benchmarks.json``: several levels a file.
+"""guidellm's ``benchmarks.json``: several levels per file.
 
-guidellm's "time per output token" counts the first token, its "inter token latency" is what others call TPOT, weighted
-by the tokens of a request. The record has the latter as TPOT.
+guidellm's "time per output token" counts the first token. Its "inter token latency" is the TPOT of other clients,
+weighted by the tokens of a request. The record has the latter as TPOT.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PERCENTILES = {"p50": "p50", "p75": "p75", "p90": "p90", "p95": "p95", "p99": "
 
 
 def read(file: Path, content: Any) -> FileReading | None:
-    """None unless it is a report of guidellm's."""
+    """None unless it is a report of guidellm."""
     if not isinstance(content, dict) or not isinstance(content.get("benchmarks"), list):
         return None
     benchmarks = [each for each in content["benchmarks"] if isinstance(each, dict) and "metrics" in each]
@@ -51,7 +51,7 @@ def _level(benchmark: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
         "request_throughput": completed / duration if duration else None,
         "duration": duration,
         "completed": completed,
-        # Requests that were in flight when the level's time was over are no failures.
+        # Requests in flight at the end of the level's time are no failures.
         "num_prompts": completed + (totals.get("errored") or 0),
         "total_input_tokens": _sum(metrics, "prompt_token_count"),
         "total_output_tokens": _sum(metrics, "output_token_count"),

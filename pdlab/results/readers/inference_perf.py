@@ -1,8 +1,8 @@
-"""inference-perf: ``stage_N_lifecycle_metrics.json``, a level a file. ``summary_lifecycle_metrics.json`` is the mean of
-all stages, and no level; it is one if the run has one stage.
+"""inference-perf: ``stage_N_lifecycle_metrics.json``, a level per file.
 
-The model and the kind of arrivals are in ``config.yaml`` beside them. The client counts the tokens of answers anew, or
-takes the server's counts (``use_server_output_tokens``). Its throughput and its TPOT are by what it took.
+``summary_lifecycle_metrics.json`` is the mean of all stages, so it is a level only if the run has one stage. The model
+and the kind of arrivals are in ``config.yaml`` beside them. The client counts the tokens of answers itself, or takes
+the server's counts (``use_server_output_tokens``). Its throughput and its TPOT use these counts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CONFIG = "config.yaml"
 
 
 def read(file: Path, content: Any) -> FileReading | None:
-    """None unless it is a report of inference-perf's."""
+    """None unless it is a report of inference-perf."""
     if isinstance(content, list) and "per_request_lifecycle" in file.name:
         return FileReading(TOOL, skipped="the requests of the stages beside it")
     if not isinstance(content, dict):
@@ -38,7 +38,7 @@ def read(file: Path, content: Any) -> FileReading | None:
 
 
 def _config(file: Path) -> dict[str, Any]:
-    """The settings beside a file; empty where there are none."""
+    """The settings beside a file; empty if there are none."""
     try:
         stated = parse_yaml((file.parent / CONFIG).read_text())
     except (OSError, ValueError, yaml.YAMLError):
@@ -75,7 +75,7 @@ def _level(content: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _outputs(good: dict[str, Any], duration: float | None, completed: float) -> float | None:
-    """Output tokens by the throughput that the client gives, as its TPOT is by the same counts."""
+    """Output tokens from the client's throughput, because its TPOT uses the same counts."""
     per_s = (good.get("throughput") or {}).get("output_tokens_per_sec")
     if per_s and duration:
         return float(per_s * duration)

@@ -1,7 +1,7 @@
-"""InferenceX (InferenceMAX): the aggregated JSON of a run, a list of such, and the site's CSV, a level a row.
+"""InferenceX (InferenceMAX): the aggregated JSON of a run, a list of these, and the site's CSV, a level per row.
 
-Latencies are in seconds there unless the name ends in ``_ms``; throughput is per GPU. A row has no duration and no
-number of requests: it is read as a thousand of them at the throughput that it has, and its level says so.
+Latencies are in seconds unless the name ends in ``_ms``; throughput is per GPU. A row has no duration and no number of
+requests. It is read as `ASSUMED_REQUESTS` at its throughput, and its level notes that.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.results.readers import FileReading, RawLevel
-from pdlab.results.readers.statistics import of_export
+from pdlab.results.readers.statistics import ASSUMED_REQUESTS, number_in, of_export
 
 TOOL = "InferenceX"
-REQUESTS = 1000
 _LATENCIES = ("ttft", "tpot", "itl", "e2el")
-# Our name -> theirs, first found counts.
+# Our name -> theirs; the first one found counts.
 _NAMES: dict[str, tuple[str, ...]] = {
     "model_id": ("model", "model_name", "infmax_model_prefix"),
     "gpu": ("hw", "gpu", "hardware"),
@@ -62,46 +61,40 @@ def _first(row: dict[str, Any], name: str) -> Any:
     return None
 
 
-def _number(value: Any) -> float | None:
-    try:
-        return None if value in (None, "") or isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        return None
-
-
 def _gpus(row: dict[str, Any]) -> float | None:
-    stated = next((_number(row.get(name)) for name in _GPUS if row.get(name) not in (None, "")), None)
+    stated = next((number_in(row.get(name)) for name in _GPUS if row.get(name) not in (None, "")), None)
     if stated:
         return stated
     pools = [
-        (_number(row.get(f"num_{role}_gpu")) or _number(row.get(f"{role}_num_gpus"))) for role in ("prefill", "decode")
+        (number_in(row.get(f"num_{role}_gpu")) or number_in(row.get(f"{role}_num_gpus")))
+        for role in ("prefill", "decode")
     ]
     if all(pools):
         return sum(filter(None, pools))
-    return _number(row.get("tp"))
+    return number_in(row.get("tp"))
 
 
 def _throughput(row: dict[str, Any]) -> float | None:
     """Output tokens/s per GPU."""
     for name in ("output_tput_per_gpu", "out_tok_s_per_gpu", "out_tok_s_per_gpu_derived", "output_throughput_per_gpu"):
-        if _number(row.get(name)) is not None:
-            return _number(row[name])
-    total, isl, osl = _number(row.get("tput_per_gpu")), _number(_first(row, "isl")), _number(_first(row, "osl"))
+        if number_in(row.get(name)) is not None:
+            return number_in(row[name])
+    total, isl, osl = number_in(row.get("tput_per_gpu")), number_in(_first(row, "isl")), number_in(_first(row, "osl"))
     return None if total is None or not isl or not osl else total * osl / (isl + osl)
 
 
 def _level(row: dict[str, Any]) -> dict[str, Any] | None:
     gpus, per_gpu = _gpus(row), _throughput(row)
-    isl, osl = _number(_first(row, "isl")), _number(_first(row, "osl"))
+    isl, osl = number_in(_first(row, "isl")), number_in(_first(row, "osl"))
     if not gpus or not per_gpu or not isl or not osl:
         return None
     rate = per_gpu * gpus / osl
     level: dict[str, Any] = {
         "request_throughput": rate,
-        "duration": REQUESTS / rate,
-        "completed": REQUESTS,
-        "total_input_tokens": REQUESTS * isl,
-        "total_output_tokens": REQUESTS * osl,
+        "duration": ASSUMED_REQUESTS / rate,
+        "completed": ASSUMED_REQUESTS,
+        "total_input_tokens": ASSUMED_REQUESTS * isl,
+        "total_output_tokens": ASSUMED_REQUESTS * osl,
         "counts_unknown": True,
         "num_gpus": int(gpus),
         **of_export(row),
@@ -112,7 +105,7 @@ def _level(row: dict[str, Any]) -> dict[str, Any] | None:
             level[name] = int(float(value)) if name == "max_concurrency" else value
     for metric in _LATENCIES:
         for theirs, value in row.items():
-            figure = _number(value)
+            figure = number_in(value)
             if figure is None:
                 continue
             name = theirs.removesuffix("_ms")

@@ -1,4 +1,4 @@
-"""The table of levels that ``viz.py --export csv=FILE`` and ``parquet=FILE`` write, a level a row.
+"""The table of levels from ``viz.py --export csv=FILE`` and ``parquet=FILE``, a level per row.
 
 Its figures may be those of a steady window. A row has no duration: that is its requests over their rate.
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.results.readers import FileReading, RawLevel
+from pdlab.results.readers.statistics import number_in
 
 TOOL = "table of pdlab"
 _MARKS = {"experiment", "load_kind", "load", "completed", "requests", "requests_per_s", "output_tokens_per_s", "window"}
@@ -27,39 +28,32 @@ def read(file: Path, content: Any) -> FileReading | None:
 
 
 def _level(row: dict[str, Any]) -> dict[str, Any] | None:
-    rate, completed = _number(row["requests_per_s"]), _number(row["completed"])
+    rate, completed = number_in(row["requests_per_s"]), number_in(row["completed"])
     if not rate or not completed:
         return None
     duration = completed / rate
-    kind, load = row["load_kind"], _number(row["load"])
+    kind, load = row["load_kind"], number_in(row["load"])
     level: dict[str, Any] = {
         "label": row["experiment"],
         "model_id": row.get("model") or None,
-        "num_gpus": _number(row.get("gpus")),
+        "num_gpus": number_in(row.get("gpus")),
         "request_throughput": rate,
         "duration": duration,
         "completed": completed,
-        "num_prompts": completed + (_number(row.get("failed")) or 0),
-        "total_input_tokens": (_number(row.get("input_tokens_per_s")) or 0) * duration,
-        "total_output_tokens": (_number(row["output_tokens_per_s"]) or 0) * duration,
+        "num_prompts": completed + (number_in(row.get("failed")) or 0),
+        "total_input_tokens": (number_in(row.get("input_tokens_per_s")) or 0) * duration,
+        "total_output_tokens": (number_in(row["output_tokens_per_s"]) or 0) * duration,
         "max_concurrency": load if kind == "concurrency" else None,
         "request_rate": load if kind == "rate" else None,
-        "burstiness": _number(row.get("burstiness")),
+        "burstiness": number_in(row.get("burstiness")),
         "invalid": (row.get("reasons") or "not valid") if str(row.get("valid")) == "False" else None,
     }
     if kind == "ramp":
-        level |= {"ramp_up_strategy": row.get("ramp_shape"), "ramp_up_start_rps": _number(row.get("ramp_start_rps"))}
+        level |= {"ramp_up_strategy": row.get("ramp_shape"), "ramp_up_start_rps": number_in(row.get("ramp_start_rps"))}
         level["ramp_up_end_rps"] = load
     for name, value in row.items():
-        match, figure = _LATENCY.fullmatch(name), _number(value)
+        match, figure = _LATENCY.fullmatch(name), number_in(value)
         if match and figure is not None:
             statistic = "median" if match[2] == "p50" else match[2]
             level[f"{statistic}_{match[1]}_ms"] = figure
     return {name: value for name, value in level.items() if value is not None}
-
-
-def _number(value: Any) -> float | None:
-    try:
-        return None if value in (None, "") else float(value)
-    except (TypeError, ValueError):
-        return None

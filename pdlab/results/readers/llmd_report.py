@@ -1,4 +1,4 @@
-"""llm-d's benchmark reports (0.1 and 0.2; YAML or JSON): a level a file."""
+"""llm-d's benchmark reports (0.1 and 0.2; YAML or JSON): a level per file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OF_INFERENCE_PERF = re.compile(r"inference-perf\.(?:partial\.)?stage_(\d+)")
 
 
 def read(file: Path, content: Any) -> FileReading | None:
-    """None unless it is a benchmark report of llm-d's."""
+    """None unless it is a benchmark report of llm-d."""
     if not isinstance(content, dict) or "version" not in content:
         return None
     performance = _performance(content)
@@ -27,8 +27,8 @@ def read(file: Path, content: Any) -> FileReading | None:
 
 
 def _performance(content: dict[str, Any]) -> dict[str, Any] | None:
-    """Its ``requests``, ``latency`` and ``throughput``: of 0.2 under results.request_performance.aggregate, of 0.1
-    under metrics."""
+    """The dictionary with ``requests``, ``latency`` and ``throughput``. In 0.2 it is under
+    results.request_performance.aggregate, in 0.1 under metrics."""
     results = content.get("results")
     aggregate = (
         ((results or {}).get("request_performance") or {}).get("aggregate") if isinstance(results, dict) else None
@@ -93,7 +93,7 @@ def _scenario(scenario: dict[str, Any]) -> dict[str, Any]:
     model = next((each for each in models if isinstance(each, dict) and each.get("name")), {})
     accelerators = [each.get("accelerator") for each in parts]
     if any((each.get("replicas") or 1) > 1 for each in parts):
-        accelerators = []  # whether the count is of one replica or of all is not said
+        accelerators = []  # unclear whether the count is of one replica or of all
     return {
         "request_rate": standardized.get("rate_qps"),
         "max_concurrency": standardized.get("concurrency"),

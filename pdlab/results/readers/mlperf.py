@@ -1,7 +1,7 @@
-"""MLPerf inference: LoadGen's ``mlperf_log_summary.txt`` where it carries token latencies, and result tables.
+"""MLPerf inference: LoadGen's ``mlperf_log_summary.txt`` if it has token latencies, and result tables.
 
-The summary of a Server run has the rate of its Poisson arrivals, what was completed, and TTFT, TPOT and E2EL. It has
-neither the number of requests nor their lengths. Tables have throughput only, and are recognised and named.
+The summary of a Server run has the rate of its Poisson arrivals, the completed rate, and TTFT, TPOT and E2EL. It has
+neither the number of requests nor their lengths. Tables have only throughput; they are recognised and skipped.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.results.readers import SUMMARY_OF_LOADGEN, FileReading, RawLevel
+from pdlab.results.readers.statistics import ASSUMED_REQUESTS
 
 TOOL = "MLPerf"
-REQUESTS = 1000  # at the throughput that the summary has, which says that their number is not known
 _TABLE = {"scenario", "division", "units", "result"}
 _LINE = re.compile(r"^[ \t]*([^:=\n]+?)[ \t]*:[ \t]*(\S.*?)[ \t]*$", re.MULTILINE)
 _LATENCY = re.compile(r"(Mean|(\d\d\.\d\d) percentile) (.*?latency|Time (?:per|to) Output Token) \(ns\)", re.IGNORECASE)
@@ -26,7 +26,7 @@ _METRICS = {
 
 
 def read(file: Path, content: Any) -> FileReading | None:
-    """None unless it is of MLPerf: a summary of LoadGen's, or a table of results."""
+    """None unless it is a summary of LoadGen or an MLPerf table of results."""
     if file.name == SUMMARY_OF_LOADGEN and isinstance(content, str) and "MLPerf Results Summary" in content:
         level = _level(dict(_LINE.findall(content)))
         why = "" if level else "of a scenario without a request rate, or without token latencies"
@@ -41,7 +41,7 @@ def read(file: Path, content: Any) -> FileReading | None:
 
 
 def _level(lines: dict[str, str]) -> dict[str, Any] | None:
-    """The level of a Server run; None for another."""
+    """The level of a Server run; None for another scenario."""
     latencies: dict[str, float] = {}
     for name, value in lines.items():
         match = _LATENCY.fullmatch(name)
@@ -56,11 +56,11 @@ def _level(lines: dict[str, str]) -> dict[str, Any] | None:
     )
     if not (rate and target and any(name.endswith("_ttft_ms") for name in latencies)):
         return None
-    duration_s = REQUESTS / rate
+    duration_s = ASSUMED_REQUESTS / rate
     level: dict[str, Any] = {
         "request_throughput": rate,
         "duration": duration_s,
-        "completed": REQUESTS,
+        "completed": ASSUMED_REQUESTS,
         "counts_unknown": True,
         "request_rate": target,
         "burstiness": 1.0,

@@ -1,4 +1,4 @@
-"""pdlab's own levels without their manifest: recognised, and refused with the reason."""
+"""pdlab's own levels without their manifest: recognised, and rejected with the reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOOL = "pdlab"
 
 
 def read(file: Path, content: Any) -> FileReading | None:
-    """Raises StoreError for a level of ours: it cannot be read without its manifest."""
+    """Raises StoreError for a level of pdlab: it cannot be read without its manifest."""
     from pdlab.results.store import MANIFEST
 
     if isinstance(content, dict) and "schema_version" in content and {"key", "slo", "deployment"} & content.keys():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdlab.results.readers import RequestTimes
@@ -13,9 +15,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PERCENTILES = (50, 90, 95, 99)
-# Arrivals at a constant rate are less bursty than Poisson's: a burstiness without end. 1000 is as regular as it gets.
+ASSUMED_REQUESTS = 1000  # of a level whose file has a rate and no number of requests; the level notes that
+# Burstiness of arrivals at a constant rate, which is infinite: with 1000 the arrivals are practically regular.
 REGULAR = 1000.0
-# Names that several clients write out -> ours.
+# Names that several clients use -> pdlab's.
 METRICS = {
     "time_to_first_token": "ttft",
     "time_per_output_token": "tpot",
@@ -25,8 +28,8 @@ METRICS = {
 
 
 def add_statistics(level: dict[str, Any], metric: str, values_s: Sequence[float] | NDArray[np.float64]) -> None:
-    """Add the mean and percentiles of ``values_s``, by linear interpolation as numpy has it, which vLLM and AIPerf use.
-    What the level has already stays."""
+    """Add the mean and percentiles of ``values_s``, linear between neighbours (numpy's default, as in vLLM and AIPerf).
+    Existing values stay."""
     import numpy as np
 
     if not len(values_s):
@@ -39,8 +42,11 @@ def add_statistics(level: dict[str, Any], metric: str, values_s: Sequence[float]
 
 
 def times_of(requests: Sequence[Mapping[str, Any]], names: Mapping[str, tuple[str, float]]) -> RequestTimes | None:
-    """Requests that have a value under each name; ``names``: column of `RequestTimes` -> the client's name of it, and
-    its unit in seconds. An answer without a TPOT has one token, or came in one piece. None without requests."""
+    """Requests that have a value under each name; None without requests.
+
+    ``names``: column of `RequestTimes` -> the client's name of it, and its unit in seconds. An answer without a TPOT
+    has one token, or came in one piece.
+    """
     import numpy as np
 
     columns: dict[str, list[float]] = {column: [] for column in names}
@@ -60,8 +66,7 @@ def times_of(requests: Sequence[Mapping[str, Any]], names: Mapping[str, tuple[st
 
 
 def keyed(metric: str, statistics: Mapping[str, Any] | None, *, to_ms: float, mean: str = "mean") -> dict[str, Any]:
-    """A client's ``{"mean": .., "p50": ..}`` in the keys of the record, times ``to_ms``; keys that are no statistic are
-    left out."""
+    """A client's ``{"mean": .., "p50": ..}`` under the keys of the record, times ``to_ms``; other keys are left out."""
     found: dict[str, Any] = {}
     for name, value in (statistics or {}).items():
         if not isinstance(value, int | float) or isinstance(value, bool):
@@ -75,8 +80,24 @@ def keyed(metric: str, statistics: Mapping[str, Any] | None, *, to_ms: float, me
     return found
 
 
+def number_in(cell: Any) -> float | None:
+    """The number in a cell of a table; None for an empty cell and for text."""
+    try:
+        return None if cell in (None, "") or isinstance(cell, bool) else float(cell)
+    except (TypeError, ValueError):
+        return None
+
+
+def json_beside(file: Path, name: str) -> Any:
+    """The content of another JSON file in the same folder; an empty dictionary if it cannot be read."""
+    try:
+        return json.loads((file.parent / name).read_bytes())
+    except (OSError, ValueError):
+        return {}
+
+
 def of_export(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What a file says that viz.py exported: the curve's name and its GPUs, which the format has no place for."""
+    """The curve's name and GPUs in a file that viz.py exported, for which the format has no field."""
     origin = content.get("pdlab")
     if not isinstance(origin, dict):
         return {}

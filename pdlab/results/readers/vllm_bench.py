@@ -1,10 +1,10 @@
-"""``vllm bench serve`` of all versions, and SGLang's ``bench_serving``, which has the same keys, one level a line.
+"""``vllm bench serve`` of all versions, and SGLang's ``bench_serving``, which has the same keys, a level per line.
 
-With ``--save-detailed`` (vLLM) or ``--output-details`` (SGLang) the file holds the requests: all percentiles, and the
-share within an SLO, come from these.
+With ``--save-detailed`` (vLLM) or ``--output-details`` (SGLang) the file holds the requests, which give all percentiles
+and the share within an SLO.
 
-``vllm bench sweep`` keeps a folder per combination with ``run=N.json``, a level each. Its ``summary.json`` and
-``summary.csv`` have the same levels once more.
+``vllm bench sweep`` writes a folder per combination with ``run=N.json``, a level each. Its ``summary.json`` and
+``summary.csv`` repeat the same levels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pdlab.results.readers.statistics import add_statistics
 
 TOOL = "vllm bench serve"
 _MARKS = {"request_throughput", "completed"}
-# A summary of a sweep -> the files of its levels, from the folder of the summary.
+# Summary of a sweep -> pattern of its levels' files, from the folder of the summary.
 _SUMMARIES = {"summary.json": "run=*.json", "summary.csv": "*/run=*.json"}
 
 
@@ -48,7 +48,7 @@ def _level(file: Path, row: dict[str, Any], of_sglang: bool) -> tuple[dict[str, 
             level = {**_of_server(info), **level}
         if isinstance(level.get("errors"), list):
             level.setdefault("num_prompts", len(level["errors"]))
-        # A request's end is when its stream ended, after the last token: not in the requests that the file keeps.
+        # E2EL ends with the stream, after the last token. The stored requests lack that moment.
         for name in [name for name in level if name.endswith("_e2e_latency_ms")]:
             level[name.replace("_e2e_latency_ms", "_e2el_ms")] = level.pop(name)
         if str(level.get("request_rate")) == "trace":
@@ -61,7 +61,7 @@ def _level(file: Path, row: dict[str, Any], of_sglang: bool) -> tuple[dict[str, 
 
 
 def _numbers(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of a table: its numbers as numbers, without the cells that are empty."""
+    """A row of a table: its numbers as numbers, without empty cells."""
     level: dict[str, Any] = {}
     for name, text in row.items():
         if isinstance(text, str) and text:
@@ -73,14 +73,16 @@ def _numbers(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_server(info: dict[str, Any]) -> dict[str, Any]:
-    """What SGLang's server says of its deployment."""
+    """The deployment that SGLang's server reports."""
     names = {"model_path": "model_id", "tp_size": "tp", "dp_size": "dp", "ep_size": "ep", "pp_size": "pp"}
     return {ours: info[theirs] for theirs, ours in names.items() if info.get(theirs) is not None}
 
 
 def _add_requests(level: dict[str, Any]) -> RequestTimes | None:
-    """Add percentiles of the requests that the file holds, and return these; its own figures stay. Raises TypeError or
-    ValueError for what is no number."""
+    """Add percentiles of the requests in the file, and return these; the file's own figures stay.
+
+    Raises TypeError or ValueError for values that are not numbers.
+    """
     import numpy as np
 
     ttfts, itls, outputs, errors, starts = (

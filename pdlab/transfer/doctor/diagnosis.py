@@ -1,8 +1,8 @@
-"""Facts of nodes (`pdlab.remote.node`) -> findings: obstacles to a fast and correct KV transfer. Pure.
+"""Find obstacles to a fast and correct KV transfer in facts of nodes (`pdlab.remote.node`). Pure.
 
-Every finding has the evidence, its impact and the fix. ``error``: a PD deployment fails, or transfers are
-wrong or many times too slow. ``warning``: slower, or fails under some conditions. ``note``: information.
-A rule that lacks its facts yields nothing.
+Every finding has its evidence, impact and fix. ``error``: a PD deployment fails, or transfers are wrong or many times
+too slow. ``warning``: it is slower, or fails under some conditions. ``note``: information. A rule without its facts
+finds nothing.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def diagnose(
     rules: Sequence[Rule] = RULES,
     concerns: Collection[Concern] | None = None,
 ) -> list[DoctorFinding]:
-    """All findings, worst first; with ``query_clock`` also where clocks differ.
+    """All findings, worst first. With ``query_clock`` also those of clocks that differ.
 
-    ``concerns``: what the deployment has; findings that matter to other deployments alone are left out (None: what a
-    deployment will have is not known, and nothing is left out).
+    ``concerns``: of the deployment. Findings that matter only to other deployments are left out (None: nothing is left
+    out).
     """
     findings = [finding for rule in rules for finding in rule(facts)]
     if query_clock is not None:
@@ -42,8 +42,8 @@ def diagnose(
 
 
 def concerns_of(facts: Facts, placement: Literal["pack", "spread"]) -> frozenset[Concern]:
-    """What PD deployments of that placement have on those nodes: the wire that all of them can take, and in a spread
-    perhaps engines over several nodes. Beside nodes with GPUs those without have no engine, such as a head."""
+    """Concerns of PD deployments with that placement: the wire that all nodes have, and for a spread engines over
+    several nodes. If some nodes have GPUs, only these have engines."""
     on_gpus = [fact for fact in facts.values() if fact.get("gpus")]
     if placement == "pack":
         return frozenset({"gpu peer" if on_gpus else "shared memory"})
@@ -53,7 +53,7 @@ def concerns_of(facts: Facts, placement: Literal["pack", "spread"]) -> frozenset
 
 
 def _joined(findings: Sequence[DoctorFinding]) -> list[DoctorFinding]:
-    """The same finding on several nodes is one finding."""
+    """Merge equal findings of several nodes."""
     merged: dict[tuple[str, ...], DoctorFinding] = {}
     for finding in findings:
         key = (finding.severity, finding.topic, finding.evidence, finding.consequence, finding.fix)
@@ -63,7 +63,7 @@ def _joined(findings: Sequence[DoctorFinding]) -> list[DoctorFinding]:
 
 
 def render(facts: Facts, findings: Sequence[DoctorFinding]) -> str:
-    """Nodes, then findings with impact and fix, then a one-line summary."""
+    """Text: nodes, findings with impact and fix, a one-line summary."""
     lines = []
     for node, fact in facts.items():
         versions = ", ".join(f"{name} {version or '-'}" for name, version in fact.get("versions", {}).items())
@@ -85,7 +85,7 @@ def render(facts: Facts, findings: Sequence[DoctorFinding]) -> str:
 
 
 def summary(findings: Sequence[DoctorFinding]) -> str:
-    """One line."""
+    """One line with the number of findings by severity."""
     counts = [(severity, sum(f.severity == severity for f in findings)) for severity in ORDER]
     count_texts = ", ".join(counted(number, severity) for severity, number in counts if number)
     return f"doctor: {count_texts or 'no findings'}"
@@ -97,7 +97,7 @@ def as_json(facts: Facts, findings: Sequence[DoctorFinding]) -> dict[str, Any]:
 
 
 def _by_device(transports: Sequence[str]) -> list[str]:
-    """``rc_mlx5 on 8 devices``: UCX's transports, those of shared memory without their device."""
+    """UCX's transports as ``rc_mlx5 on 8 devices``, or the name if there is one device."""
     devices: dict[str, int] = {}
     for name in transports:
         transport = name.split("/")[0]

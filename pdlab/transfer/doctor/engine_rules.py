@@ -1,4 +1,4 @@
-"""Rules of the doctor: obstacles to any engine, with a KV transfer or without one. Pure."""
+"""Rules of the doctor: obstacles to any engine, with or without a KV transfer. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 from pdlab.transfer.doctor.findings import SPANNING, DoctorFinding, Facts, Rule
 
-LEAST_DRIVER = 580  # of CUDA 13, for which torch is built
+LEAST_DRIVER = 580  # first driver for CUDA 13, for which torch is built
 
 
 def _toolchain(facts: Facts) -> Iterator[DoctorFinding]:
-    """The tools that compile when an engine starts: for Triton always, for FlashInfer if its sampler is on."""
+    """Compilers at the start of an engine: Triton always needs them, FlashInfer if its sampler is on."""
     for node, fact in facts.items():
         tools = fact.get("toolchain")
         if not tools or not fact.get("gpus"):
@@ -56,8 +56,8 @@ def _driver(facts: Facts) -> Iterator[DoctorFinding]:
             )
 
 
-# Of /dev/shm. vLLM's queue between the ranks of an engine takes 240 MiB (shm_broadcast.py of 0.29: 10 chunks of
-# 24 MiB), of each engine with TP > 1; NCCL and Ray's object store are there too. Containers have 64 MiB by default.
+# Least free /dev/shm. vLLM's queue between the ranks takes 240 MiB (shm_broadcast.py of 0.29: 10 chunks of 24 MiB) per
+# engine with TP > 1. NCCL and Ray's object store use it too. Containers have 64 MiB by default.
 LEAST_SHM_BYTES = 2**30
 
 
@@ -77,7 +77,7 @@ def _shm(facts: Facts) -> Iterator[DoctorFinding]:
 
 
 def _host_names(facts: Facts) -> Iterator[DoctorFinding]:
-    """Gloo joins the ranks of an engine: at the interface that it is told, else at its host name's address."""
+    """Gloo connects the ranks of an engine over the interface of its variable, else at the host name's address."""
     machines = {fact.get("boot") for fact in facts.values()}
     for node, fact in facts.items():
         environment, interfaces = fact.get("environment", {}), set(fact.get("interfaces", ()))
@@ -111,7 +111,8 @@ def _host_names(facts: Facts) -> Iterator[DoctorFinding]:
 
 
 def _names_one(variable: str, value: str, interfaces: set[str]) -> bool:
-    """Whether a list of interfaces leaves one of this node's; NCCL's entries are beginnings, ``=`` exact, ``^`` not."""
+    """Whether the variable's list matches an interface of this node. NCCL's entries are prefixes; ``=`` means exact
+    names, ``^`` excludes."""
     names = [name for name in value.lstrip("^=").split(",") if name]
     if variable.startswith("GLOO") or value.startswith("="):
         return bool(interfaces & set(names))

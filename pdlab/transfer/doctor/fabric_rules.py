@@ -1,7 +1,7 @@
 """Rules of the doctor: networks that read memory of other nodes (EFA, InfiniBand, RoCE), and settings of UCX. Pure.
 
-A node has a fabric of the wire ``efa`` or ``rdma``, or none. A port without a link counts as no device, and on a node
-with InfiniBand the Ethernet ports that could do RoCE are not what joins the nodes.
+A node has a fabric of the wire ``efa`` or ``rdma``, or none. A port without a link is not a device. On a node with
+InfiniBand the Ethernet ports are not part of the fabric, although they may support RoCE.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pdlab.transfer.ucx_log import failed_modules
 from pdlab.transfer.verdict import FABRIC as FABRIC_TRANSPORTS
 from pdlab.transfer.verdict import SHARED_MEMORY, allows
 
-DEFAULT_RAILS = 2  # NIXL's (ucx_utils.cpp of 1.3.2)
+DEFAULT_RAILS = 2  # NIXL's default (ucx_utils.cpp of 1.3.2)
 NAMES = {"efa": "EFA", "infiniband": "InfiniBand", "roce": "RoCE"}
 UNUSED = "are excluded: KV crosses nodes over TCP, many times slower"
 
 
 class Fabric(NamedTuple):
-    """The RDMA devices of a node that joins it to others. ``name``: EFA, InfiniBand or RoCE."""
+    """The RDMA devices between a node and other nodes. ``name``: EFA, InfiniBand or RoCE."""
 
     wire: Concern
     name: str
@@ -29,7 +29,7 @@ class Fabric(NamedTuple):
 
     @property
     def usable(self) -> list[str]:
-        """Names of the devices that engines of this node (of this container) may open."""
+        """Names of the devices that engines of this node, or of this container, may open."""
         return [device["name"] for device in self.devices if device["usable"]]
 
     def __str__(self) -> str:
@@ -61,7 +61,7 @@ def _with_fabric(facts: Facts) -> Iterator[tuple[str, Mapping[str, Any], Fabric]
 
 
 def _usable(facts: Facts) -> Iterator[DoctorFinding]:
-    """A container that was given some of the devices is as healthy as one with all."""
+    """A container with device files of some devices is healthy."""
     for node, _, fabric in _with_fabric(facts):
         refused = [each["name"] for each in fabric.devices if not each["usable"] and each.get("given", False)]
         if fabric.usable and not refused:
@@ -112,7 +112,7 @@ def _libraries(facts: Facts) -> Iterator[DoctorFinding]:
 
 
 def _abi(paths: Sequence[str]) -> int | None:
-    """``libibverbs.so.1.14.57.0`` is of rdma-core 57."""
+    """The highest version of rdma-core in the names: 57 for ``libibverbs.so.1.14.57.0``."""
     numbers = [int(match[1]) for path in paths if (match := re.search(r"\.so\.1\.14\.(\d+)\.", path))]
     return max(numbers, default=None)
 
@@ -121,7 +121,7 @@ def _rails(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact, fabric in _with_fabric(facts):
         rails = fact.get("environment", {}).get("UCX_MAX_RMA_RAILS", str(DEFAULT_RAILS))
         per_gpu = len(fabric.usable) // max(fact.get("gpus", 0), 1)
-        if per_gpu > DEFAULT_RAILS and rails.isdecimal() and int(rails) < per_gpu:  # UCX takes inf and auto as well
+        if per_gpu > DEFAULT_RAILS and rails.isdecimal() and int(rails) < per_gpu:  # UCX also accepts inf and auto
             rates = {device.get("gbit_per_s") for device in fabric.devices}
             gbit = rates.pop() if len(rates) == 1 else None
             speed = f": at most {int(rails) * gbit / 8:g} of {per_gpu * gbit / 8:g} GB/s" if gbit else ""
@@ -153,7 +153,7 @@ def _gpu_direct(facts: Facts) -> Iterator[DoctorFinding]:
 
 
 def _not_found(facts: Facts) -> Iterator[DoctorFinding]:
-    """UCX's own list of transports is the proof; versions and files are circumstantial."""
+    """Uses UCX's own list of transports, which is a proof; versions and files are not."""
     for node, fact, fabric in _with_fabric(facts):
         found = (fact.get("loaded") or {}).get("transports")
         if found is None or not fabric.usable or _excluded(fact, fabric):
@@ -212,7 +212,7 @@ def _modules(facts: Facts) -> Iterator[DoctorFinding]:
 
 
 def _needs(module: str, fabric: Fabric | None, fact: Mapping[str, Any]) -> tuple[Concern, ...] | None:
-    """The wires for which this node needs a module of UCX; None where it needs it for none."""
+    """The wires for which this node needs a module of UCX; None if it does not need the module."""
     if module.startswith("uct_ib"):
         own = {"uct_ib": FABRIC, "uct_ib_efa": ("efa",), "uct_ib_mlx5": ("rdma",)}.get(module, ())
         mlx5 = fabric is not None and any(device["driver"].startswith("mlx5") for device in fabric.devices)
@@ -296,13 +296,13 @@ def _one_nic(facts: Facts) -> Iterator[DoctorFinding]:
 
 
 def _device_names(value: str) -> set[str]:
-    """Of UCX_NET_DEVICES, whose entries name a port too: ``mlx5_0:1``."""
+    """Device names in UCX_NET_DEVICES, without the ports of entries such as ``mlx5_0:1``."""
     names = {entry.strip().split(":")[0] for entry in value.removeprefix("^").split(",")}
     return names - {"", "all"}
 
 
 def _chosen(fact: Mapping[str, Any], fabric: Fabric) -> set[str]:
-    """The fabric's devices that UCX_NET_DEVICES leaves."""
+    """The fabric's devices that UCX_NET_DEVICES allows."""
     value = fact.get("environment", {}).get("UCX_NET_DEVICES", "")
     names, devices = _device_names(value), {device["name"] for device in fabric.devices}
     if value.startswith("^"):
@@ -311,7 +311,7 @@ def _chosen(fact: Mapping[str, Any], fabric: Fabric) -> set[str]:
 
 
 def _excluded(fact: Mapping[str, Any], fabric: Fabric) -> bool:
-    """Whether a setting says why UCX does not use the fabric."""
+    """Whether UCX_NET_DEVICES or UCX_TLS excludes the fabric."""
     tls = fact.get("environment", {}).get("UCX_TLS")
     return not _chosen(fact, fabric) or bool(tls and not allows(tls, FABRIC_TRANSPORTS[fabric.wire]))
 

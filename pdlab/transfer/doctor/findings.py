@@ -11,7 +11,7 @@ from pdlab.core.nodes import WireKind
 
 Facts = Mapping[str, Mapping[str, Any]]  # node -> facts
 SPANNING: Literal["an engine over several nodes"] = "an engine over several nodes"
-# What a deployment has, so that a finding may matter to it: a wire of its KV cache, or such an engine.
+# A feature of a deployment to which a finding matters: the wire of its KV cache, or an engine over several nodes.
 Concern = WireKind | Literal["an engine over several nodes"]
 FABRIC: tuple[Concern, ...] = ("efa", "rdma")
 NETWORK: tuple[Concern, ...] = ("efa", "rdma", "tcp")
@@ -20,10 +20,10 @@ ONE_MACHINE: tuple[Concern, ...] = ("gpu peer", "shared memory")
 
 @dataclass(frozen=True)
 class DoctorFinding:
-    """One problem or observation on ``nodes``, of a ``code`` of `pdlab.core.findings.CODES`.
+    """One problem or observation on ``nodes``. ``code``: in `pdlab.core.findings.CODES`.
 
-    ``concerns``: it matters to deployments with one of these (none: to every deployment). ``name``: what its topic
-    names, where it names something.
+    ``concerns``: it matters to deployments with one of these (empty: to every deployment). ``name``: for the code's
+    template.
     """
 
     severity: Severity
@@ -37,7 +37,7 @@ class DoctorFinding:
 
     @property
     def topic(self) -> str:
-        """The code in words, with the name in them."""
+        """The code's template with the name."""
         return CODES[self.code].template.format(name=self.name)
 
 

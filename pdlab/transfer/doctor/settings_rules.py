@@ -15,8 +15,8 @@ SIDE_CHANNEL_BASES = {"prefill": 20000, "decode": 22000, "fluid": 20000}  # Ray 
 
 
 class ListeningProcess(NamedTuple):
-    """A process that listens: pattern of its command line or title, what a caller can do there, and whether Ray's
-    token, if it is on, protects it."""
+    """A kind of listening process. ``pattern``: of its command line or title. ``can``: what a caller can do. ``token``:
+    Ray's token protects it."""
 
     pattern: str
     name: str
@@ -62,11 +62,10 @@ ENGINES = ("VLLM::", "ray::")  # titles of vLLM's and Ray's processes
 
 
 def side_channel_ports(pools: Mapping[str, Pool]) -> tuple[int, ...]:
-    """Ports at which the engines of those pools (by role) answer their peers.
+    """Side-channel ports of the engines of pools (role -> pool), one per engine.
 
-    One per engine. Ray Serve LLM 2.60 sets a replica's base plus its rank times its devices
-    (kv_transfer/base.py); of a data parallel engine base plus its rank, to which vLLM adds that rank once more
-    (nixl/base_scheduler.py).
+    Ray Serve LLM 2.60 uses base + rank x devices for a replica (kv_transfer/base.py). For a data-parallel engine it
+    uses base + rank, and vLLM adds the rank once more (nixl/base_scheduler.py).
     """
     ports: list[int] = []
     for role, pool in pools.items():
@@ -121,8 +120,8 @@ def _gpus(facts: Facts) -> Iterator[DoctorFinding]:
 
 
 def _allocator(facts: Facts) -> Iterator[DoctorFinding]:
-    """vLLM 0.29 refuses the one variable beside a KV connector (config/vllm.py, _verify_kv_transfer_compat), and does
-    not look at the other, which PyTorch reads too."""
+    """With a KV connector vLLM 0.29 refuses the setting in the first variable (config/vllm.py,
+    _verify_kv_transfer_compat). It does not check the second one, which PyTorch reads too."""
     for node, fact in facts.items():
         for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
             value = fact.get("environment", {}).get(name, "")
@@ -260,7 +259,7 @@ def _open_ports(facts: Facts) -> Iterator[DoctorFinding]:
                 "open_port",
                 (node,),
                 f"{kind.name} listens beyond loopback: {', '.join(places)}",
-                f"whoever reaches it {kind.can}" + (", with Ray's token" if kind.token and guarded else ""),
+                f"a caller that reaches it {kind.can}" + (", with Ray's token" if kind.token and guarded else ""),
                 ("start Ray with RAY_AUTH_MODE=token, and " if risky else "")
                 + "allow access from the cluster's own nodes only (docs/security.md)",
             )
@@ -276,7 +275,7 @@ def _open_ports(facts: Facts) -> Iterator[DoctorFinding]:
 
 
 def _listening(process: str | None) -> ListeningProcess | None:
-    """The kind of that process; None if it is not Ray's or vLLM's, or not readable by the doctor."""
+    """The kind of a process; None for other programs, and if the doctor may not inspect it."""
     return next((kind for kind in LISTENING if process and re.search(kind.pattern, process)), None)
 
 

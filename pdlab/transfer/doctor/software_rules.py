@@ -1,4 +1,4 @@
-"""Rules of the doctor: packages, libraries, devices, and which of them load. Pure."""
+"""Rules of the doctor: packages and libraries, and whether they load. Pure."""
 
 from __future__ import annotations
 
@@ -115,11 +115,11 @@ def _duplicates(facts: Facts) -> Iterator[DoctorFinding]:
 
 
 def hashes(facts: Facts) -> dict[str, dict[str, str]]:
-    """Library -> node -> hash of the file that NIXL loads there; a node that does not load it is left out."""
+    """Library -> node -> hash of the file that NIXL loads there, for nodes that load it."""
     digests: dict[str, dict[str, str]] = {}
     for node, fact in facts.items():
         for path, digest in ((fact.get("loaded") or {}).get("digests") or {}).items():
-            # libucp-bcc5ee2e.so.0.0.0: the wheel's tool puts a hash into the name
+            # libucp-bcc5ee2e.so.0.0.0: in a wheel the name has a hash
             digests.setdefault(re.split(r"(?:-[0-9a-f]{8})?\.so", Path(path).name)[0], {})[node] = digest
     return digests
 
@@ -138,7 +138,7 @@ def loads_alike(facts: Facts) -> str | None:
 
 
 def _builds(facts: Facts) -> Iterator[DoctorFinding]:
-    """Compares hashes: two builds of one version may differ."""
+    """Compares hashes, because two builds of one version may differ."""
     differing = {library: nodes for library, nodes in hashes(facts).items() if len(set(nodes.values())) > 1}
     if differing:
         library, nodes = next(iter(differing.items()))

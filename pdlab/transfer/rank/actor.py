@@ -1,8 +1,12 @@
-"""One rank as a Ray actor, and the end of those that hang."""
+"""One rank as a Ray actor, and the end of actors' processes that hang."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import time
+from pathlib import Path
 from typing import Any
 
 from pdlab.transfer.rank.messages import RankOptions
@@ -27,13 +31,7 @@ class RankActor:
 
 
 def end_ranks(pids: list[int]) -> list[int]:
-    """Runs on a node: kill the actors' processes that still exist shortly after Ray ended the actors."""
-    import contextlib
-    import os
-    import signal
-    import time
-    from pathlib import Path
-
+    """Kill processes of actors on this node that still exist 2 s after Ray ended the actors; returns their numbers."""
     deadline = time.monotonic() + 2.0
 
     def remaining_pids() -> list[int]:

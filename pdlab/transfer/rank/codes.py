@@ -1,8 +1,8 @@
 """A code in every 8-byte word of a KV cache, the exact check of the received words, and the name of each fault.
 
-A code identifies its word: request, rank, layer (region), block, KV head, K or V, and the offset in
-that head's K or V. So a misplaced word shows its origin. Words that no transfer may touch
-carry codes of another kind. Pure numpy; runs on the nodes too, sent by value.
+A code has the request, rank, layer (region), block, KV head, K or V, and the offset in that head's K or V. So a
+misplaced word shows its origin. Words that no transfer may change have codes of another kind. Sent to the nodes by
+value; imports only numpy and the standard library.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pdlab.transfer.rank.layout import WORD, BlockTable, KvShape, RankPair, Word
 
 FIELDS = ("offset", "kv", "head", "block", "region", "rank", "request")  # lowest bits first
 KIND_SHIFT = 62
-SOURCE, UNTOUCHED = 1, 2  # the two top bits; a zero word is no code
+SOURCE, UNTOUCHED = 1, 2  # the two top bits; a zero word is not a code
 CHUNK_WORDS = 1 << 16  # 512 KiB, so that a chunk stays in the core's cache over all passes
 MOST_WRONG = 1 << 20  # wrong words examined to find the pattern
 
 
 @dataclass(frozen=True)
 class WordCode:
-    """A decoded word. ``kind``: 1 from prefill, 2 untouched memory of decode, others are no code."""
+    """A decoded word. ``kind``: `SOURCE` (from prefill), `UNTOUCHED` (memory of decode), or another value: no code."""
 
     kind: int
     request: int
@@ -36,7 +36,7 @@ class WordCode:
     offset: int
 
     def text(self) -> str:
-        """In words."""
+        """The code in words."""
         if self.kind not in (SOURCE, UNTOUCHED):
             return "no code of this test"
         where = f"layer {self.region}, block {self.block}, {'KV'[self.kv]} of head {self.head}, word {self.offset}"
@@ -46,7 +46,7 @@ class WordCode:
 
 
 class CodeBook:
-    """Packs the fields into 62 bits, each as wide as this cache needs. Raises ValueError when they do not fit."""
+    """Packs the fields into 62 bits, each as wide as this cache needs. Raises ValueError if they do not fit."""
 
     def __init__(self, shape: KvShape, num_blocks: int, ranks: int, requests: int) -> None:
         self.shape = shape
@@ -70,7 +70,7 @@ class CodeBook:
             raise ValueError(f"codes need {at} bits and a word has {KIND_SHIFT} for them: {sizes}; use a smaller cache")
 
     def words(self, first_head: int, first_word: int, count: int) -> Words:
-        """The part of the codes that depends on the place inside a page: (count,), from ``first_word`` on."""
+        """The part of the codes that depends on the place in a page: shape (count,), from ``first_word`` on."""
         word = np.arange(first_word, first_word + count, dtype=np.uint64)
         head_words, half = np.uint64(self.shape.head_words), np.uint64(self.shape.half_words)
         head = word // head_words + np.uint64(first_head)
@@ -81,17 +81,17 @@ class CodeBook:
         return codes
 
     def pages(self, kind: int, request: int, rank: int, region: int, blocks: npt.ArrayLike) -> Words:
-        """The part that is the same all over a page: one per block."""
+        """The part of the codes that all words of a page share: one per block, shape (blocks,)."""
         same = kind << KIND_SHIFT | request << self.shift["request"] | rank << self.shift["rank"]
         same |= region << self.shift["region"]
         return np.uint64(same) | np.asarray(blocks, dtype=np.uint64) << self._at("block")
 
     def field(self, codes: Words, name: str) -> npt.NDArray[np.int64]:
-        """One field of many codes."""
+        """One field of the codes, with their shape."""
         return (codes >> self._at(name) & np.uint64(self.mask[name])).astype(np.int64)
 
     def decode(self, word: int) -> WordCode:
-        """Take one word apart."""
+        """The fields of one word."""
         values = {name: word >> self.shift[name] & self.mask[name] for name in FIELDS}
         return WordCode(kind=word >> KIND_SHIFT, **values)
 
@@ -110,7 +110,10 @@ def fill(region: Words, blocks: npt.ArrayLike, pages: Words, words: Words) -> No
 def fill_source(
     book: CodeBook, regions: Sequence[Words], tp: int, rank: int, tables: Sequence[BlockTable] = ()
 ) -> None:
-    """Prefill's cache: all blocks with codes of request 0, or only those of ``tables`` with codes of their requests."""
+    """Fill prefill's cache: all blocks with codes of request 0, or the blocks of ``tables`` with those of the requests.
+
+    ``regions``: shape (num_blocks, words of a page) each.
+    """
     for number, region in enumerate(regions):
         words = book.words(book.shape.first_head(tp, rank), 0, region.shape[1])
         if tables:
@@ -122,7 +125,7 @@ def fill_source(
 
 
 def fill_untouched(book: CodeBook, regions: Sequence[Words], tp: int, rank: int, blocks: npt.ArrayLike) -> None:
-    """Decode's cache before a transfer: ``blocks`` of every region."""
+    """Fill ``blocks`` of decode's cache, in every region, with codes of untouched memory."""
     for number, region in enumerate(regions):
         words = book.words(book.shape.first_head(tp, rank), 0, region.shape[1])
         fill(region, blocks, book.pages(UNTOUCHED, 0, rank, number, blocks), words)
@@ -130,7 +133,7 @@ def fill_untouched(book: CodeBook, regions: Sequence[Words], tp: int, rank: int,
 
 @dataclass(frozen=True)
 class WrongWord:
-    """One wrong word: the expected and the actual code."""
+    """One wrong word: its place, the expected code, the actual word, and the word as a code (``origin``)."""
 
     rank: int
     region: int
@@ -144,7 +147,8 @@ class WrongWord:
 
 @dataclass(frozen=True)
 class Inspection:
-    """Result of the check of one decode rank. ``wrong_words`` is 0 if every word is right."""
+    """Result of the check of one decode rank. ``words``: compared words of the transferred blocks. ``outside_words``:
+    compared words of other blocks. ``patterns``: (name of the fault, number of words), the most frequent first."""
 
     words: int
     outside_words: int
@@ -171,10 +175,9 @@ def check(
     book: CodeBook, regions: Sequence[Words], tp: int, rank: int, slices: Sequence[RankPair], prefill_tp: int,
     tables: Sequence[BlockTable],
 ) -> Inspection:  # fmt: skip
-    """Compare every word of a decode rank's cache with the word expected after the transfers of ``tables``.
+    """Compare every word of a decode rank's cache with the expected word after the transfers of ``tables``.
 
-    ``slices`` are the rank's own pairs. Not part of any timing. Shapes: (num_blocks, words of a page)
-    per region.
+    ``slices``: the rank's own pairs. ``regions``: shape (num_blocks, words of a page) each. No timing includes this.
     """
     wrong = _WrongWords()
     num_blocks = len(regions[0])
@@ -202,7 +205,7 @@ def check(
 
 
 class _WrongWords:
-    """Wrong words while they are collected: columns region, block, word, inside, expected, actual."""
+    """Collected wrong words: columns region, block, word, inside, expected, actual."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -234,7 +237,10 @@ def _compare(
     wrong: _WrongWords, region: Words, number: int, blocks: npt.NDArray[np.int64], first_word: int, pages: Words,
     words: Words, inside: bool,
 ) -> None:  # fmt: skip
-    """Gather, subtract what a page shares, compare with the rest: three passes over a chunk that stays in the cache."""
+    """Compare blocks of a region with codes: gather, remove the page's part, compare with the rest.
+
+    These three passes run over a chunk that stays in the core's cache.
+    """
     count = len(words)
     step = max(1, CHUNK_WORDS // count)
     whole = region if first_word == 0 and count == region.shape[1] else region[:, first_word : first_word + count]
@@ -255,7 +261,8 @@ def _compare(
 def patterns(
     book: CodeBook, tables: Mapping[int, BlockTable], expected: Words, actual: Words, inside: npt.NDArray[np.bool_]
 ) -> tuple[tuple[str, int], ...]:
-    """Names of the faults, each with its number of words; the most frequent first."""
+    """(name of a fault, number of words), the most frequent first. ``expected``, ``actual``, ``inside``: of the wrong
+    words, shape (words,)."""
     kind = (actual >> np.uint64(KIND_SHIFT)).astype(np.int64)
     differs = {name: book.field(expected, name) != book.field(actual, name) for name in FIELDS}
     code = kind == SOURCE
@@ -272,7 +279,7 @@ def patterns(
 
     take("written outside the transferred blocks", ~inside)
     take("zeros: never filled, or cleared", actual == 0)
-    # A neighbour's code may differ by one bit too, but then the whole page came from the neighbour.
+    # The code of a neighbour may differ by one bit too, but then most words of the page are wrong.
     take("flipped bit", one_bit & (actual != 0) & ~_in_a_crowd(expected, book))
     take(_missing_blocks(book, tables, expected[unexplained & (kind == UNTOUCHED)]), kind == UNTOUCHED)
     place = ("block", "region", "rank", "head", "kv", "offset")
@@ -299,7 +306,7 @@ def patterns(
 
 
 def _missing_blocks(book: CodeBook, tables: Mapping[int, BlockTable], expected: Words) -> str:
-    """Which blocks never came: the last one of their requests, or others."""
+    """Name of the fault of blocks without content: the last blocks of their requests, or others."""
     if not len(expected):
         return "blocks that never came"
     requests, blocks = book.field(expected, "request"), book.field(expected, "block")
@@ -311,7 +318,7 @@ def _missing_blocks(book: CodeBook, tables: Mapping[int, BlockTable], expected: 
 
 
 def _moved_blocks(book: CodeBook, tables: Mapping[int, BlockTable], expected: Words, actual: Words) -> str:
-    """How whole blocks are out of place: swapped in pairs, all shifted by the same distance, or neither."""
+    """Name of the fault of misplaced blocks: swapped in pairs, shifted by one distance, or neither."""
     if not len(expected):
         return "blocks in the wrong place"
     expected_blocks, actual_blocks = book.field(expected, "block"), book.field(actual, "block")
@@ -331,7 +338,7 @@ def _moved_blocks(book: CodeBook, tables: Mapping[int, BlockTable], expected: Wo
 
 
 def _in_a_crowd(expected: Words, book: CodeBook) -> npt.NDArray[np.bool_]:
-    """Whether most words of the same page are wrong too: then no single bit flipped."""
+    """For each wrong word whether many words of its page are wrong, which a single flipped bit does not explain."""
     page = expected >> np.uint64(book.shift["head"])
     _, index, counts = np.unique(page, return_inverse=True, return_counts=True)
     page_counts = counts[index.ravel()]

@@ -1,4 +1,4 @@
-"""Faults planted between the ranks, to test that the check detects and names them. Runs on the nodes too."""
+"""Faults planted between the ranks, to test that the check finds and names them. Sent to the nodes by value."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 from pdlab.transfer.rank.codes import SOURCE, CodeBook
 from pdlab.transfer.rank.layout import WORD, Blocks, BlockTable, RankPair, Words
 
-# Fault -> the name that a finding must give it. The first group sends wrong descriptors, so that the real transfer
-# misplaces blocks; the second rewrites received words.
+# Fault -> its name in the check's result. The first group sends wrong descriptors, so that the real transfer misplaces
+# blocks. The second group rewrites received words.
 WRONG_DESCRIPTORS = {
     "swap-blocks": "swapped blocks",
     "shift-block": "shifted block",
@@ -27,7 +27,7 @@ FAULTS = WRONG_DESCRIPTORS | REWRITTEN
 
 
 def refusal(fault: str, blocks: int, kv_heads: int) -> str | None:
-    """Why a fault cannot be planted into a request of that many blocks; None when it can."""
+    """Why a fault cannot be planted into a request with this number of blocks; None if it can."""
     least_blocks = {"swap-blocks": 2, "drop-last": 2, "shift-block": 3}.get(fault, 1)
     if blocks < least_blocks:
         return f"fault {fault} needs a request of at least {least_blocks} blocks, this one has {blocks}"
@@ -37,7 +37,7 @@ def refusal(fault: str, blocks: int, kv_heads: int) -> str | None:
 
 
 def misplace(fault: str | None, prefill: Blocks, decode: Blocks) -> tuple[Blocks, Blocks]:
-    """The block lists that go into the descriptors of a request."""
+    """The (prefill, decode) blocks for the descriptors of a request, misplaced by the fault."""
     if fault == "swap-blocks":
         prefill = prefill.copy()
         prefill[[0, -1]] = prefill[[-1, 0]]
@@ -56,7 +56,7 @@ def rewrite(
     prefill_tp: int,
     table: BlockTable,
 ) -> None:
-    """Change the first page of the request on this decode rank, in its first layer, after it arrived."""
+    """Change the received first page of the request in the first layer of this decode rank."""
     if fault not in REWRITTEN:
         return
     pair, region = slices[0], regions[0]

@@ -1,10 +1,8 @@
-"""How vLLM lays a KV cache out, splits it over TP ranks and names its pieces to NIXL; pure numpy.
+"""vLLM's layout of a KV cache, its split over TP ranks, and its NIXL descriptors.
 
-Source: vLLM 0.29, vllm/distributed/kv_transfer/kv_connector/v1/nixl (base_worker, tp_mapping,
-base_scheduler), layout LBHNC: one region per layer, in it one page per block, in it the rank's KV
-heads one after the other, in each the tokens with K and V packed. A page moves as one descriptor.
-
-Runs on the nodes too, sent by value: imports numpy and the standard library alone.
+Source: vLLM 0.29, vllm/distributed/kv_transfer/kv_connector/v1/nixl (base_worker, tp_mapping, base_scheduler), layout
+LBHNC. A region per layer has a page per block. A page has the rank's KV heads in order, and a head has the tokens with
+K and V packed. A page moves as one descriptor. Sent to the nodes by value; imports only numpy and the standard library.
 """
 
 from __future__ import annotations
@@ -24,12 +22,11 @@ DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "fp8": 1}
 
 @dataclass(frozen=True)
 class KvShape:
-    """A KV cache over all TP ranks together.
+    """A KV cache of all TP ranks together.
 
-    ``regions``: tensors that vLLM registers, one per layer; of a model with sliding windows one per
-    layer of the largest group, for the groups share them. ``head_bytes``: K and V of one head in one
-    block. ``half_bytes``: length of a run of K before its V follows. ``windows``: per sliding-window
-    group the blocks that a request moves at most.
+    ``regions``: tensors that vLLM registers, one per layer. With sliding windows the layer groups share tensors: one
+    per layer of the largest group. ``head_bytes``: K and V of one head in one block. ``half_bytes``: length of a run of
+    K before its V. ``windows``: most blocks that a request moves, per sliding-window group.
     """
 
     name: str
@@ -50,25 +47,25 @@ class KvShape:
         return self.half_bytes // WORD
 
     def heads_per_rank(self, tp: int) -> int:
-        """KV heads that a rank holds; with more ranks than heads each holds one, copied."""
+        """KV heads per rank. With more ranks than heads each rank has a copy of one head."""
         return max(1, self.kv_heads // tp)
 
     def page_bytes(self, tp: int) -> int:
-        """Bytes of one block of one layer on one rank."""
+        """Bytes of a page: one block of one layer on one rank."""
         return self.heads_per_rank(tp) * self.head_bytes
 
     def first_head(self, tp: int, rank: int) -> int:
-        """The first KV head that a rank holds."""
+        """The first KV head of a rank."""
         return rank * self.kv_heads // tp
 
     def blocks_of(self, tokens: int) -> int:
-        """Blocks that move for a request of that many tokens: all of the full-attention group, the
-        tail of every sliding-window group (vLLM: window in blocks, rounded up, plus one)."""
+        """Blocks that move for a prompt of ``tokens``: all of the full-attention group, and the tail of every
+        sliding-window group (in vLLM the window in blocks, rounded up, plus one)."""
         full = -(-tokens // self.block_tokens)
         return full + sum(min(full, window) for window in self.windows)
 
     def request_bytes(self, blocks: int, decode_tp: int) -> int:
-        """Bytes that all ranks of decode receive for a request of ``blocks`` blocks."""
+        """Bytes that all decode ranks receive for a request of ``blocks`` blocks."""
         return blocks * self.regions * self.page_bytes(decode_tp) * decode_tp
 
 
@@ -78,8 +75,8 @@ def model_kv_shape(
 ) -> KvShape:  # fmt: skip
     """Shape of a model's cache. ``k_per_token``: K and V alternate per token (GPU), not per block (vLLM's CPU backend).
 
-    Raises ValueError when a run of K is no whole number of 8-byte words, or when the layers of a
-    model with sliding windows are not whole groups.
+    Raises ValueError if a run of K is not a whole number of 8-byte words. Raises it also if the layers of a model with
+    sliding windows are not whole groups.
     """
     head_bytes = 2 * block_tokens * head_dim * dtype_bytes
     half_bytes = head_dim * dtype_bytes if k_per_token else head_bytes // 2
@@ -96,9 +93,9 @@ def model_kv_shape(
 
 
 def plain_kv_shape(layers: int, page_bytes: int, heads: int, block_tokens: int) -> KvShape:
-    """Shape without a model: ``page_bytes`` is a layer's block over all ranks, cut into ``heads`` heads.
+    """Shape without a model. ``page_bytes``: of a layer's block over all ranks, divided into ``heads`` heads.
 
-    Raises ValueError when a head's K and V are no whole number of 8-byte words each.
+    Raises ValueError if K and V of a head are not whole numbers of 8-byte words.
     """
     if page_bytes % (heads * 2 * WORD):
         raise ValueError(f"{page_bytes} bytes do not split into {heads} heads of K and V in words of {WORD} bytes")
@@ -108,7 +105,7 @@ def plain_kv_shape(layers: int, page_bytes: int, heads: int, block_tokens: int) 
 
 @dataclass(frozen=True)
 class RankPair:
-    """What decode rank ``decode`` gets from prefill rank ``prefill`` in every page: offsets and length in bytes."""
+    """The slice of every page that rank ``decode`` gets from rank ``prefill``; offsets and length in bytes."""
 
     prefill: int
     decode: int
@@ -118,7 +115,7 @@ class RankPair:
 
 
 def refusal(prefill_tp: int, decode_tp: int, kv_heads: int) -> str | None:
-    """Why vLLM's connector does not pair these TP degrees; None if it does."""
+    """Why vLLM's connector does not accept these TP degrees; None if it does."""
     low, high = sorted((prefill_tp, decode_tp))
     if low < 1 or high % low:
         return f"prefill TP {prefill_tp} and decode TP {decode_tp}: one must divide the other"
@@ -131,9 +128,9 @@ def refusal(prefill_tp: int, decode_tp: int, kv_heads: int) -> str | None:
 
 
 def pairs(shape: KvShape, prefill_tp: int, decode_tp: int) -> tuple[RankPair, ...]:
-    """The slices of every page between prefill and decode ranks, in the order in which vLLM's decode ranks read.
+    """The slices of every page between prefill and decode ranks, in the order of reads by vLLM's decode ranks.
 
-    Raises ValueError for TP degrees that vLLM does not pair.
+    Raises ValueError for TP degrees that vLLM does not accept.
     """
     if reason := refusal(prefill_tp, decode_tp, shape.kv_heads):
         raise ValueError(reason)
@@ -158,7 +155,7 @@ def pairs(shape: KvShape, prefill_tp: int, decode_tp: int) -> tuple[RankPair, ..
 
 @dataclass(frozen=True)
 class BlockTable:
-    """One request's blocks: its ``i``-th block is ``prefill[i]`` there and becomes ``decode[i]`` here."""
+    """One request's blocks: block ``prefill[i]`` of prefill moves to block ``decode[i]`` of decode."""
 
     request: int
     prefill: Blocks
@@ -168,10 +165,10 @@ class BlockTable:
 def block_tables(
     first_request: int, requests: int, blocks: int, num_blocks: int, *, scattered: bool, seed: int
 ) -> tuple[BlockTable, ...]:
-    """Block tables of requests that are in flight together: no block belongs to two of them.
+    """Block tables of requests that are in flight together. Each block belongs to one request.
 
-    ``scattered``: blocks anywhere in the pool, in any order, as after hours of serving; else one run.
-    Raises ValueError when the pool is too small.
+    ``scattered``: random blocks of the pool, as after hours of serving; else contiguous blocks at a random place.
+    Raises ValueError if the pool is too small.
     """
     if requests * blocks > num_blocks:
         raise ValueError(f"{requests} x {blocks} blocks do not fit into a cache of {num_blocks} blocks")
@@ -190,9 +187,9 @@ def block_tables(
 def descriptors(
     bases: Sequence[int], num_blocks: int, page_bytes: int, offset: int, length: int, device: int
 ) -> npt.NDArray[np.uint64]:
-    """NIXL descriptors (address, length, device) of a slice of every page, region by region: (regions * num_blocks, 3).
+    """NIXL descriptors (address, length, device) of a slice of every page, by region: shape (regions * num_blocks, 3).
 
-    vLLM registers all blocks of the cache once and picks from them by index.
+    vLLM prepares descriptors of all blocks once and selects from them by index.
     """
     blocks = np.arange(num_blocks, dtype=np.uint64) * np.uint64(page_bytes) + np.uint64(offset)
     descriptor_table = np.empty((len(bases) * num_blocks, 3), dtype=np.uint64)
@@ -203,6 +200,6 @@ def descriptors(
 
 
 def descriptor_ids(blocks: Blocks, regions: int, num_blocks: int) -> npt.NDArray[np.int32]:
-    """Indexes into `descriptors` for a request's blocks in every region, region by region."""
+    """Indexes into `descriptors` of the blocks in every region, by region: shape (regions * blocks,)."""
     ids = np.arange(regions, dtype=np.int64)[:, None] * num_blocks + blocks[None, :]
     return ids.ravel().astype(np.int32)

@@ -1,4 +1,4 @@
-"""The memory of a rank's KV cache, DRAM or GPU. Runs on the nodes too, sent by value; imports torch in functions."""
+"""The memory of a rank's KV cache, in DRAM or on a GPU. Sent to the nodes by value; functions import torch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MEMCPY_BYTES = 256 << 20
 
 
 class KvMemory:
-    """One allocation per region, as vLLM makes them; ``regions`` are its words on the host.
+    """One allocation per region, as in vLLM. ``bases``: their addresses. Raises MemoryError.
 
-    Of GPU memory the arrays are a copy on the host: `push` and `pull` move it, outside of any timing.
-    ``bases`` are the addresses to register. Raises MemoryError.
+    ``regions``: their words on the host, shape (num_blocks, words of a page) each. For GPU memory they are a copy that
+    `push` and `pull` transfer, outside of any timing.
     """
 
     def __init__(self, shape: KvShape, tp: int, num_blocks: int, vram: bool) -> None:
@@ -39,11 +39,11 @@ class KvMemory:
 
     @property
     def spans(self) -> list[tuple[int, int, int, str]]:
-        """What NIXL registers: address, length, device, name."""
+        """(address, length, device, name) of each region, for NIXL's registration."""
         return [(base, region.nbytes, 0, "") for base, region in zip(self.bases, self.regions, strict=True)]
 
     def push(self, blocks: npt.ArrayLike) -> None:
-        """Bring those blocks of the host's copy to the GPU; nothing to do for DRAM."""
+        """Copy those blocks from the host to the GPU; does nothing for DRAM."""
         if not self._tensors:
             return
         torch = importlib.import_module("torch")
@@ -54,14 +54,14 @@ class KvMemory:
         torch.cuda.synchronize()
 
     def pull(self) -> None:
-        """Bring the GPU's memory to the host's copy; nothing to do for DRAM."""
+        """Copy the GPU's memory to the host; does nothing for DRAM."""
         for tensor, region in zip(self._tensors, self.regions, strict=False):
             region[:] = tensor.cpu().numpy().view(np.uint64)
 
     def copy_gb_per_s(self, page_bytes: int) -> float:
-        """Ceiling of any transfer inside a host: one pass of one thread's memcpy, or of the GPU's own copy.
+        """Ceiling of a transfer within a host: the rate of one thread's memcpy, or of the GPU's own copy.
 
-        It gathers pages of ``page_bytes`` from random places, as a request's blocks lie; more than a CPU's caches hold.
+        It copies pages of ``page_bytes`` from random places, as those of a request; more bytes than a CPU's caches.
         """
         if self._copy is None:
             self._copy = _Copy(max(2, MEMCPY_BYTES // page_bytes), page_bytes // 8, bool(self._tensors))
@@ -69,7 +69,7 @@ class KvMemory:
 
 
 class _Copy:
-    """Two buffers and an order in which the first one's pages go into the second."""
+    """Copies the pages of one buffer into another one in a random order."""
 
     def __init__(self, rows: int, words: int, vram: bool) -> None:
         order = np.random.default_rng(0).permutation(rows)
@@ -90,7 +90,7 @@ class _Copy:
                 np.take(source, order, axis=0, out=target, mode="clip")  # the mode that needs no second buffer
 
         self.copy = copy
-        copy()  # touches the pages
+        copy()  # so that the kernel has mapped all pages
 
     def gb_per_s(self) -> float:
         began = time.perf_counter()
@@ -99,7 +99,7 @@ class _Copy:
 
 
 def _pages(words: int) -> Words:
-    """Words at the start of a page of their own; in huge pages where the kernel has some, for cma pins page by page."""
+    """New words at the start of a page, in huge pages if the kernel has some: cma pins each page."""
     try:
         block = mmap.mmap(-1, words * 8, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Messages between the driver and the ranks of a KV-transfer check. Runs on the nodes too, sent by value."""
+"""Messages between the driver and the ranks of a KV-transfer check. Sent to the nodes by value."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class RankError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions:
-    """Options that all ranks of a check share. ``num_blocks``: blocks of the cache. ``fault``: one of
-    `pdlab.transfer.rank.faults.FAULTS`, planted."""
+    """Options that all ranks of a check share. ``num_blocks``: of the cache. ``fault``: to plant, one of
+    `pdlab.transfer.rank.faults.FAULTS`."""
 
     shape: KvShape
     num_blocks: int
@@ -34,7 +34,7 @@ class CheckOptions:
 class RankOptions(CheckOptions):
     """Options of one rank. ``requests``: of the whole run. ``vram``: GPU memory, else DRAM.
 
-    ``proto_info`` is UCX_PROTO_INFO: the protocols used, or (``y``) all candidates, the only form before UCX 1.21.
+    ``proto_info``: UCX_PROTO_INFO. ``used``: the protocols in use, from UCX 1.21 on. ``y``: all candidates.
     """
 
     side: str
@@ -60,11 +60,11 @@ class RankOptions(CheckOptions):
 
 @dataclass(frozen=True)
 class TransferTimes:
-    """Times and sizes of a transfer by this rank. ``begin_s`` and ``end_s`` are readings of the host's monotonic clock.
+    """Times and sizes of a rank's transfer. ``begin_s``, ``end_s``: readings of the host's monotonic clock.
 
-    ``request_s``: per request, from its own start to its last descriptor. ``post_s``: NIXL's own count of
-    the time spent posting, all handles together. ``descriptors`` before and after NIXL merged neighbours.
-    ``traffic``: bytes (received, sent) per interface meanwhile.
+    ``request_s``: per request, from its start to its last descriptor. ``post_s``: NIXL's posting time of all handles.
+    ``descriptors``: requested ones; ``merged``: after NIXL merged neighbours. ``traffic``: interface -> bytes
+    (received, sent).
     """
 
     begin_s: float

@@ -1,8 +1,7 @@
-"""NIXL's Python without torch, where no tensor is moved. Runs on the nodes too, sent by value.
+"""Import NIXL without torch if no tensor is moved. Sent to the nodes by value.
 
-NIXL imports torch for two things alone: the CUDA version that torch was built for, which says which of NIXL's wheels to
-load, and the class Tensor, to tell tensors from other descriptions of memory. Importing torch takes longer than
-everything else that a rank does before its first transfer.
+NIXL uses torch for two things: torch's CUDA version, which selects one of NIXL's wheels, and the class Tensor, which it
+distinguishes from other descriptions of memory. The import of torch takes longer than the rest of a rank's start-up.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ NAMES = ("torch", "torch.version")
 
 
 def nixl_api(tensors: bool) -> Any:
-    """NIXL's module ``_api``, the very file that it is with torch. ``tensors``: GPU memory, which needs torch itself.
+    """NIXL's module ``_api``, the same file as with torch. ``tensors``: for GPU memory, which needs torch.
 
-    Raises ImportError as NIXL's own import does.
+    Raises ImportError as NIXL's own import.
     """
     if not tensors and "torch" not in sys.modules and "nixl" not in sys.modules:
         version = _torch_version()
@@ -33,7 +32,7 @@ def nixl_api(tensors: bool) -> Any:
 
 
 def _torch_version() -> ModuleType | None:
-    """torch/version.py of the installed torch, a file of constants; None without torch."""
+    """The installed torch/version.py, which has only constants; None without torch."""
     torch = importlib.util.find_spec("torch")
     path = Path(torch.origin).with_name("version.py") if torch and torch.origin else None
     if path is None or not path.is_file():
@@ -47,7 +46,7 @@ def _torch_version() -> ModuleType | None:
 
 @contextmanager
 def _in_place_of_torch(version: ModuleType) -> Iterator[None]:
-    """While it lasts, ``import torch`` gives a module with a version and a class of which nothing is an instance."""
+    """Let ``import torch`` return a module with only the version and a class Tensor without instances, for a block."""
     torch = ModuleType("torch")
     torch.Tensor = type("Tensor", (), {})  # type: ignore[attr-defined]
     torch.version = version  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
 """One TP rank of prefill or decode in its own process: the steps of vLLM's NixlConnector, with codes to check them.
 
-Same agent configuration, registration (every layer, whole), descriptors of all blocks prepared once, requests
-picked from them by index, notification at the producer's side, release. Runs inside Ray's actors, sent by
-value: imports NIXL (and, for GPU memory, torch) inside functions.
+The same as in vLLM are the agent's configuration, the registration of whole layers, the descriptors of all blocks that
+are prepared once and selected by index, the notification of the producer, and the release. Sent to Ray's actors by
+value; functions import NIXL and, for GPU memory, torch.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from pdlab.transfer.rank.raw_ucx import ExposedMemory, RawUcx
 from pdlab.transfer.rank.side_channel import Registration, SideChannel, fetch_registration
 
 NUM_THREADS = 4  # vLLM's default of `num_threads` in kv_connector_extra_config
-NOTICE_S = 0.005  # between two looks for a notification, outside of any timing
+NOTICE_S = 0.005  # between two checks for a notification, outside of any timing
 
 
 class Rank:
-    """Call its methods through `call`: expected failures come back as values."""
+    """A rank. Call its methods through `call`, which returns expected failures as values."""
 
     def __init__(self, options: RankOptions) -> None:
         self.options = options
@@ -55,7 +55,7 @@ class Rank:
         self._importing.start()
 
     def call(self, method: str, *args: Any) -> tuple[str, Any]:
-        """("ok", value), or the kind of an expected failure and its text."""
+        """Call a method; returns ("ok", value), or (kind of an expected failure, its text)."""
         try:
             return "ok", getattr(self, method)(*args)
         except RankError as error:
@@ -64,19 +64,19 @@ class Rank:
             return "memory", f"{self.options.name}: {error or 'out of memory'}"
 
     def ping(self) -> int:
-        """Shows that this process answers."""
+        """Answer with the process number."""
         return os.getpid()
 
     def early_s(self) -> float:
-        """Seconds of NIXL's import before `open` was called: start-up that the driver does not measure."""
+        """Seconds of NIXL's import before the call of `open`, which the driver does not measure."""
         return min(self._imported_s, self._opened_s) - self._born_s
 
     def facts(self, ip: str) -> RankHost:
-        """Where this rank runs; ``ip`` as others reach it."""
+        """Facts of this rank's host. ``ip``: its address for other nodes."""
         return host_facts(ip)
 
     def open(self) -> Registration:
-        """Set up memory and agent; returns the registration for peers. Raises RankError (plugin, backend, memory)."""
+        """Make memory and agent; returns the registration for peers. Raises RankError (plugin, backend, memory)."""
         self._opened_s = time.monotonic()
         options = self.options
         shape = options.shape
@@ -115,15 +115,13 @@ class Rank:
         return Registration(options.rank, blob, self.memory.bases, options.num_blocks, page, 0, self._software())
 
     def serve(self, ranks: list[Registration]) -> int:
-        """Answer the peers' handshakes for all ranks of this side; returns the port."""
+        """Start the side channel for all ranks of this side; returns the port."""
         self._channel = SideChannel(ranks)
         return self._channel.port
 
     def connect(self, host: str, port: int) -> float:
-        """Shake hands with every rank that this one reads from or writes to; returns the seconds that took.
-
-        Raises RankError (side-channel, software, peer).
-        """
+        """Make a handshake with every peer of this rank; returns the seconds. Raises RankError (side-channel, software,
+        peer)."""
         options, began = self.options, time.perf_counter()
         for pair in self._pairs():
             peer = pair.prefill if options.side == "decode" else pair.decode
@@ -161,9 +159,9 @@ class Rank:
         return time.perf_counter() - began
 
     def prepare(self, tables: Sequence[BlockTable], previous: Sequence[BlockTable]) -> float:
-        """Before a transfer, untimed: prefill writes the requests' codes, decode clears the previous blocks.
+        """Before a transfer, untimed: prefill writes the requests' codes, decode clears the blocks of the previous one.
 
-        Returns the host's monotonic clock, so that several ranks can start together.
+        Returns the host's monotonic clock, with which several ranks start together.
         """
         options = self.options
         if options.side == "prefill":
@@ -176,9 +174,9 @@ class Rank:
         return time.monotonic()
 
     def transfer(self, tables: Sequence[BlockTable], start_s: float = 0.0) -> TransferTimes:
-        """Move the requests, all in flight together, polling without a pause.
+        """Move the requests, all in flight together, and poll without a pause.
 
-        ``start_s``: not before that reading of the monotonic clock. Raises RankError (peer, timeout).
+        ``start_s``: reading of the monotonic clock at which to start. Raises RankError (peer, timeout).
         """
         options, agent = self.options, self.agent
         operation = options.direction.upper()
@@ -225,7 +223,7 @@ class Rank:
                     )
         except RankError:
             raise
-        except Exception as error:  # the bindings' nixlRemoteDisconnectError and its like
+        except Exception as error:  # exceptions of the bindings, such as nixlRemoteDisconnectError
             raise RankError("peer", f"{options.name}: lost its peer during a transfer: {error}") from error
         end_s = time.monotonic()
         traffic = bytes_between(before, settled_counters())
@@ -244,7 +242,7 @@ class Rank:
         )
 
     def await_notices(self, tables: Sequence[BlockTable]) -> float:
-        """The producer frees a request's blocks only when all its consumers are done; returns the seconds waited.
+        """Wait for the notifications of all consumers, after which vLLM would free the blocks; returns the seconds.
 
         Raises RankError (timeout).
         """
@@ -267,18 +265,15 @@ class Rank:
         return time.monotonic() - began
 
     def copy_gb_per_s(self, page_bytes: int) -> float:
-        """The host's own copy rate, measured in the same process under the same load."""
+        """The host's own copy rate, measured in this process under the same load."""
         return self.memory.copy_gb_per_s(page_bytes)
 
     def raw_expose(self) -> ExposedMemory:
-        """After `close`: let the peer measure UCX alone on this rank's cache. Raises RankError (raw)."""
+        """After `close`: let the peer measure UCX without NIXL on this rank's cache. Raises RankError (raw)."""
         return self._raw_ucx().expose()
 
     def raw_rates(self, exposed: ExposedMemory, table: BlockTable, repeats: int) -> list[float]:
-        """GB/s of UCX alone, moving one request's pages of a pair of one rank each.
-
-        Overwrites the cache. Raises RankError (raw).
-        """
+        """GB/s of UCX without NIXL for one request's pages. Overwrites the cache. Raises RankError (raw)."""
         options = self.options
         near, far = (table.decode, table.prefill) if options.side == "decode" else (table.prefill, table.decode)
         raw, until_s = self._raw_ucx(), time.monotonic() + options.timeout_s
@@ -309,7 +304,7 @@ class Rank:
         return finding, time.perf_counter() - began
 
     def close(self) -> str:
-        """Release everything, in vLLM's order; returns UCX's log (UCX prints its table when the agent is destroyed)."""
+        """Release everything in vLLM's order; returns UCX's log. UCX prints its table at the end of the agent."""
         if self.agent is not None:
             self._release()
             gc.collect()
@@ -323,7 +318,7 @@ class Rank:
         return os.fstat(self._log).st_size
 
     def _release(self) -> None:
-        """A function of its own: any name that still refers to a handle would keep the agent, and its table, alive."""
+        """Release the agent. In a separate function, because a local name of a handle would keep the agent alive."""
         for _, local, remote, _ in self._handles:
             self.agent.release_dlist_handle(local)
             self.agent.release_dlist_handle(remote)
@@ -336,14 +331,14 @@ class Rank:
         self._registered = self.agent = None
 
     def libraries(self) -> tuple[str, ...]:
-        """Files of UCX, libfabric, NIXL and the verbs that this process has loaded."""
+        """Loaded files of UCX, libfabric, NIXL and the verbs."""
         maps = Path("/proc/self/maps").read_text().splitlines()
         paths = {line.split(None, 5)[5].strip() for line in maps if "/" in line}
         names = ("libuc", "libfabric", "libefa", "libibverbs", "libnl-", "libnixl", "libplugin", "libnuma")
         return tuple(sorted(path for path in paths if path.rsplit("/", 1)[-1].startswith(names)))
 
     def _environment(self) -> None:
-        """Environment that UCX reads when it is loaded; its log goes to a file in memory, so that no file is left."""
+        """Set the environment that UCX reads at its load. UCX's log goes to a file in memory."""
         self._log = os.memfd_create("ucx.log")
         os.environ.update(
             UCX_LOG_LEVEL="info",
@@ -374,12 +369,12 @@ class Rank:
         return pairs(self.options.shape, self.options.prefill_tp, self.options.decode_tp)
 
     def _pairs(self) -> list[RankPair]:
-        """The pairs that this rank moves itself."""
+        """The pairs of this rank."""
         side, rank = self.options.side, self.options.rank
         return [pair for pair in self._all_pairs() if getattr(pair, side) == rank]
 
     def _consumers(self) -> int:
-        """Number of ranks that notify one producer at the end of a transfer, as vLLM counts them."""
+        """Number of ranks that notify one producer at the end of a transfer, in vLLM's count."""
         options = self.options
         if options.direction == "write":
             return 1
@@ -397,5 +392,5 @@ class Rank:
 
 
 def _seconds(value: Any) -> float:
-    """NIXL's telemetry: microseconds, as a number or as a timedelta."""
+    """Seconds of a value of NIXL's telemetry: a number in microseconds, or a timedelta."""
     return float(value.total_seconds()) if hasattr(value, "total_seconds") else float(value) / 1e6

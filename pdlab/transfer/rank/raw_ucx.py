@@ -1,7 +1,7 @@
-"""The same pages moved by UCX alone, by one thread, through the libucp that NIXL loaded: a baseline for NIXL.
+"""A baseline for NIXL: move the same pages with UCX and without NIXL, in one thread, through the libucp of NIXL.
 
-Structures and constants are those of ucp.h, whose layout up to the fields used here is the same in UCX 1.19 to
-1.23. Runs on the nodes too, sent by value.
+Structures and constants are from ucp.h; the fields used here are the same in UCX 1.19 to 1.23. Sent to the nodes by
+value.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ POSTS_PER_LOOK = 16
 
 @dataclass(frozen=True)
 class ExposedMemory:
-    """A side that can be read and written: address of its worker, and per region base address and remote key."""
+    """Memory that a peer can read and write: UCX address of its worker, and (base address, remote key) per region."""
 
     worker: bytes
     regions: tuple[tuple[int, bytes], ...]
 
 
 class RawUcx:
-    """A context and a worker over the regions (base, length). Raises RankError (raw).
+    """A UCX context and worker for ``regions`` (base, length). Raises RankError (raw).
 
-    Endpoints have UCX's default error handling (none), with which it may use every transport; NIXL enables
-    the reporting of peer failures.
+    Endpoints have UCX's default of no error handling, with which UCX may use every transport. NIXL's endpoints report
+    peer failures.
     """
 
     def __init__(self, regions: Sequence[tuple[int, int]]) -> None:
@@ -67,7 +67,7 @@ class RawUcx:
             self._maps.append(memory)
 
     def expose(self) -> ExposedMemory:
-        """Allow the peer's access: a thread drives progress from now on, because tcp needs the target to take part."""
+        """Allow the peer's access, and start a thread for UCX's progress, which tcp needs on the target."""
         address, length = ctypes.c_void_p(), ctypes.c_size_t()
         self._check_status(
             self._ucp.ucp_worker_get_address(self._worker, ctypes.byref(address), ctypes.byref(length)),
@@ -96,9 +96,9 @@ class RawUcx:
         self, exposed: ExposedMemory, near: Sequence[int], far: Sequence[int], page: int, write: bool, repeats: int,
         until_s: float,
     ) -> list[float]:  # fmt: skip
-        """GB/s of ``repeats`` passes over the blocks ``near`` here and ``far`` there, ``page`` bytes in every region.
+        """GB/s of ``repeats`` passes over local blocks ``near`` and remote blocks ``far``, ``page`` bytes per region.
 
-        Raises RankError (raw) when UCX refuses, or when a pass is not done at ``until_s`` of the monotonic clock.
+        Raises RankError (raw) if UCX refuses, or if a pass is not done at ``until_s`` of the monotonic clock.
         """
         ucp, ep = self._ucp, ctypes.c_void_p()
         address = ctypes.create_string_buffer(exposed.worker, len(exposed.worker))
@@ -178,7 +178,7 @@ class RawUcx:
 
 
 def _loaded(name: str) -> Path:
-    """The file of a library that this process has loaded already. Raises RankError (raw)."""
+    """The file of a library that this process has loaded. Raises RankError (raw)."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = line[line.find("/") :] if "/" in line else ""
         if path.rsplit("/", 1)[-1].startswith(name):
@@ -224,5 +224,5 @@ def _ucs() -> Any:
 
 
 def _parameters(*leading: int) -> Any:
-    """A parameter structure: its first words, and zeros well beyond its end."""
+    """A parameter structure: its first words, and zeros beyond its end."""
     return (ctypes.c_uint64 * 64)(*leading)

@@ -1,7 +1,7 @@
-"""The side channel over which a rank asks its peer for NIXL metadata before the first transfer, as vLLM's does.
+"""The side channel for the handshake: a rank gets its peer's NIXL metadata before the first transfer, as in vLLM.
 
-One listener per side returns the registrations of its ranks: one JSON line per request and per answer.
-Runs on the nodes too, sent by value: imports the standard library alone.
+One listener per side returns the registrations of its ranks, with one JSON line per request and answer. Sent to the
+nodes by value; imports only the standard library.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 MAX_LINE = 64 << 20
-# The address of a local node, as pdlab/cluster/loopback.py has it; not set on a cluster's nodes.
+# Variable with the address of a local node, as in pdlab/cluster/loopback.py; not set on a cluster's nodes.
 LISTEN = "PDLAB_LISTEN"
 
 
 @dataclass(frozen=True)
 class Registration:
-    """A rank's registration: the addresses of its regions, and NIXL's metadata. ``software`` must match the peer's."""
+    """A rank's registration. ``bases``: addresses of its regions. ``agent``: NIXL's metadata. ``software``: must equal
+    the peer's."""
 
     rank: int
     agent: bytes
@@ -34,7 +35,7 @@ class Registration:
 
 
 class SideChannel:
-    """Answers until it is closed. Listens on a port that the kernel chooses, on all interfaces but on local nodes."""
+    """The listener. It has a port that the kernel chooses, on all interfaces, or on a local node at its address."""
 
     def __init__(self, ranks: list[Registration]) -> None:
         self._answers = {rank.rank: _encode(rank) for rank in ranks}

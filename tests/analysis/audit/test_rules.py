@@ -5,13 +5,13 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support import golden
 from support.validity import failing
 
 from pdlab.analysis import loading
@@ -352,16 +352,12 @@ def planted(root: Path) -> list[AuditFinding]:
 
 @pytest.mark.golden
 def test_every_code_of_the_audit_can_be_found_and_has_its_sentences(tmp_path: Path) -> None:
-    """PDLAB_UPDATE_GOLDEN=1 rewrites the stored text; read the difference before keeping it."""
     first = {finding.code: finding for finding in reversed(planted(tmp_path / "planted"))}
     codes = [code for code, row in CODES.items() if row.source == "audit"]
     assert sorted(first) == sorted(codes)
     shown = "\n".join(f"{code}\n{render([first[code]], 1)}\n" for code in codes).replace(str(tmp_path), "FOLDER")
     stored = Path(__file__).parent / "golden" / "sentences.txt"
-    if os.environ.get("PDLAB_UPDATE_GOLDEN"):
-        stored.parent.mkdir(exist_ok=True)
-        stored.write_text(shown, encoding="utf-8")
-    assert shown == stored.read_text(encoding="utf-8"), "PDLAB_UPDATE_GOLDEN=1, and read git diff"
+    golden.compare(shown, stored)
 
 
 def test_every_code_of_the_audit_has_one_rule() -> None:

@@ -32,19 +32,16 @@ def records_of(meter: Meter) -> list[RequestRecord]:
     return sorted((each for part in meter.ended.parts() for each in part.records), key=lambda each: each.arrival_s)
 
 
-def test_a_request_without_an_answer_in_time_is_known_as_such() -> None:
+async def test_a_request_without_an_answer_in_time_is_known_as_such() -> None:
     meter = Meter(level(concurrency=1, request_timeout_s=0.05), io.StringIO())
 
     async def serve(request: Any, *_: Any) -> Any:
         await asyncio.sleep(request.takes_s)
         return answered(time.perf_counter(), success=False, error="HTTP 500")
 
-    async def run() -> None:
-        for name, takes_s in (("hangs", 9.0), ("fails", 0.0)):
-            asked = SimpleNamespace(request_id=name, takes_s=takes_s, prompt_len=1)
-            meter.keep(name, await meter.request(serve, asked, None))
-
-    asyncio.run(run())
+    for name, takes_s in (("hangs", 9.0), ("fails", 0.0)):
+        asked = SimpleNamespace(request_id=name, takes_s=takes_s, prompt_len=1)
+        meter.keep(name, await meter.request(serve, asked, None))
     assert meter.ended.failed == meter.ended.count == 2 and not meter.timed_out and not meter.waited_s
     hangs, fails = records_of(meter)
     assert (hangs.timed_out, fails.timed_out) == (True, False)
@@ -52,7 +49,7 @@ def test_a_request_without_an_answer_in_time_is_known_as_such() -> None:
     assert fails.lateness_s is not None and fails.lateness_s < 0.05
 
 
-def test_lateness_in_a_closed_loop_is_the_time_a_place_stood_empty() -> None:
+async def test_lateness_in_a_closed_loop_is_the_time_a_place_stood_empty() -> None:
     meter = Meter(level(concurrency=2), io.StringIO())
     sent: dict[str, float] = {}
     ended: list[float] = []
@@ -67,16 +64,13 @@ def test_lateness_in_a_closed_loop_is_the_time_a_place_stood_empty() -> None:
         await meter.request(serve, SimpleNamespace(request_id=name, takes_s=takes_s), None)
         ended.append(time.perf_counter())
 
-    async def run() -> None:
-        long = asyncio.create_task(request("long", 0.5))
-        await request("short", 0.01)
-        await asyncio.sleep(0.2)  # its place stands empty
-        await request("third", 0.01)
-        await request("fourth", 0.01)
-        await long
-
     before = time.perf_counter()
-    asyncio.run(run())
+    long = asyncio.create_task(request("long", 0.5))
+    await request("short", 0.01)
+    await asyncio.sleep(0.2)  # its place stands empty
+    await request("third", 0.01)
+    await request("fourth", 0.01)
+    await long
     waited = meter.waited_s
     # The first two are due together; after them each takes the place of the one before it, not of an earlier one.
     assert 0 <= waited["long"] <= sent["long"] - before

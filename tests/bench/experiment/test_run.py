@@ -187,7 +187,7 @@ def test_interrupted_and_resumed(lab: Lab) -> None:
     assert "interrupted" in [visit.status for visit in lab.record.visits]
     kept = {path: path.read_bytes() for path in first.parent.glob("concurrency*")}
     refused = lab.run()
-    assert refused[0] == 2 and "go on with --resume, or choose another --out" in refused[2]
+    assert refused[0] == 2 and "continue it with --resume, or choose another --out" in refused[2]
     code, out, errors = lab.run("--resume")
     late = "load generator saturated" in out + errors  # on a busy machine: a level that is kept and called invalid
     assert code == (3 if late else 0), errors

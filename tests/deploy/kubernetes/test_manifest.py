@@ -6,7 +6,6 @@ import base64
 import copy
 import functools
 import io
-import os
 import re
 import zipfile
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support import kuberay
+from support import golden, kuberay
 
 from pdlab.cli import launch
 from pdlab.deploy.kubernetes.code_zip import code, digest
@@ -119,10 +118,7 @@ def test_the_stored_manifests(name: str, export: Callable[..., tuple[int, str]])
     # The code changes with every version, and its name with it.
     text = re.sub(r"pdlab-code-[0-9a-f]{10}", "pdlab-code-DIGEST", text)
     text = re.sub(r"(pdlab-code-DIGEST\.zip: ).{1000,}", r"\1ZIP", text)
-    stored = GOLDEN / f"{name}.yaml"
-    if os.environ.get("PDLAB_UPDATE_GOLDEN") == "1":
-        stored.write_text(text)
-    assert text == stored.read_text()
+    golden.compare(text, GOLDEN / f"{name}.yaml")
 
 
 @pytest.mark.parametrize("name", [*CASES, *OTHERS])

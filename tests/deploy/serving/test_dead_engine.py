@@ -24,17 +24,14 @@ async def turns(count: int = 20) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_it_ends_after_the_engine_and_not_before() -> None:
-    async def run() -> None:
-        client, codes = SimpleNamespace(errored=False), []
-        task = asyncio.create_task(end_with(client, codes.append, answers_s=0.0))
-        await turns()
-        assert not codes and not task.done()
-        client.errored = True
-        await asyncio.wait_for(task, 10)
-        assert codes == [EXIT_CODE]
-
-    asyncio.run(run())
+async def test_it_ends_after_the_engine_and_not_before() -> None:
+    client, codes = SimpleNamespace(errored=False), []
+    task = asyncio.create_task(end_with(client, codes.append, answers_s=0.0))
+    await turns()
+    assert not codes and not task.done()
+    client.errored = True
+    await asyncio.wait_for(task, 10)
+    assert codes == [EXIT_CODE]
 
 
 @pytest.fixture
@@ -76,41 +73,32 @@ def codes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return ended
 
 
-def test_a_server_that_runs_ends_with_its_engine(mixed: Callable[[Any], Any], codes: list[int]) -> None:
-    async def run() -> None:
-        client = SimpleNamespace(errored=False)
-        server = mixed(SimpleNamespace(_engine_client=client))
-        await server.start()
-        client.errored = True
-        await turns()
-        assert server.calls == ["start"] and codes == [EXIT_CODE]
-        await server.__del__()
-
-    asyncio.run(run())
+async def test_a_server_that_runs_ends_with_its_engine(mixed: Callable[[Any], Any], codes: list[int]) -> None:
+    client = SimpleNamespace(errored=False)
+    server = mixed(SimpleNamespace(_engine_client=client))
+    await server.start()
+    client.errored = True
+    await turns()
+    assert server.calls == ["start"] and codes == [EXIT_CODE]
+    await server.__del__()
 
 
-def test_a_server_that_is_stopped_is_left_to_ray(mixed: Callable[[Any], Any], codes: list[int]) -> None:
-    async def run() -> None:
-        client = SimpleNamespace(errored=False)
-        server = mixed(SimpleNamespace(_engine_client=client))
-        await server.start()
-        await server.__del__()
-        client.errored = True  # as vLLM's own shutdown leaves it
-        await turns()
-        assert server.calls == ["start", "stop"] and not codes
-
-    asyncio.run(run())
+async def test_a_server_that_is_stopped_is_left_to_ray(mixed: Callable[[Any], Any], codes: list[int]) -> None:
+    client = SimpleNamespace(errored=False)
+    server = mixed(SimpleNamespace(_engine_client=client))
+    await server.start()
+    await server.__del__()
+    client.errored = True  # as vLLM's own shutdown leaves it
+    await turns()
+    assert server.calls == ["start", "stop"] and not codes
 
 
-def test_an_engine_without_vllms_client_is_not_watched(mixed: Callable[[Any], Any], codes: list[int]) -> None:
-    async def run() -> None:
-        server = mixed(SimpleNamespace())
-        await server.start()
-        await turns()
-        await server.__del__()
-        assert server.calls == ["start", "stop"] and not codes
-
-    asyncio.run(run())
+async def test_an_engine_without_vllms_client_is_not_watched(mixed: Callable[[Any], Any], codes: list[int]) -> None:
+    server = mixed(SimpleNamespace())
+    await server.start()
+    await turns()
+    await server.__del__()
+    assert server.calls == ["start", "stop"] and not codes
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_an_engine_that_does_not_answer_does_not_hold_it_for_ever() -> None:
     assert asyncio.run(drained(hung, 0.05)) is False
 
 
-def test_rays_own_end_comes_behind_it() -> None:
+async def test_rays_own_end_comes_behind_it() -> None:
     ends: list[str] = []
     held = engine(True)
 
@@ -80,12 +80,8 @@ def test_rays_own_end_comes_behind_it() -> None:
         kv_drain_s = 1.0
 
     server: Any = SimpleNamespace(engine=held, kv_drain_s=1.0)
-
-    async def run() -> None:
-        mixed = Mixed()
-        mixed.engine = server.engine  # type: ignore[attr-defined]
-        await mixed.__del__()
-        Mixed.__del__ = Server.__del__ = lambda self: None  # type: ignore[assignment, method-assign]
-
-    asyncio.run(run())
+    mixed = Mixed()
+    mixed.engine = server.engine  # type: ignore[attr-defined]
+    await mixed.__del__()
+    Mixed.__del__ = Server.__del__ = lambda self: None  # type: ignore[assignment, method-assign]
     assert ends == ["ended"] and len(held.asked) == 1

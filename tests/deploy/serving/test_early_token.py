@@ -289,7 +289,7 @@ def test_decode_begins_behind_the_token(told: list[str]) -> None:
     assert asyncio.run(run(1)) == ["first"]
 
 
-def test_a_client_that_goes_away_while_decode_says_nothing_ends_it(told: list[str]) -> None:
+async def test_a_client_that_goes_away_while_decode_says_nothing_ends_it(told: list[str]) -> None:
     decode = Decode([], [])
     early = early_token(request(), answer(), LONGEST, PROMPT, [9])
     assert early is not None
@@ -301,17 +301,14 @@ def test_a_client_that_goes_away_while_decode_says_nothing_ends_it(told: list[st
         finally:
             decode.closed.append("silent")
 
-    async def run() -> None:
-        stream = decode._after_early(early, silent(), decode.anew)
-        await stream.__anext__()
-        asking = asyncio.ensure_future(stream.__anext__())
-        await asyncio.sleep(0)
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        assert decode.closed == ["silent"] and told == ["early"]
-
-    asyncio.run(run())
+    stream = decode._after_early(early, silent(), decode.anew)
+    await stream.__anext__()
+    asking = asyncio.ensure_future(stream.__anext__())
+    await asyncio.sleep(0)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert decode.closed == ["silent"] and told == ["early"]
 
 
 def engine_of(**model: Any) -> Any:

@@ -153,6 +153,14 @@ def scaling(serve: Serve, clock: Clock) -> ReplicaScaling:
     return made
 
 
+def one_fewer(clock: Clock) -> tuple[Serve, ReplicaScaling]:
+    """Three engines serve, and two are wanted."""
+    serve = Serve("a", "b", "c")
+    made = scaling(serve, clock)
+    made.wanted = 2
+    return serve, made
+
+
 def test_one_more_is_asked_for_at_once(clock: Clock) -> None:
     serve = Serve("a", "b")
     made = scaling(serve, clock)
@@ -163,9 +171,7 @@ def test_one_more_is_asked_for_at_once(clock: Clock) -> None:
 
 
 def test_an_engine_ends_what_it_has_before_it_is_stopped(clock: Clock) -> None:
-    serve = Serve("a", "b", "c")
-    made = scaling(serve, clock)
-    made.wanted = 2
+    serve, made = one_fewer(clock)
     step(made, clock, busy="c")
     assert made.leaving == {"c"} and not serve.asked
     for _ in range(20):
@@ -185,9 +191,7 @@ def test_an_engine_ends_what_it_has_before_it_is_stopped(clock: Clock) -> None:
 
 
 def test_requests_that_are_on_their_way_are_waited_for(clock: Clock) -> None:
-    serve = Serve("a", "b", "c")
-    made = scaling(serve, clock)
-    made.wanted = 2
+    serve, made = one_fewer(clock)
     step(made, clock)
     step(made, clock, seconds=HEARD_S / 2)
     assert not serve.asked
@@ -196,18 +200,14 @@ def test_requests_that_are_on_their_way_are_waited_for(clock: Clock) -> None:
 
 
 def test_who_never_ends_is_stopped_all_the_same(clock: Clock) -> None:
-    serve = Serve("a", "b", "c")
-    made = scaling(serve, clock)
-    made.wanted = 2
+    serve, made = one_fewer(clock)
     step(made, clock, busy="c")
     step(made, clock, busy="c", seconds=LEAVES_S)
     assert serve.asked == [2]
 
 
 def test_an_engine_stays_where_work_comes_back(clock: Clock) -> None:
-    serve = Serve("a", "b", "c")
-    made = scaling(serve, clock)
-    made.wanted = 2
+    serve, made = one_fewer(clock)
     step(made, clock, busy="c")
     made.wanted = 3
     step(made, clock, busy="c")
@@ -215,9 +215,7 @@ def test_an_engine_stays_where_work_comes_back(clock: Clock) -> None:
 
 
 def test_another_one_than_expected_is_stopped(clock: Clock) -> None:
-    serve = Serve("a", "b", "c")
-    made = scaling(serve, clock)
-    made.wanted = 2
+    serve, made = one_fewer(clock)
     step(made, clock)
     step(made, clock, seconds=HEARD_S)
     serve.state(a=STOPPING)

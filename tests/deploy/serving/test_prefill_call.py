@@ -404,20 +404,16 @@ def test_an_answer_of_prefill_behind_the_clients_back_frees_the_blocks(server: M
     assert decode.told == [{"remote_request_id": "p3"}] and decode.decoded == []
 
 
-def test_once_decode_has_it_vllm_itself_tells_prefill(server: Made) -> None:
+async def test_once_decode_has_it_vllm_itself_tells_prefill(server: Made) -> None:
     decode = server(Prefill([prefilled()]))
-
-    async def run() -> None:
-        stream = decode._pd_handle_request("a prompt")
-        assert await stream.__anext__() == "one"
-        await stream.aclose()
-
-    asyncio.run(run())
+    stream = decode._pd_handle_request("a prompt")
+    assert await stream.__anext__() == "one"
+    await stream.aclose()
     assert decode.told == [] and decode.decoded
 
 
 @pytest.mark.parametrize(("items", "released"), [(1, True), (2, False)])
-def test_behind_an_early_token_decode_has_it_with_the_next_item(
+async def test_behind_an_early_token_decode_has_it_with_the_next_item(
     items: int, released: bool, server: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who leaves with the token leaves before decode began."""
@@ -427,17 +423,13 @@ def test_behind_an_early_token_decode_has_it_with_the_next_item(
     monkeypatch.setattr(prefill_call, "going_on", lambda *_: None)
     decode._where_exact = lambda *_: early
     decode.tokens = ('data: {"choices": [{"text": "one"}]}\n\n', "data: [DONE]\n\n")
-
-    async def run() -> None:
-        stream = decode._pd_handle_request("a prompt")
-        for number in range(items):
-            item = await stream.__anext__()
-            assert item == ["data: o"] if number == 0 else '"ne"' in item
-        await stream.aclose()
-        while prefill_call._tasks:
-            await asyncio.sleep(0)
-
-    asyncio.run(run())
+    stream = decode._pd_handle_request("a prompt")
+    for number in range(items):
+        item = await stream.__anext__()
+        assert item == ["data: o"] if number == 0 else '"ne"' in item
+    await stream.aclose()
+    while prefill_call._tasks:
+        await asyncio.sleep(0)
     assert bool(decode.decoded) is not released
     assert decode.told == ([{"remote_request_id": "p5"}] if released else [])
 

@@ -32,6 +32,14 @@ def report(of: RoleBoard, *names: str, **more: Any) -> None:
         asyncio.run(of.report(name, "node", {**TrafficCounts().take().fields, **more}))
 
 
+def played(clock: Clock, split: str, engines: str) -> Quiet:
+    """A board that has given roles to those engines."""
+    of = board(clock, split=split)
+    report(of, *engines)
+    of.decide()
+    return of
+
+
 def roles(of: RoleBoard) -> dict[str, str]:
     looked = asyncio.run(of.look())
     return {name: engine["role"] for name, engine in looked["engines"].items()}
@@ -63,9 +71,7 @@ def test_a_split_that_is_not_the_launch_s_shows_in_the_metrics(
             shown[self.name] = value
 
     monkeypatch.setattr("ray.util.metrics.Gauge", Gauge)
-    of = board(clock, split=launched)
-    report(of, *"abcd")
-    of.decide()
+    of = played(clock, launched, "abcd")
     changed = []
     for split in (launched, "2:2", "auto", "1:3", launched):
         asyncio.run(of.set_split(split))
@@ -76,9 +82,7 @@ def test_a_split_that_is_not_the_launch_s_shows_in_the_metrics(
 
 
 def test_a_fixed_split_is_played_and_set_by_hand(clock: Clock) -> None:
-    of = board(clock, split="1:3")
-    report(of, *"abcd")
-    of.decide()
+    of = played(clock, "1:3", "abcd")
     assert counts(of) == (1, 3)
     before = roles(of)
     asyncio.run(of.set_split("2:2"))
@@ -91,18 +95,14 @@ def test_a_fixed_split_is_played_and_set_by_hand(clock: Clock) -> None:
 
 @pytest.mark.parametrize("text", ["3:2", "0:4", "four", "4:", "1:3:2"])
 def test_no_split_of_the_engines_that_there_are(clock: Clock, text: str) -> None:
-    of = board(clock, split="1:3")
-    report(of, *"abcd")
-    of.decide()
+    of = played(clock, "1:3", "abcd")
     with pytest.raises(ValueError, match=text.split(":", 1)[0]):
         asyncio.run(of.set_split(text))
     assert counts(of) == (1, 3)
 
 
 def test_exact_roles_stay_until_another_split_is_set(clock: Clock) -> None:
-    of = board(clock, split="1:3")
-    report(of, *"abcd")
-    of.decide()
+    of = played(clock, "1:3", "abcd")
     wanted = {"a": "decode", "b": "prefill", "c": "prefill", "d": "decode"}
     asyncio.run(of.set_roles(wanted))
     of.decide()
@@ -110,9 +110,7 @@ def test_exact_roles_stay_until_another_split_is_set(clock: Clock) -> None:
 
 
 def test_a_silent_engine_loses_its_role_and_gets_one_again(clock: Clock) -> None:
-    of = board(clock, split="1:3")
-    report(of, *"abcd")
-    of.decide()
+    of = played(clock, "1:3", "abcd")
     (gone,) = [name for name, role in roles(of).items() if role == "prefill"]
     clock.now += SILENT_S + 0.1
     report(of, *({*"abcd"} - {gone}))
@@ -128,25 +126,19 @@ def test_a_silent_engine_loses_its_role_and_gets_one_again(clock: Clock) -> None
 
 
 def test_where_all_are_silent_the_board_has_stood_still(clock: Clock) -> None:
-    of = board(clock, split="1:3")
-    report(of, *"abcd")
-    of.decide()
+    of = played(clock, "1:3", "abcd")
     clock.now += 10 * SILENT_S
     of.decide()
     assert counts(of) == (1, 3)
 
 
 def test_one_engine_left_decodes(clock: Clock) -> None:
-    of = board(clock, split="2:1")
-    report(of, "a")
-    of.decide()
+    of = played(clock, "2:1", "a")
     assert roles(of) == {"a": "decode"}
 
 
 def test_a_new_board_takes_over_the_roles_that_stand(clock: Clock) -> None:
-    old = board(clock, split="1:3")
-    report(old, *"abcd")
-    old.decide()
+    old = played(clock, "1:3", "abcd")
     asyncio.run(old.set_split("2:2"))
     known = old._state()
     new = board(clock, split="1:3")
@@ -270,9 +262,7 @@ def test_a_threshold_that_is_given_is_told_to_engines(clock: Clock) -> None:
 
 
 def test_the_board_knows_who_has_the_beginning_of_a_prompt(clock: Clock) -> None:
-    of = board(clock, split="2:2")
-    report(of, *"abcd")
-    of.decide()
+    of = played(clock, "2:2", "abcd")
     first, second, *decoding = [*sorted(n for n, r in roles(of).items() if r == "prefill"), *"abcd"]
     decoding = sorted({*"abcd"} - {first, second})
     chunks = chunks_of([7] * 4 * CHUNK_TOKENS)

@@ -220,7 +220,7 @@ def test_what_a_part_raises_is_raised() -> None:
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_a_client_that_goes_away_ends_every_part(begun: bool) -> None:
+async def test_a_client_that_goes_away_ends_every_part(begun: bool) -> None:
     ended: list[int] = []
 
     def part(number: int) -> Callable[[], AsyncIterator[Any]]:
@@ -236,15 +236,12 @@ def test_a_client_that_goes_away_ends_every_part(begun: bool) -> None:
 
         return stream
 
-    async def run() -> None:
-        answer = join([part(0)(), part(1)()], 1, lambda _: False, "id")
-        if begun:
-            async for _ in answer:
-                break
-            await answer.aclose()  # type: ignore[attr-defined]
-        else:
-            with pytest.raises(asyncio.TimeoutError):
-                await asyncio.wait_for(anext(answer), 0.05)
-
-    asyncio.run(run())
+    answer = join([part(0)(), part(1)()], 1, lambda _: False, "id")
+    if begun:
+        async for _ in answer:
+            break
+        await answer.aclose()  # type: ignore[attr-defined]
+    else:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(anext(answer), 0.05)
     assert sorted(ended) == [0, 1]

@@ -145,11 +145,8 @@ def test_a_replica_asks_both(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asyncio.run(run()) == 3
 
 
-def test_another_vllm_serves_without(caplog: pytest.LogCaptureFixture) -> None:
-    async def run() -> None:
-        server = Watched(SimpleNamespace(_engine_client=SimpleNamespace()))
-        await server.start()
-        await server.check_health()
-
-    asyncio.run(run())
+async def test_another_vllm_serves_without(caplog: pytest.LogCaptureFixture) -> None:
+    server = Watched(SimpleNamespace(_engine_client=SimpleNamespace()))
+    await server.start()
+    await server.check_health()
     assert "steps are not watched" in caplog.text

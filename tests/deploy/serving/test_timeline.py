@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.asgi import exchange, text_of
+from support.clock import Clock
 
 from pdlab.deploy.serving import timeline
 from pdlab.deploy.serving.timeline import (
@@ -35,19 +36,9 @@ ASKS = ((HEADER.encode(), b"1"), (b"x-request-id", b"r-1"), (b"content-type", b"
 QUIET = ASKS[1:]
 
 
-class Clock:
-    """Seconds that the test moves."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(100.0)
 
 
 @pytest.fixture

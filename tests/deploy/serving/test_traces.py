@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import subprocess
-import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -301,12 +299,3 @@ def test_with_direct_streaming_the_header_is_replaced_where_http_arrives(memory:
     root = by_name(memory)["pdlab.request"]
     assert root.parent is None and seen[0].keys() == {b"x-request-id", b"traceparent"}
     assert seen[0][b"traceparent"].decode() == header_of(root)
-
-
-def test_without_an_endpoint_nothing_of_opentelemetrys_is_imported() -> None:
-    code = (
-        "import sys, pdlab.deploy.serving.timeline as t; t.SendsTimeline(); "
-        "print([name for name in sys.modules if name.startswith('opentelemetry')])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "[]\n", done.stderr
