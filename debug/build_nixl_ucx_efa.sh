@@ -274,7 +274,7 @@ do_verify() {
     fi
     if [ -n "$efa" ]; then
         "$prefix/bin/ucx_info" -d | grep 'Transport: srd' >/dev/null || fail "UCX built, but ucx_info shows no srd" \
-            "UCX_LOG_LEVEL=info UCX_MODULE_LOG_LEVEL=info $prefix/bin/ucx_info -d tells why"
+            "UCX_LOG_LEVEL=info UCX_MODULE_LOG_LEVEL=info $prefix/bin/ucx_info -d shows the reason"
     fi
     env LD_LIBRARY_PATH="$prefix/lib" NIXL_PLUGIN_DIR="$prefix/lib/plugins" PYTHONPATH="$prefix/python" \
         "$python" -c "$READ" "$prefix" || fail "the NIXL built does not read" \

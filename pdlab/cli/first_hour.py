@@ -33,7 +33,7 @@ examples:
   python -m pdlab first-hour --local         the same steps on this machine's CPUs, as a test
   python -m pdlab first-hour --rehearse      the serving and measuring steps, on fake GPUs with simulated engines
 
-A step that fails stops those alone that need it. Whatever happens, it ends with one archive (logs, logs of failed
+A step that fails stops only the steps that need it. It always ends with one archive (logs, logs of failed
 replicas, the doctor's facts, manifests, verdicts) from which tokens, keys and passwords are removed.
 
 exit code: 0 every step ended well, 3 some did not, 2 bad command line, 130 interrupted (the archive is there)

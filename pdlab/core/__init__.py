@@ -1,1 +1,1 @@
-"""Values that every package shares: deployments, workloads, nodes, models, errors; reads YAML and lengths alone."""
+"""Values that all packages share: deployments, workloads, nodes, models, errors. Its only I/O is to read files."""

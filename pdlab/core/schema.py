@@ -1,4 +1,4 @@
-"""The strict base model of every value that comes from a file or a command line, and its YAML form."""
+"""The strict base model of all values from files and command lines, and its YAML form."""
 
 from __future__ import annotations
 
@@ -16,37 +16,36 @@ from pdlab.core.text import choices
 
 
 class Frozen(BaseModel):
-    """Base of every value type: immutable, unknown keys are an error."""
+    """Base of every value type. It is immutable, and unknown keys are an error."""
 
-    # A validator is built at its first use: --help needs none, and most commands few.
+    # Validators are built at their first use, because --help needs none and most commands need few.
     model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid")
 
 
 class Finite(Frozen):
-    """Numbers in it are finite: neither infinite nor NaN."""
+    """Base of models whose numbers are finite: neither infinite nor NaN."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
 
 class Incidental:
-    """Marks a field that does not make a value another one: neither a fingerprint nor --resume looks at it."""
+    """Marks a field that fingerprints and --resume ignore."""
 
 
 @dataclass(frozen=True)
 class InLabel:
-    """Marks a field that is in its model's label, behind ``word``: 4 behind "tp" as tp4. One that is on or off is the
-    word alone."""
+    """Marks a field of its model's label. A number follows ``word``, as in tp4; a switch adds only ``word``."""
 
     word: str
 
 
 def incidental(kind: type[BaseModel]) -> set[str]:
-    """Names of the fields that do not make a value of this model another one."""
+    """Names of the fields that are marked as `Incidental`."""
     return {name for name, info in kind.model_fields.items() if Incidental in info.metadata}
 
 
 def label_words(kind: type[BaseModel]) -> dict[str, str]:
-    """Field -> its word, of the fields that are in the model's label, in their order."""
+    """Field -> its word, for the fields of the model's label, in order."""
     words = {
         name: next((each.word for each in info.metadata if isinstance(each, InLabel)), None)
         for name, info in kind.model_fields.items()
@@ -58,7 +57,7 @@ T = TypeVar("T", bound=BaseModel)
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """A key that is there twice is an error: YAML would silently keep the last one."""
+    """YAML loader that refuses a key given twice. YAML itself would keep the last one."""
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

@@ -1,4 +1,4 @@
-"""``Workload`` (the requests), ``Load`` (their arrivals) and ``Slo``."""
+"""``Workload`` (the requests), ``Load`` (their arrivals), ``Slo``, and ``Sweep`` (a workload under several loads)."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class Workload(Frozen):
 
     @property
     def flags(self) -> str:
-        """The flags of run_bm.sh that ask for these lengths."""
+        """The flags of run_bm.sh for these lengths."""
         nominal = f"--itl {self.input_tokens} --otl {self.output_tokens}"
         if not self.varied:
             return nominal
@@ -173,10 +173,9 @@ class Workload(Frozen):
     def draw(self, level: Level) -> tuple[Pair, ...]:
         """Input and output tokens as sent of each request of a level.
 
-        They follow from the workload and from the level's repeat and look, not from its load nor from the seed of its
-        prompts: every deployment that is measured or simulated gets the same sequence at every load, a longer or
-        shorter part of it, so that two of them, or two rates of a search, differ by themselves and not by what was
-        drawn (common random numbers). Raises UsageError where a file's pairs are not known any more.
+        They depend only on the workload and the level's repeat and look, not on its load or the seed of its prompts. So
+        every deployment gets the same sequence at every load, and comparisons are not affected by the draw (common
+        random numbers). Raises UsageError if the pairs of a file are not stored.
         """
         if not self.varied:
             return (self._sent(*self._nominal),) * level.num_requests
@@ -186,9 +185,9 @@ class Workload(Frozen):
         return tuple(self._sent(*pair) for pair in self.lengths.draw(self._nominal, level.num_requests, seed))
 
     def arrivals(self, level: Level) -> tuple[Arrival, ...] | None:
-        """When each request of a level is due, and its tokens as sent; None where the mix does not move with time.
+        """The due time of each request of a level, and its tokens as sent; None if lengths do not change with time.
 
-        They follow from the workload and the level's load, repeat and look. Raises UsageError for a load that is no
+        They depend on the workload and the level's load, repeat and look. Raises UsageError for a load that is no
         constant request rate.
         """
         if not isinstance(self.lengths, Mixes):
@@ -222,9 +221,9 @@ def _file_flag(lengths: LengthDistribution) -> str:
 def workload_of_flags(
     itl: int | None, otl: int | None, lengths: LengthDistribution | None, default: Workload | None = None, **more: Any
 ) -> Workload:
-    """The workload that command lines ask for with ``--itl``, ``--otl`` and ``--lengths`` (None: not given).
+    """The workload of the flags --itl, --otl and --lengths (None: not given). Raises UsageError.
 
-    Nominal lengths that are not given are those of ``default``; ``more``: other fields. Raises UsageError.
+    ``default``: the nominal lengths that are not given. ``more``: other fields.
     """
     flags = {"input_tokens": itl, "output_tokens": otl, "lengths": lengths}
     fields = {name: value for name, value in flags.items() if value is not None}
@@ -242,7 +241,7 @@ def workload_of_flags(
 class Closed(Frozen):
     """Closed loop: ``concurrency`` requests in flight, a new one for each that finishes.
 
-    ``per_gpu`` is set where the load was asked for as so many requests per GPU of the deployment.
+    ``per_gpu``: the requests per GPU, if the load was given by them.
     """
 
     kind: Literal["concurrency"] = "concurrency"
@@ -255,7 +254,7 @@ class Closed(Frozen):
 
 
 class Open(Frozen):
-    """Open loop: requests arrive at ``rate_rps`` whatever the server does.
+    """Open loop: requests arrive at ``rate_rps``, independently of the server.
 
     ``burstiness`` is the shape of the gamma distribution of gaps: 1 is a Poisson process.
     """
@@ -287,8 +286,8 @@ class Ramp(Frozen):
 
     @property
     def mean_rps(self) -> float:
-        """Requests over time: with the rate a function of the share x of requests sent, the time of n
-        requests is n times the integral of 1 / rate(x) over x from 0 to 1, so the mean is its inverse."""
+        """The mean rate. The rate is a function of the share x of sent requests, so n requests take n times the
+        integral of 1 / rate(x) over x from 0 to 1. The mean rate is the inverse of that integral."""
         a, b = self.start_rps, self.end_rps
         if a == b:
             return a
@@ -297,8 +296,8 @@ class Ramp(Frozen):
 
 
 class Replay(Frozen):
-    """Open loop in which each request of a compiled workload is sent when it is due there, or so long after the answers
-    that it waits for. ``speed``: times of its source are divided by it; they are already so where it is compiled."""
+    """Open loop: each request of a compiled workload is sent at its due time, or after the answers that it waits for
+    and its pause. ``speed``: divisor of the source's times; compiled times are already divided."""
 
     kind: Literal["replay"] = "replay"
     speed: float = Field(default=1.0, gt=0)
@@ -315,12 +314,11 @@ SLO_BOUNDS = ("ttft", "tpot", "e2el", "itl_p99", "stall")
 
 
 class Slo(Frozen):
-    """A request meets it when every bound holds, a load when at least ``quantile`` of requests do.
+    """Bounds on the latencies of a request, in seconds (None: no bound). A request meets the SLO if every bound holds,
+    a load if at least the share ``quantile`` of its requests do.
 
-    Bounds in seconds; None is no bound, and without any every request meets it. ``itl_p99_s`` bounds the 99th
-    percentile of a request's own gaps between chunks, ``stall_s`` the longest of them. This is the goodput of
-    DistServe (Zhong et al., OSDI 2024): the highest rate at which the share of requests within all bounds
-    is at least the quantile.
+    ``itl_p99_s``: bound on the 99th percentile of a request's gaps between chunks; ``stall_s``: on its longest gap.
+    Goodput is the highest rate that meets the SLO (DistServe, Zhong et al., OSDI 2024).
     """
 
     ttft_s: float | None = Field(default=None, gt=0)
@@ -336,12 +334,12 @@ class Slo(Frozen):
 
     @property
     def of_gaps(self) -> bool:
-        """Whether it bounds the gaps between a request's chunks, which only its record has."""
+        """Whether gaps between chunks, which only records have, are bounded."""
         return (self.itl_p99_s, self.stall_s) != (None, None)
 
     @property
     def label(self) -> str:
-        """``ttft2000ms-tpot50ms-q0.95``: names a search's file."""
+        """``ttft2000ms-tpot50ms-q0.95``, for the name of a search's file."""
         bounds = [f"{name.replace('itl_p99', 'itl-p99-')}{ms:g}ms" for name, ms in self.bounds_ms.items()]
         return "-".join([*bounds, f"q{self.quantile:g}"])
 
@@ -353,12 +351,11 @@ class Slo(Frozen):
 
     @property
     def flag(self) -> str:
-        """``ttft_ms=2000,tpot_ms=50``, as `parse_slo` takes it."""
+        """``ttft_ms=2000,tpot_ms=50``, the text for `parse_slo`."""
         return ",".join(f"{name}_ms={ms:g}" for name, ms in self.bounds_ms.items())
 
     def stress(self, ttft_s: Column, tpot_s: Column, e2el_s: Column) -> Column:
-        """Of each request the latency that is worst in relation to its bound, over that bound: at most 1 meets the
-        SLO."""
+        """For each request the largest latency over its bound; a request with at most 1 meets the SLO."""
         import numpy as np
 
         worst = np.zeros_like(e2el_s)
@@ -368,8 +365,8 @@ class Slo(Frozen):
         return worst
 
     def stress_of(self, columns: Iterable[Any], tpot: float = 1.0, ttft: float = 1.0) -> float:
-        """The quantile of `stress`, with TPOT (and E2EL) and TTFT longer by a factor. ``columns``: TTFT, TPOT and E2EL
-        of every request in seconds; the TPOT of an answer of one token is of no meaning."""
+        """The SLO's quantile of `stress`. ``tpot``: factor on TPOT and E2EL; ``ttft``: on TTFT. ``columns``: TTFT, TPOT
+        and E2EL of every request in seconds."""
         import numpy as np
 
         ttft_s, tpot_s, e2el_s = columns
@@ -378,10 +375,7 @@ class Slo(Frozen):
 
 
 def parse_slo(text: str, quantile: float) -> Slo:
-    """``ttft_ms=2000,tpot_ms=50`` and a share of requests, as ``--slo`` and ``--slo-quantile`` give them.
-
-    Raises UsageError.
-    """
+    """Parse the values of --slo (``ttft_ms=2000,tpot_ms=50``) and --slo-quantile. Raises UsageError."""
     expected = "ttft_ms=2000,tpot_ms=50[,e2el_ms=N,itl_p99_ms=N,stall_ms=N], above 0"
     bounds: dict[str, float] = {}
     for match, ms in bounds_in_ms(text, "--slo", f"({'|'.join(SLO_BOUNDS)})", expected):
@@ -392,9 +386,9 @@ def parse_slo(text: str, quantile: float) -> Slo:
 
 
 def bounds_in_ms(text: str, flag: str, name: str, expected: str) -> Iterator[tuple[re.Match[str], float]]:
-    """The parts of ``NAME_ms=NUMBER,...``: each with its match of the pattern ``name``, and the number of ms, above 0.
+    """The parts of ``NAME_ms=NUMBER,...``: for each the match of the pattern ``name``, and the number of ms, above 0.
 
-    Raises UsageError that names ``flag`` and what was ``expected``.
+    Raises UsageError with ``flag`` and ``expected``.
     """
     for part in text.split(","):
         match = re.fullmatch(rf"\s*{name}_ms\s*=\s*(?P<ms>\d*\.?\d+(?:[eE][+-]?\d{{1,3}})?|\d+\.)\s*", part)
@@ -407,7 +401,7 @@ def bounds_in_ms(text: str, flag: str, name: str, expected: str) -> Iterator[tup
 class RunKey(Frozen):
     """Identity of one level within an experiment: (load kind, load value, repeat).
 
-    ``look`` tells further measurements of a level apart that an SLO search asked for in the same repeat.
+    ``look``: number of the measurement, if an SLO search measures a level several times in a repeat.
     """
 
     kind: LoadKind
@@ -423,7 +417,7 @@ class RunKey(Frozen):
 
 
 class Level(Frozen):
-    """One point of a sweep: a load held for ``num_requests`` requests, prompts drawn from ``seed``."""
+    """One point of a sweep: a load for ``num_requests`` requests, with prompts from ``seed``."""
 
     load: Load
     repeat: int = Field(default=0, ge=0)

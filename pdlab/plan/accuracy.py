@@ -1,4 +1,4 @@
-"""Predicted against measured: errors of every level, their medians, the order of the configurations. Pure."""
+"""Errors of predictions: of each level, their medians, and the order of configurations. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAMES = ("TPOT", "mean TTFT", "requests/s")
 
 
 class LevelFigures(NamedTuple):
-    """What a level is compared by: the metrics of `NAMES`, then gaps between tokens; None: not known."""
+    """The figures by which a level is compared: the metrics of `NAMES`, then gaps between tokens; None: unknown."""
 
     tpot_s: float | None
     ttft_s: float
@@ -38,8 +38,8 @@ class LevelFigures(NamedTuple):
 
 
 class MeasuredSweep(Frozen):
-    """One experiment to fit to: levels in the order in which they ran, and the figures of each. ``trace``: the requests
-    that each of them replayed. ``warmed``: requests warmed the deployment up before the first level."""
+    """A measured experiment: its levels in the order of their runs, and their figures. ``trace``: the requests that
+    each level replayed. ``warmed``: whether there was a warm-up before the first level."""
 
     name: str
     deployment: Deployment
@@ -53,7 +53,7 @@ class MeasuredSweep(Frozen):
     def simulated(
         self, hardware: Hardware, shape: ModelShape, *, seed: int, scattered: bool | None = None
     ) -> list[SimulatedLevel]:
-        """Its levels, as they were measured."""
+        """Simulate the levels as they were measured."""
         return simulate(
             self.deployment, self.levels, self.workload, hardware, shape,
             seed=seed, prompts=self.prompts, trace=self.trace, scattered=scattered,
@@ -61,8 +61,8 @@ class MeasuredSweep(Frozen):
 
 
 class PredictedPoint(Frozen):
-    """A predicted and a measured figure; ``metric`` is one of `NAMES`, ``scatter`` that of the prediction
-    (`pdlab.plan.prediction_intervals`)."""
+    """A predicted and a measured figure. ``metric``: one of `NAMES`. ``scatter``: see
+    `pdlab.plan.prediction_intervals`."""
 
     experiment: str
     load: str
@@ -77,17 +77,17 @@ class PredictedPoint(Frozen):
 
     @property
     def log_error(self) -> float:
-        """Of the measured over the predicted."""
+        """Logarithm of the measured over the predicted figure."""
         return math.log(self.measured / self.predicted)
 
 
 def name_of(load: Load) -> str:
-    """``concurrency 8``: repeats of a level have the same."""
+    """``concurrency 8``; equal for the repeats of a level."""
     return f"{load.kind} {load.value:g}"
 
 
 def median_errors(points: Sequence[PredictedPoint], skip_first: bool = True) -> dict[str, float]:
-    """Median absolute percentage error of each metric; the lowest load of each experiment left out by default."""
+    """Median absolute percentage error of each metric, by default without the lowest load of each experiment."""
     compared = _compared(points) if skip_first else points
     return {
         name: statistics.median(abs(point.error_percent) for point in compared if point.metric == name)
@@ -97,20 +97,20 @@ def median_errors(points: Sequence[PredictedPoint], skip_first: bool = True) -> 
 
 
 def _compared(points: Sequence[PredictedPoint]) -> list[PredictedPoint]:
-    """Without the lowest load of each experiment."""
+    """The points without the lowest load of each experiment."""
     lowest_load = {point.experiment: point.load for point in reversed(points)}
     return [point for point in points if lowest_load[point.experiment] != point.load]
 
 
 class IntervalCoverage(NamedTuple):
-    """Share of measured values within 90 % intervals, and the median half-width of these as a factor minus 1."""
+    """Share of measured values in 90 % intervals, and the median half-width of the intervals as a factor minus 1."""
 
     held: float
     half_width: float
 
 
 def parts(points: Sequence[PredictedPoint], skip_first: bool = True) -> dict[str, ErrorParts]:
-    """What the errors of each metric consist of (`pdlab.plan.prediction_intervals.error_parts`), if that is known."""
+    """The parts of each metric's errors (`pdlab.plan.prediction_intervals.error_parts`), if known."""
     parts = {}
     for name in NAMES:
         errors = defaultdict[str, list[LevelError]](list)
@@ -125,9 +125,10 @@ def parts(points: Sequence[PredictedPoint], skip_first: bool = True) -> dict[str
 def coverage(
     points: Sequence[PredictedPoint], days_percent: Mapping[str, float] | None = None
 ) -> dict[str, IntervalCoverage]:
-    """Of each metric, the intervals of an experiment made from the errors of the others; lowest loads left out.
+    """The coverage of each metric. The intervals of an experiment come from the errors of the others, without lowest
+    loads.
 
-    ``days_percent``: the difference between days to be taken into them, none by default.
+    ``days_percent``: metric -> difference between days that the intervals include (None: none).
     """
     compared, days = _compared(points), days_percent or {}
     held: dict[str, list[bool]] = {name: [] for name in NAMES}

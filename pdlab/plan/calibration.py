@@ -1,17 +1,17 @@
 """Fit the free constants of a hardware file to measured runs; `python -m pdlab calibrate --help`.
 
-Every level of every experiment is simulated as it was measured (same counts, same order, same
-repeated or fresh prompts), and the logarithms of simulated over measured mean TPOT, mean TTFT and
-requests/s, and of the median and the 99th percentile of ITL if they are known (they distinguish a
-decode step from one with a prefill in it), are minimised: sum of sqrt(1 + (r / 0.04)^2) - 1
-(quadratic up to 4 %, linear beyond, so that one odd level does not bend the rest), plus a weak pull
-of each constant towards its start value (a factor of two counts like one residual of 4 %).
+Every level of every experiment is simulated as it was measured: with the same counts, order and repeated or fresh
+prompts. A residual r is the logarithm of a simulated figure over the measured one. The figures are mean TPOT, mean TTFT
+and requests/s, and if known the median and the 99th percentile of ITL, which tell decode steps from steps with prefill.
 
-Gauss-Newton in the logarithms of the constants, all of them at once: several trade places in the data, and one at a
-time they stay where they start. The simulator jumps (a request more or less in a step), so a derivative is the slope
-over a tenth to either side, a mean over seeds, which are the same ones throughout.
+The loss is the sum of sqrt(1 + (r / 0.04)^2) - 1, which is quadratic up to 4 % and linear beyond, so that an outlier
+has little weight. A weak pull keeps each constant near its start value: a factor of two counts as a residual of 4 %.
 
-Cross-validation leaves whole experiments out, one at a time, and predicts them by a fit to the others.
+The fit is Gauss-Newton in the logarithms of all constants at once, because several of them have similar effects, and
+would not move one at a time. The simulator has jumps (one request more or less in a step). So a derivative is the slope
+over a tenth to either side, a mean over fixed seeds.
+
+Cross-validation leaves out one whole experiment at a time, and predicts it by a fit to the others.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from pdlab.sim.simulator import Prompts
 
 # TPOT, TTFT, requests/s, median and p99 ITL; repeats of TTFT differ more, percentiles jump.
 WEIGHTS = (1.0, 0.4, 1.0, 0.3, 0.25)
-FIRST_LEVEL = 0.2  # without a warm-up the first level holds handshakes and compilation
+FIRST_LEVEL = 0.2  # without a warm-up, the first level has handshakes and compilation
 SCALE = 0.04
 PULL = 0.4
-IMPOSSIBLE = 9.0  # residual of what is not above 0
-ASIDE = 0.1  # of a constant's logarithm: the simulator's jumps are small beside what that changes
+IMPOSSIBLE = 9.0  # residual of a figure that is not above 0
+ASIDE = 0.1  # step in a constant's logarithm, whose effect is large beside the simulator's jumps
 FARTHEST = 0.5
-SHARES = 1.0, 0.5, 0.25  # of a step
-ENOUGH = 0.01  # of the loss: a step that gains less is not taken
-SATURATED = 0.8  # of an offered rate: below, the client's own limit on requests in flight sets the TTFT
+SHARES = 1.0, 0.5, 0.25  # shares of a step that are tried
+ENOUGH = 0.01  # least gain of a step, as a share of the loss
+SATURATED = 0.8  # served share of the offered rate; below, the client's limit on requests in flight sets the TTFT
 
 
 def measured(experiment: Experiment, prompts: Prompts, trace: Trace | None = None) -> MeasuredSweep:

@@ -1,11 +1,10 @@
-"""Which deployments are worth a simulation: enumeration, shortlist, copies. Pure, no Ray.
+"""Choose the deployments to simulate: enumeration, shortlist, copies. Pure.
 
-One kind of engine per way in which the model fits: TP within a node; where no TP degree holds it, PP over
-TP8, TP over two nodes where step times are tables, and DP with expert parallel over whole nodes. Prefill and
-decode pools of every two kinds make units of P:D replicas without a common factor, since 2:2 is 1:1 twice; a
-unit is run in as many *copies* as can be placed. Collocated pools fill a node, or all GPUs if these are not a
-multiple of a node. Units are compared by rate matching (`pdlab.plan.rate_matching`), the best are placed
-(`pdlab.placement.copies`) and kept.
+A kind of engine is a way to fit the model: TP within a node; if no TP degree fits it, PP over TP8, TP over two nodes
+(for tables of step times), or DP with expert parallel over whole nodes. Every prefill and decode kind make units of P:D
+replicas without a common factor, because 2:2 is two copies of 1:1. A unit runs in as many copies as fit. Collocated
+pools fill a node, or all GPUs if these are not a multiple of a node. Rate matching (`pdlab.plan.rate_matching`)
+compares the units; the best ones are placed (`pdlab.placement.copies`).
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from pdlab.sim.step_time import kv_capacity_tokens
 from pdlab.sim.steps import steps_of
 
 TP_DEGREES = (1, 2, 4, 8, 16)
-MOST_REPLICAS = 16  # of a pool in one unit
-TIGHTER = (0.7, 0.85, 1.0)  # TPOT bounds looked at, as shares of the SLO's
-LOOSER = (1.15, 1.5, 2.0, 4.0)  # without a bound: multiples of the fastest decode step
+MOST_REPLICAS = 16  # per pool of a unit
+TIGHTER = (0.7, 0.85, 1.0)  # TPOT bounds to compare units at, as shares of the SLO's
+LOOSER = (1.15, 1.5, 2.0, 4.0)  # without an SLO on TPOT: multiples of the fastest decode step
 PER_BOUND = 8  # units kept per TPOT bound
-PER_SHAPES = 2  # of which of the same two kinds
+PER_SHAPES = 2  # units kept per TPOT bound and pair of kinds
 
 
 @dataclass(frozen=True, slots=True)
 class SizedDeployment:
-    """A deployment, how many copies of it fit, and what it serves by rate matching (requests/s, one copy)."""
+    """A deployment, the number of copies that fit, and the requests/s of one copy by rate matching."""
 
     deployment: Deployment
     copies: int
@@ -46,8 +45,10 @@ class SizedDeployment:
 
 
 def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Workload) -> list[Pool]:
-    """One replica of every way to run an engine that holds at least one request; for hardware of two GPU types those of
-    the first, which prefill, and then those of the second, each bound to its type. Raises UsageError."""
+    """One replica of every kind of engine that holds at least one request. Raises UsageError.
+
+    For hardware of two GPU types: the kinds on the first type, for prefill, then the kinds on the second.
+    """
     if hardware.beside:
         each = [(own, own.gpu_type) for own in (hardware.model_copy(update={"beside": ()}), *hardware.beside)]
         return [
@@ -63,7 +64,7 @@ def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Wo
     node = hardware.gpus_per_node
     within = [Pool(tp=tp) for tp in TP_DEGREES if tp <= node]
     across = [Pool(tp=node, pp=stages) for stages in range(2, 5)]
-    if hardware.steps is not None:  # tables know what an all-reduce over the network takes, constants do not
+    if hardware.steps is not None:  # only tables have the time of an all-reduce over the network
         across += [Pool(tp=tp) for tp in TP_DEGREES if node < tp <= 2 * node]
     if shape.experts > 1:
         across += [Pool(dp=size, expert_parallel=True) for size in range(node, shape.experts + 1, node)]
@@ -75,7 +76,7 @@ def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Wo
             if fits and kv_capacity_tokens(hardware, shape, pool) >= request:
                 try:
                     steps_of(hardware, shape, pool)
-                except UsageError as error:  # tables that do not have it
+                except UsageError as error:  # the tables lack this kind
                     refused = refused or error
                 else:
                     usable.append(pool)
@@ -90,8 +91,8 @@ def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Wo
 
 
 def units(shapes: Sequence[Pool], gpus: int, node: int, shape: ModelShape) -> Iterator[ReplicaUnit]:
-    """Every unit within the GPUs that vLLM accepts, collocated ones first. ``gpus``: of each type, if ``shapes`` are of
-    two; prefill is then on the first, and all others on the second."""
+    """Every unit that fits the GPUs and that vLLM accepts, collocated ones first. ``gpus``: of each type, if ``shapes``
+    have two; prefill is then on the first type, and everything else on the second."""
     mixed = shapes[0].gpu_type != shapes[-1].gpu_type
     prefills_on = [pool for pool in shapes if pool.gpu_type == shapes[0].gpu_type]
     decodes_on = [pool for pool in shapes if pool.gpu_type == shapes[-1].gpu_type]
@@ -110,7 +111,7 @@ def units(shapes: Sequence[Pool], gpus: int, node: int, shape: ModelShape) -> It
 
 
 def most_copies(unit: ReplicaUnit, gpus: int) -> int:
-    """Of a unit, within that many GPUs, or within that many of each of its two types."""
+    """The most copies of a unit on ``gpus`` GPUs, or on so many GPUs of each of its two types."""
     if unit.decode is None or unit.decode.gpu_type == unit.prefill.gpu_type:
         return gpus // unit.gpus
     return min(gpus // (unit.prefill.gpus * unit.prefills), gpus // (unit.decode.gpus * unit.decodes))
@@ -125,7 +126,7 @@ def _accepted(topology: Collocated | Disaggregated, shape: ModelShape) -> bool:
 
 
 def bounds(matcher: RateMatcher, shapes: Iterable[Pool], tpot_s: float | None) -> tuple[float, ...]:
-    """TPOT bounds at which units are compared: around the SLO's, or above the fastest decode step."""
+    """TPOT bounds to compare units at, in seconds: shares of the SLO's, or multiples of the fastest decode step."""
     if tpot_s is not None:
         return tuple(share * tpot_s for share in TIGHTER)
     fastest_s = min(matcher.step_s(pool, 1) for pool in shapes)
@@ -133,7 +134,7 @@ def bounds(matcher: RateMatcher, shapes: Iterable[Pool], tpot_s: float | None) -
 
 
 class Shortlist(NamedTuple):
-    """The deployments to simulate, and how many units fit."""
+    """The deployments to simulate, and the number of units that fit."""
 
     deployments: list[SizedDeployment]
     units: int
@@ -148,11 +149,10 @@ def shortlist(
     tpot_s: float | None,
     placement: PlacementKind | None,
 ) -> Shortlist:
-    """The deployments that are worth a simulation.
+    """The deployments to simulate. All of them have been placed.
 
-    All collocated ones; for each TPOT bound of `bounds` the units that serve most per GPU, no more than a few of
-    the same two kinds of engines; and the best of every two kinds that serves at least half of the most.
-    Everything returned has been placed.
+    These are: all collocated ones; for each TPOT bound of `bounds` the units with most requests/s per GPU, at most a
+    few of each pair of kinds; and the best unit of each pair of kinds that serves at least half as much as the best.
     """
     node = matcher.hardware.gpus_per_node
     every = [
@@ -197,7 +197,7 @@ def shortlist(
 
 
 def view_gpus(view: ClusterView, gpus: int) -> int:
-    """GPUs of all types where so many are planned for of each."""
+    """GPUs of all types together, with ``gpus`` of each type."""
     return gpus * len({node.gpu_type for node in view.engine_nodes})
 
 
@@ -210,7 +210,7 @@ def _sized(
     tpot_s: float | None,
     placement: PlacementKind | None,
 ) -> SizedDeployment | None:
-    """The unit as a deployment, packed where one node takes it unless asked otherwise; None if it cannot be placed."""
+    """The unit as a deployment, by default packed if it fits one node; None if it cannot be placed."""
     prefill = unit.prefill.model_copy(update={"replicas": unit.prefills})
     topology: Collocated | Disaggregated
     if unit.decode is None:

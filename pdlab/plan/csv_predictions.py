@@ -1,6 +1,6 @@
 """`plan.py --predict FILE`: predictions for the rows of a CSV (`pdlab.plan.csv_rows`).
 
-Rows that differ in the load alone are one sweep: they are simulated in ascending order on one
+Rows that differ only in the load are one sweep: they are simulated in ascending order on one
 deployment, caches carried from level to level where prompts repeat. A configuration that cannot run gets
 no figures and the reason; the other rows are predicted all the same.
 """

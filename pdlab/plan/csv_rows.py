@@ -126,7 +126,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }
 # A row may have several columns of these, which need not say the same.
 SEVERAL = {"config", "mode", "num_prompts", "placement", "model"}
-# Columns of what is simulated in one way alone: off.
+# Columns of features that are simulated only when they are off.
 OFF_ALONE = {
     "spec_decoding": "speculative decoding is not simulated",
     "context_parallel": "context parallel is not simulated",
@@ -220,7 +220,7 @@ class RequestedRow(NamedTuple):
 
     @property
     def sweep(self) -> tuple[str, ...]:
-        """Key of the sweep: equal for rows that differ in the load alone."""
+        """Key of the sweep: equal for rows that differ only in the load."""
         text = self.deployment.model_dump_json()
         return (text, self.workload.model_dump_json(), self.prompts, str(self.link), self.load.kind, *self.stated)
 

@@ -1,8 +1,7 @@
-"""What of a prediction lies outside of the runs to which the step times were fitted. Pure.
+"""In what a prediction lies outside of the runs to which the step times were fitted. Pure.
 
-The hardware file declares its fit (`pdlab.sim.hardware.FitDomain`). `outside_fit` is the one judgement: the ranking,
-its verdict and intervals, --explain, --compare, --predict, pictures and printed commands all ask it. Outside of a fit
-its errors say nothing: no interval is given and no verdict.
+The hardware file has the domain of its fit (`pdlab.sim.hardware.FitDomain`). All outputs of a plan use `outside_fit`.
+Outside of the fit its errors are not valid, so there is no interval and no verdict.
 """
 
 from __future__ import annotations
@@ -40,22 +39,22 @@ Dimension = Literal[
     "output length",
     "load",
 ]
-# Lengths and loads count as inside up to a tenth beyond the ends of their range, lengths a token more for rounding:
-# prompts of 0.8 to 1.0 of 5,000 tokens have 4,500 on average.
+# Lengths and loads count as inside up to a tenth beyond their range; lengths up to one token more, for rounding.
+# Prompts of 0.8 to 1.0 of 5,000 tokens have 4,500 on average.
 SLACK = 0.1
-LONE = 1.0  # requests in flight per GPU: a fit with loads as low has seen engines of one request, and fewer is no more
+LONE = 1.0  # requests in flight per GPU; a fit with such a load has engines with one request, and no load has fewer
 
 
 class OutsideFit(NamedTuple):
-    """One dimension in which a prediction is extrapolated, and in words its value beside the fit's."""
+    """A dimension in which a prediction is extrapolated, and its value beside that of the fit, in words."""
 
     dimension: Dimension
     text: str
 
 
 class Platform(NamedTuple):
-    """GPU type as Ray names it (``cpu``: engines on CPUs), engine, its major and minor version, and the kind of the
-    nodes' NICs; None: not known."""
+    """Ray's GPU type (``cpu``: engines on CPUs), engine, its major and minor version, and the nodes' kind of NIC. None:
+    unknown."""
 
     gpu: str | None = None
     engine: str | None = None
@@ -142,7 +141,7 @@ def outside_text(outside: Sequence[OutsideFit]) -> str:
 
 
 def _mode_is_fitted(deployment: Deployment, modes: Sequence[str]) -> bool:
-    """Roles that move are within a fit that has PD on one node or over several: their engines are those of PD."""
+    """Fluid roles are within a fit with PD on one node or over several, because their engines are those of PD."""
     if deployment.mode == "pd-fluid":
         return any(mode.startswith("pd-") for mode in modes)
     return deployment.mode in modes
@@ -162,14 +161,14 @@ def _ends(ends: tuple[float, float]) -> str:
 
 
 def network_of(deployment: Deployment, nic: str | None) -> str | None:
-    """What KV cache crosses between the nodes of a deployment; None: nothing, or not known."""
+    """The network that KV cache crosses between the nodes of a deployment; None: none, or unknown."""
     if deployment.mode != "pd-spread":
         return None
     return "tcp" if link_of(deployment) == "tcp" else nic
 
 
 def in_flight_per_gpu(load: Load, gpus: int, requests_per_s: float, e2el_s: float) -> float:
-    """Of a closed loop as it says; of an open one the mean, by Little's law."""
+    """Requests in flight per GPU: for a closed loop its concurrency, for an open loop the mean by Little's law."""
     in_flight = load.concurrency if isinstance(load, Closed) else requests_per_s * e2el_s
     return in_flight / gpus
 
@@ -181,7 +180,7 @@ def major_minor(version: str) -> str | None:
 
 
 def ran_on(experiment: Experiment) -> Platform:
-    """What an experiment's manifest records. Raises UsageError where its engines ran on GPUs of several types."""
+    """The platform in an experiment's manifest. Raises UsageError if its engines ran on GPUs of several types."""
     from pdlab.analysis.curves import gpus_of
 
     manifest = experiment.manifest
@@ -204,7 +203,7 @@ def ran_on(experiment: Experiment) -> Platform:
 
 
 def require_node(hardware: Hardware, node: ClusterNode, name: str) -> None:
-    """Raises UsageError where a node has other GPUs than the hardware file describes, or another number of them."""
+    """Raises UsageError if a node has other GPUs than the hardware file, or another number of them."""
     if hardware.cpu:
         return
     if hardware.gpu_type is None:

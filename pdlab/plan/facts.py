@@ -1,6 +1,6 @@
-"""What the planner's outputs say, as values: the ranking and its verdict, the plan of a fluid pool, where time goes.
+"""The facts of the planner's outputs: the ranking with its verdict, the plan of a fluid pool, the parts of E2EL.
 
-The templates of this folder print them. Whoever decides on a verdict compares its code.
+The templates of this folder print them. Code that decides on a verdict compares its code.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from pdlab.results.slo import bounds_text
 from pdlab.sim.hardware import TO_90
 
 ROWS = 12
-FIXED_SHOWN = 5  # fixed splits of a fluid pool
-WORTH_IT, AS_GOOD = 1.1, 1.03  # times the best fixed split: worth it; no more than as good
-MEASURED_AT = 0.8  # of what it serves within the SLO
-DEPENDENT = 5  # rows on scattered blocks
+FIXED_SHOWN = 5  # fixed splits of a fluid pool in the output
+WORTH_IT, AS_GOOD = 1.1, 1.03  # the controller's rate over that of the best fixed split
+MEASURED_AT = 0.8  # rate to measure at, as a share of the rate within the SLO
+DEPENDENT = 5  # rows about scattered blocks
 LONG_TTFT_S = 1.0
 MATCHED = 4  # pairs of TP degrees in the rate-matching check
 
@@ -56,14 +56,15 @@ FluidCode = Literal["no_split_keeps_slo", "worth_it", "fixed_is_better", "as_goo
 
 
 class SizedForRate(NamedTuple):
-    """``sure``: it meets the SLO with latencies longer by the errors of the model too."""
+    """``sure``: it also meets the SLO with latencies longer by the model's errors."""
 
     candidate: Candidate
     sure: bool
 
 
 class OtherCase(NamedTuple):
-    """What comes ``first`` if scattered blocks are copied the other way; ``planned_first``: what was first, then."""
+    """``first``: the best candidate if scattered blocks are copied the other way. ``planned_first``: the plan's best
+    candidate in that case."""
 
     first: Candidate
     planned_first: Candidate
@@ -72,8 +73,8 @@ class OtherCase(NamedTuple):
 
 @dataclass(frozen=True)
 class PlanVerdict:
-    """Whether PD pays, and the numbers that this rests on. ``split``, ``base``: the best PD and the best collocated
-    candidate. ``sides``: the two if a rate was planned for. ``extrapolated``: the one that is, and in what it is."""
+    """Whether PD pays, and its numbers. ``split``, ``base``: the best PD and the best collocated candidate. ``sides``:
+    both, if a rate was planned for. ``extrapolated``: the extrapolated one; ``outside``: in what."""
 
     code: VerdictCode
     slo: str
@@ -91,7 +92,8 @@ class PlanVerdict:
 
 
 class RankedRow(NamedTuple):
-    """A row of the ranking. ``output_tokens_per_s``: per node. ``depends``: on how scattered blocks are copied."""
+    """A row of the ranking. ``output_tokens_per_s``: per node. ``depends``: whether it depends on how scattered blocks
+    are copied."""
 
     number: int
     candidate: Candidate
@@ -112,7 +114,7 @@ class BothCases(NamedTuple):
 
 
 class RegimeMap(NamedTuple):
-    """``inside``: some candidate is not extrapolated and the errors are known; else there is no map."""
+    """``inside``: whether there is a map: some candidate is not extrapolated, and the model's errors are known."""
 
     inside: bool
     tolerance: float = 0.0
@@ -121,7 +123,7 @@ class RegimeMap(NamedTuple):
 
 
 class MatchedPair(NamedTuple):
-    """Replicas of prefill and decode by themselves, and how many of each the best simulated candidate has."""
+    """The rates of one prefill and one decode replica, and the numbers of both in the best simulated candidate."""
 
     prefill: Pool
     decode: Pool
@@ -132,9 +134,9 @@ class MatchedPair(NamedTuple):
 
 @dataclass(frozen=True)
 class Ranking:
-    """Everything that a ranking says. ``two_loops``: closed loops were simulated beside Poisson arrivals.
-    ``best_screened``: of those in a closed loop only. ``queues_s``: the longest mean TTFT, if it is long and not
-    bounded. ``other_first``: what is first if GPUs are counted the other way, if that is another one."""
+    """The facts of a ranking. ``two_loops``: there were closed loops and Poisson arrivals. ``best_screened``: the best
+    candidate that was simulated only in a closed loop. ``queues_s``: the longest mean TTFT, if it is long and has no
+    bound. ``other_first``: the first candidate if GPUs are counted the other way, if it is another one."""
 
     plan: Plan
     scenario: Scenario
@@ -213,7 +215,7 @@ def ranking(plan: Plan, scenario: Scenario, view: ClusterView, gpus: int) -> Ran
 
 
 def ranking_text(plan: Plan, scenario: Scenario, view: ClusterView, gpus: int) -> str:
-    """A ranking as it is printed."""
+    """The printed ranking."""
     return rendered(TEMPLATES / "ranking.txt", r=ranking(plan, scenario, view, gpus))
 
 
@@ -232,13 +234,13 @@ def _row(number: int, candidate: Candidate, base: Candidate | None, scenario: Sc
 
 
 def experimental(candidate: Candidate) -> bool:
-    """Prefill TP above decode TP: vLLM allows it, and asks for care."""
+    """Whether prefill TP is above decode TP, which is experimental in vLLM."""
     topology = candidate.deployment.topology
     return isinstance(topology, Disaggregated) and topology.prefill.tp > topology.decode.tp
 
 
 def other_first(plan: Plan, scenario: Scenario) -> Candidate | None:
-    """What is first if GPUs are counted the other way; None if it serves nothing or is the same one."""
+    """The first candidate if GPUs are counted the other way; None if it serves nothing or is the same one."""
     first = plan.first(scenario, other_count(scenario.count))
     same = first.deployment == plan.first(scenario, scenario.count).deployment
     return None if same or not first.served_per_gpu else first
@@ -257,7 +259,7 @@ def _both_cases(plan: Plan, scenario: Scenario, base: Candidate | None) -> list[
 
 
 def _other_case(plan: Plan, scenario: Scenario) -> OtherCase | None:
-    """What would be first if scattered blocks behaved the other way; None if that changes nothing."""
+    """The first candidate if scattered blocks are copied the other way; None if it is the same one."""
     first, label = plan.candidates[0], plan.candidates[0].deployment.label
     other_by_label = {candidate.deployment.label: candidate for candidate in plan.other}
     rest = [candidate for candidate in plan.candidates if candidate.deployment.label not in other_by_label]
@@ -276,8 +278,10 @@ def slo_text(slo: Slo) -> str:
 
 
 def verdict(plan: Plan, scenario: Scenario) -> PlanVerdict:
-    """Whether PD pays, by how much, with which uncertainty, and whether it rests on how scattered blocks are copied.
-    Nobody is named while TTFT is unbounded, or if one of those that are compared is extrapolated."""
+    """Whether PD pays, by how much, with its interval, and whether that depends on how scattered blocks are copied.
+
+    There is no winner if TTFT has no bound, or one of the two is extrapolated.
+    """
     base, split = (plan.best_candidate(collocated=each) for each in (True, False))
 
     def said(
@@ -338,7 +342,7 @@ def _sized_for_rate(candidate: Candidate, scenario: Scenario) -> SizedForRate:
 
 
 def regime_map(plan: Plan, scenario: Scenario) -> RegimeMap:
-    """Which deployment is best at which throughput, of the candidates and loads that are not extrapolated."""
+    """The best deployment by throughput, among the candidates and loads that are not extrapolated."""
     error, every = scenario.hardware.error, [*plan.candidates, *plan.screened]
     inside = [candidate for candidate in every if not scenario.outside(candidate.deployment)]
     if error is None or not inside:
@@ -349,7 +353,7 @@ def regime_map(plan: Plan, scenario: Scenario) -> RegimeMap:
 
 
 def _matched(plan: Plan, scenario: Scenario) -> list[MatchedPair]:
-    """Prefill against decode service rates of the best PD candidates: the check beside the simulation."""
+    """The service rates of prefill and decode in the best PD candidates, as a check of the simulation."""
     matcher = RateMatcher(scenario.hardware, scenario.shape, scenario.workload, scenario.prefix_hit_rate)
     pairs: dict[tuple[Pool, Pool], MatchedPair] = {}
     for candidate in plan.candidates:
@@ -365,8 +369,8 @@ def _matched(plan: Plan, scenario: Scenario) -> list[MatchedPair]:
 
 @dataclass(frozen=True)
 class FluidFacts:
-    """The controller beside the best fixed splits, what that means, and how to measure it. ``depends``: on how
-    scattered blocks are copied. ``file``: the workload file of a trace, as it is typed."""
+    """The controller beside the best fixed splits, with a verdict. ``depends``: whether it depends on how scattered
+    blocks are copied. ``file``: the workload file of a trace, quoted for a shell."""
 
     plan: FluidPlan
     scenario: Scenario
@@ -397,7 +401,7 @@ class FluidFacts:
 
 
 def fluid_text(plan: FluidPlan, scenario: Scenario, workload: str | None = None) -> str:
-    """The plan of a fluid pool as it is printed. ``workload``: the file of a plan that has one."""
+    """The printed plan of a fluid pool. ``workload``: its workload file."""
     file = shlex.quote(workload) if workload and scenario.trace else None
     return rendered(
         TEMPLATES / "fluid.txt",
@@ -436,7 +440,7 @@ class Explanation:
 
     @property
     def alone(self) -> Rates | None:
-        """What one prefill and one decode replica serve without queues; None: not disaggregated."""
+        """The rates of one prefill and one decode replica without queues; None: not disaggregated."""
         topology, scenario = self.candidate.deployment.topology, self.scenario
         if not isinstance(topology, Disaggregated):
             return None
@@ -445,12 +449,12 @@ class Explanation:
 
 
 def explanation_text(candidate: Candidate, scenario: Scenario) -> str:
-    """An explanation as it is printed."""
+    """The printed explanation."""
     return rendered(TEMPLATES / "explanation.txt", e=Explanation(candidate, scenario))
 
 
 def phases_s(outcome: LoadResult) -> dict[str, float]:
-    """Phase -> mean seconds per request; they sum to the mean E2EL."""
+    """Phase -> mean seconds per request. Their sum is the mean E2EL."""
     level = outcome.level
     mean = statistics.fmean
     arrival, start, end = mean(level.arrival_s), mean(level.prefill_start_s), mean(level.prefill_end_s)
@@ -468,16 +472,16 @@ def phases_s(outcome: LoadResult) -> dict[str, float]:
 
 
 def regime_tolerance(tpot_percent: float) -> float:
-    """Two predictions of TPOT that are closer than this share may be the same: sqrt(2) times the median error."""
+    """The smallest share by which two predicted TPOT differ clearly: sqrt(2) times the median error."""
     return math.sqrt(2) * tpot_percent / 100
 
 
 def regimes(candidates: Sequence[Candidate], scenario: Scenario) -> list[Regime]:
-    """The regime map of the candidates, in as few stretches as the error of the model allows.
+    """The regime map of the candidates, in as few stretches as the model's error allows.
 
-    From the lowest throughput up, the configuration that stays longest within `regime_tolerance` of the lowest TPOT.
-    Loads that miss the TTFT bound do not count, nor do those that are extrapolated. Between simulated loads a
-    curve is straight, and nothing is extended beyond them. Raises ValueError if the error is not known.
+    From the lowest throughput up, each stretch has the candidate that stays longest within `regime_tolerance` of the
+    lowest TPOT. Loads that miss the TTFT bound, or are extrapolated, are left out. Curves are linear between simulated
+    loads, and end with them. Raises ValueError if the model's error is unknown.
     """
     error = scenario.hardware.error
     if error is None:

@@ -1,15 +1,14 @@
-"""Whether roles that follow the load pay: a pool of engines with every P:D split and with the controller. Pure.
+"""Whether roles that follow the load pay: a pool of engines with fixed P:D splits and with the controller. Pure.
 
-The engines are those of the TP degree that serves most by rate matching. Every split, and the controller, is
-simulated under the same requests, at Poisson arrivals or as a mix that moves says; goodput is the highest rate at which
-the SLO's share of requests is within every bound, by halving. Splits are tried uphill from the rate-matched one.
+The engines have the TP degree with most requests/s by rate matching. All splits and the controller get the same
+requests, with Poisson arrivals or as mixes that change with time. Goodput is the highest rate at which the SLO's share
+of requests is within every bound, found by halving. Splits are tried uphill from the rate-matched one.
 
-The requests of a workload file come closer together instead, or farther apart, and pauses after answers stay
-(`Trace.at_rate`). Where some wait for others, how many come is what they do at that: their rate is that of the
-simulation.
+The arrivals of a workload file are scaled in time, without the pauses after answers (`Trace.at_rate`). If requests wait
+for others, their rate is that of the simulation.
 
-The beginning is left out, in which the controller learns what it knows nothing of: a round of a mix that moves, 25 s of
-another workload; of a trace the first tenth, as in every plan (`Scenario.replayed`).
+The beginning, in which the controller learns, is left out: a round of mixes, 25 s of other workloads, the first tenth
+of a trace (`Scenario.replayed`).
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ FAR = 2  # steps in each direction that are looked at, before the best split is 
 
 
 class MatchedSplit(NamedTuple):
-    """What rate matching says of one pool: the best fixed split, and the requests/s that it serves."""
+    """The best fixed split of a pool by rate matching, and its requests/s."""
 
     prefill: int
     rps: float
 
 
 class ServedRate(NamedTuple):
-    """Requests/s within the SLO of roles: ``auto``, or a fixed split such as ``3:5``. Of a trace also how many times as
-    fast it came, and the share of prompt tokens that caches answered then."""
+    """Requests/s within the SLO. ``roles``: ``auto``, or a fixed split such as ``3:5``. For a trace also its speed, and
+    the share of prompt tokens from caches."""
 
     roles: str
     rps: float
@@ -57,7 +56,7 @@ class ServedRate(NamedTuple):
 
 
 class FluidPlan(NamedTuple):
-    """``fixed`` best first, those that were simulated; ``auto`` is the controller."""
+    """``fixed``: the simulated splits, best first. ``auto``: the controller."""
 
     deployment: Deployment
     fixed: tuple[ServedRate, ...]
@@ -66,7 +65,7 @@ class FluidPlan(NamedTuple):
 
     @property
     def gain(self) -> float:
-        """Of the controller over the best fixed split: 1 is none."""
+        """The controller's rate over that of the best fixed split; 1: no gain."""
         best = self.fixed[0].rps
         return self.auto.rps / best if best else float("inf")
 
@@ -74,7 +73,7 @@ class FluidPlan(NamedTuple):
 def matched(
     hardware: Hardware, shape: ModelShape, workload: Workload, pool: Pool, slo: Slo, prefix_hit_rate: float = 0.0
 ) -> MatchedSplit:
-    """The best split of the pool without queues. Of a mix that moves: the split and rate of the worst served mix."""
+    """The best split of the pool without queues; for mixes, the split and rate of the mix with the lowest rate."""
     if isinstance(workload.lengths, Mixes):
         parts = []
         for mix in workload.lengths.mixes:
@@ -93,15 +92,14 @@ def matched(
 
 
 def share_within(simulated: SimulatedLevel, slo: Slo, from_s: float) -> float:
-    """Of the requests that came from a moment on, those within every bound."""
+    """The share of the requests since a time that are within every bound."""
     requests = columns(simulated)
     came = requests.arrival_s >= from_s
     return float((stresses(requests, slo)[came] <= 1).mean()) if came.any() else 0.0
 
 
 def hill_climb(value: Callable[[int], float], begin: int, engines: int, step: int = 1) -> int:
-    """The number of prefill engines of most ``value``: from one to better ones up to `FAR` steps from it, as long as
-    there are."""
+    """The number of prefill engines with the highest ``value``, by a search uphill with up to `FAR` steps at a time."""
     best = begin
     while True:
         near = [prefill for prefill in range(best - FAR * step, best + FAR * step + 1, step) if 1 <= prefill < engines]
@@ -112,7 +110,7 @@ def hill_climb(value: Callable[[int], float], begin: int, engines: int, step: in
 
 
 def most_rps(share: Callable[[float], float], quantile: float, near_rps: float) -> float:
-    """The highest rate at which ``share`` of it is at least the quantile, by halving; 0 where none is."""
+    """The highest rate whose ``share`` is at least the quantile, by halving; 0 if there is none."""
     low, high = 0.0, MOST_OF_NEAR * near_rps
     while high > CLOSE * low and high > near_rps / 100:
         rate_rps = (low + high) / 2
@@ -126,7 +124,7 @@ def fluid_plan(
     gpus: int,
     on_progress: Callable[[int, int, str], None] = lambda done, of, label: None,
 ) -> FluidPlan:
-    """Simulate the pool. Raises UsageError where there are not two engines, or no SLO to compare by."""
+    """Simulate the pool. Raises UsageError for fewer than two engines, or without an SLO on TTFT and TPOT."""
     if scenario.slo.ttft_s is None or scenario.slo.tpot_s is None:
         raise UsageError("--fluid compares what is served within bounds: give --slo-ttft-ms and --slo-tpot-ms")
     trace = scenario.trace

@@ -1,9 +1,9 @@
-"""From a plan to a measurement: commands, configuration files, pictures."""
+"""From a plan to a measurement: commands, configuration files, experiments for pictures."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,7 +20,7 @@ from pdlab.plan.extrapolation import OutsideFit
 from pdlab.plan.planner import Candidate, outside
 from pdlab.plan.scenario import Scenario
 from pdlab.sim.hardware import Hardware
-from pdlab.sim.level import to_run
+from pdlab.sim.level import SimulatedLevel, to_run
 
 if TYPE_CHECKING:
     from pdlab.plan.accuracy import MeasuredSweep
@@ -32,8 +32,8 @@ APART = 1.2  # levels of a sweep differ by at least this factor
 
 
 class Measurement(NamedTuple):
-    """How to measure one candidate. ``cluster``: None if no cluster of configs/clusters/ takes it. ``concurrencies``:
-    of its sweep; empty: a request rate was planned for. ``outside``: in what its prediction is extrapolated."""
+    """How to measure one candidate. ``cluster``: None if it fits no cluster of configs/clusters/. ``concurrencies``: of
+    its sweep (empty: a request rate was planned for). ``outside``: in what its prediction is extrapolated."""
 
     candidate: Candidate
     is_baseline: bool
@@ -52,11 +52,12 @@ def commands(
     plan_flags: str = "",
     viz_flags: str = "",
 ) -> str:
-    """How to launch, sweep, plot and compare the best; with ``folder`` their files too. Raises WriteError.
+    """The commands to launch, sweep, plot and compare the best candidates. With ``folder``, it also writes their
+    files. Raises WriteError.
 
-    ``node``: the kind of node, None: none of configs/clusters/. ``baseline``: the best collocated deployment,
-    measured too so that PD can be compared with it. ``plan_flags``: the flags of this plan for model and hardware, so
-    that the comparison uses the same. ``viz_flags``: what the plan's figures per GPU take of viz.py's flags.
+    ``node``: the type of node (None: none of configs/clusters/). ``baseline``: the best collocated candidate, to
+    compare PD with. ``plan_flags``: this plan's flags for model and hardware. ``viz_flags``: flags of viz.py for the
+    plan's figures per GPU.
     """
     measured = [*best, *([baseline] if baseline is not None and baseline not in best else [])]
     steps = []
@@ -88,7 +89,7 @@ def commands(
 
 
 def sweep_levels(candidate: Candidate) -> list[int]:
-    """Concurrencies worth measuring: the best one, and simulated ones that differ from it and each other by APART."""
+    """Concurrencies to measure: the best one, and simulated ones that differ from it and each other by APART."""
     loads = sorted({o.load.concurrency for o in candidate.outcomes if isinstance(o.load, Closed)})
     best_load = (candidate.closed or candidate.best_or_nearest).load
     chosen_loads = [best_load.concurrency] if isinstance(best_load, Closed) else []
@@ -99,8 +100,8 @@ def sweep_levels(candidate: Candidate) -> list[int]:
 
 
 def cluster_for(deployment: Deployment, node: str) -> str | None:
-    """The smallest cluster of at least two of that type of node that takes one copy, or the cluster file that ``node``
-    names; None if none does."""
+    """The smallest cluster with at least two nodes of type ``node`` that fits one copy, or the cluster file ``node``;
+    None if the copy does not fit."""
     if node.endswith((".yaml", ".yml")):
         return shlex.quote(node) if fits(deployment, load_cluster(node)) else None
     slots = load_cluster(f"{node}-x1").nodes[0].total_slots
@@ -111,22 +112,23 @@ def cluster_for(deployment: Deployment, node: str) -> str | None:
 
 def experiments(candidates: Sequence[Candidate], workload: Workload) -> list[Experiment]:
     """Candidates as experiments of simulated runs, for the plots and tables of viz."""
+    return [
+        _experiment(each.deployment.label, each.deployment, workload, [outcome.level for outcome in each.outcomes])
+        for each in candidates
+    ]
+
+
+def _experiment(name: str, deployment: Deployment, workload: Workload, levels: Iterable[SimulatedLevel]) -> Experiment:
     from pdlab.results.schema import Experiment, Manifest
 
-    return [
-        Experiment(
-            name=f"{candidate.deployment.label} {PREDICTED}",
-            manifest=Manifest(
-                origin="simulated",
-                label=candidate.deployment.label,
-                deployment=candidate.deployment,
-                gpus=candidate.deployment.gpus,
-                workload=workload,
-            ),
-            runs=tuple(to_run(o.level, candidate.deployment.label, workload) for o in candidate.outcomes),
-        )
-        for candidate in candidates
-    ]
+    label = deployment.label
+    return Experiment(
+        name=f"{name} {PREDICTED}",
+        manifest=Manifest(
+            origin="simulated", label=label, deployment=deployment, gpus=deployment.gpus, workload=workload
+        ),
+        runs=tuple(to_run(level, label, workload) for level in levels),
+    )
 
 
 def as_measured(
@@ -136,21 +138,9 @@ def as_measured(
 
     ``without_window``: the runs have no steady window.
     """
-    from pdlab.results.schema import Experiment, Manifest
-
     levels = experiment.simulated(hardware, shape, seed=seed)
-    label = experiment.deployment.label
-    return Experiment(
-        name=f"{experiment.name} {PREDICTED}",
-        manifest=Manifest(
-            origin="simulated",
-            label=label,
-            deployment=experiment.deployment,
-            gpus=experiment.deployment.gpus,
-            workload=experiment.workload,
-        ),
-        runs=tuple(
-            run.model_copy(update={"steady": None}) if without_window else run
-            for run in (to_run(level, label, experiment.workload) for level in levels)
-        ),
-    )
+    predicted = _experiment(experiment.name, experiment.deployment, experiment.workload, levels)
+    if not without_window:
+        return predicted
+    runs = tuple(run.model_copy(update={"steady": None}) for run in predicted.runs)
+    return predicted.model_copy(update={"runs": runs})

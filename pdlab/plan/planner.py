@@ -8,11 +8,11 @@
    Poisson arrivals (`pdlab.plan.open_loop`), until none is left whose closed loop reaches more than the best one's
    goodput.
 4. **Rank** those by goodput per GPU. The others are not ranked: a closed loop's capacity is another figure. Where
-   closed loops were asked for, or no SLO was given, closed-loop capacities alone are ranked.
+   closed loops were asked for, or no SLO was given, only closed-loop capacities are ranked.
 5. **Compare** with collocated: the gain, and the interval that the errors of the model allow.
 
 KV pools are simulated as they are after some minutes: wrapped, with free blocks that lie apart. What that costs a PD
-pack of equal TP was seen with one version of vLLM alone; those are simulated a second time without it.
+pack of equal TP was seen with only one version of vLLM; those are simulated a second time without it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Candidate:
     (`Scenario.counted_gpus`).
 
     ``best``: of what it is ranked by, Poisson arrivals or a closed loop, the load that serves most within the SLO;
-    None when none does. ``closed``: the same of the closed loop alone.
+    None when none does. ``closed``: the same for the closed loop only.
     """
 
     deployment: Deployment
@@ -107,7 +107,7 @@ class Plan:
     """The candidates that depend on whether scattered blocks are copied one by one, each under the other assumption
     than `Scenario.scattered`; best first."""
     screened: tuple[Candidate, ...] = ()
-    """Looked at in a closed loop alone, most first: not ranked."""
+    """Candidates that were simulated only in a closed loop, most first; not ranked."""
     gpus: int = 0
     """GPUs that were planned for."""
 
@@ -131,13 +131,13 @@ class Plan:
 
 
 def ladder(scenario: Scenario, sized: SizedDeployment) -> tuple[LoadResult, ...]:
-    """One copy under growing load, until the SLO is clearly missed or more load brings no more throughput.
+    """Simulate one copy under growing load, until it clearly misses the SLO or throughput no longer grows.
 
-    Rate matching ignores queues: if the lowest load that it suggests misses the SLO, lower ones are tried.
+    If the lowest load from rate matching, which ignores queues, misses the SLO, lower loads are tried.
     """
     outcomes: list[LoadResult] = []
     groups = {role: pool.tp_groups for role, pool in sized.deployment.pools.items()}
-    # Beyond what the engines take into a batch, more load is a longer queue and nothing else.
+    # Beyond the largest batch of the engines, more load only makes the queue longer.
     most = float(MAX_SEQUENCES * groups.get("decode", sum(groups.values())))
     start = min(sized.in_flight or float(sum(groups.values())), most)
     factors = [*LADDER, *(LADDER[-1] * EXTENSION**n for n in range(1, EXTENSIONS + 1))]
@@ -156,7 +156,7 @@ def ladder(scenario: Scenario, sized: SizedDeployment) -> tuple[LoadResult, ...]
 
 
 def _best(outcomes: Sequence[LoadResult]) -> LoadResult | None:
-    """More load that only lengthens queues is no better: the lowest load within 2 % of the most goodput."""
+    """The lowest load within 2 % of the highest goodput, because more load only makes queues longer."""
     meeting = [outcome for outcome in outcomes if outcome.meets]
     most = max((outcome.goodput_rps for outcome in meeting), default=0.0)
     return next((outcome for outcome in meeting if outcome.goodput_rps * MORE >= most), None)
@@ -170,7 +170,7 @@ def evaluate(
     concurrencies: Sequence[int] | None = None,
     rate_rps: float | None = None,
 ) -> Candidate:
-    """Simulate one deployment over its ladder, or at the requested loads (of the whole, shared by the copies)."""
+    """Simulate one deployment at the loads of its `ladder`, or at the given loads, which its copies share."""
     deployment, copies = sized.deployment, sized.copies
     if rate_rps is not None:
         return _for_rate(scenario, sized, gpus, rate_rps)
@@ -184,7 +184,7 @@ def evaluate(
 
 
 def _for_rate(scenario: Scenario, sized: SizedDeployment, gpus: int, rate_rps: float) -> Candidate:
-    """The fewest copies that serve the rate within the SLO; all copies if fewer do not."""
+    """The fewest copies that serve the rate within the SLO; all copies if they do not."""
     copies = min(max(math.ceil(rate_rps / (1.15 * sized.matched_rps)), 1), sized.copies) if sized.matched_rps else 1
 
     def with_copies(count: int) -> Candidate:
@@ -211,12 +211,9 @@ def plan(
     rate_rps: float | None = None,
     on_progress: Callable[[int, int, str], None] = lambda done, of, label: None,
 ) -> Plan:
-    """Enumerate, simulate, rank. Raises UsageError when the model does not fit the GPUs."""
+    """Enumerate, simulate and rank deployments. Raises UsageError if the model does not fit the GPUs."""
     shapes = engine_shapes(scenario.hardware, scenario.shape, gpus, scenario.longest)
-    matcher = RateMatcher(
-        scenario.hardware, scenario.shape, scenario.workload, scenario.prefix_hit_rate, scenario.slo.ttft_s
-    )
-    chosen, possible = shortlist(matcher, model, view, gpus, shapes, scenario.slo.tpot_s, placement)
+    chosen, possible = shortlist(_matcher(scenario), model, view, gpus, shapes, scenario.slo.tpot_s, placement)
     chosen = [replace(sized, deployment=scenario.with_offload(sized.deployment)) for sized in chosen]
     cases = [(scenario, sized) for sized in chosen]
     otherwise = replace(scenario, scattered=not scenario.scattered)
@@ -248,11 +245,11 @@ def plan(
 
 
 def _to_confirm(matched_per_gpu: Sequence[float], candidates: list[Candidate], assumed: range) -> Iterator[int]:
-    """Which candidates are to be looked at under Poisson arrivals, one after another: ``candidates`` has what was found
-    of the earlier ones. Those ``assumed`` are ranked, the rest are some of them under the other assumption."""
+    """The numbers of the candidates to simulate under Poisson arrivals, one after another. ``candidates`` gets the
+    results of the earlier ones. Those in ``assumed`` are ranked; the others are under the other assumption."""
     per_gpu = [candidate.capacity_per_gpu or 0.0 for candidate in candidates]
     by_capacity = sorted(range(len(candidates)), key=lambda number: -per_gpu[number])
-    # A closed loop of equal requests may march in step, which rate matching does not know.
+    # Equal requests of a closed loop may run in step, which rate matching ignores.
     by_both = sorted(assumed, key=lambda number: -per_gpu[number] * matched_per_gpu[number])
     looked_at: list[int] = []
     for collocated, capable, likely in ((True, COLLOCATED, 0), (False, BY_CAPACITY, BY_BOTH)):
@@ -273,7 +270,7 @@ def _to_confirm(matched_per_gpu: Sequence[float], candidates: list[Candidate], a
 
 
 def under_poisson(scenario: Scenario, candidate: Candidate) -> Candidate:
-    """The candidate, ranked by its goodput under Poisson arrivals from now on."""
+    """The candidate with its goodput under Poisson arrivals, by which it is ranked."""
     if candidate.closed is None or not candidate.capacity_rps:
         return replace(candidate, goodput_rps=0.0)
     stays_s = candidate.closed.load.value / candidate.closed.requests_per_s
@@ -294,12 +291,14 @@ def sized_alone(
     scenario: Scenario, deployment: Deployment, view: ClusterView | None = None, gpus: int | None = None
 ) -> SizedDeployment:
     """A deployment as `shortlist` would return it; without a view, one copy that is not placed."""
-    matcher = RateMatcher(
-        scenario.hardware, scenario.shape, scenario.workload, scenario.prefix_hit_rate, scenario.slo.ttft_s
-    )
-    rps, in_flight = matcher.serves(unit_of(deployment), scenario.slo.tpot_s or math.inf)
+    rps, in_flight = _matcher(scenario).serves(unit_of(deployment), scenario.slo.tpot_s or math.inf)
     copies = copies_of(deployment, view, gpus or deployment.gpus) if view is not None else 1
     return SizedDeployment(deployment, copies, rps, in_flight)
+
+
+def _matcher(scenario: Scenario) -> RateMatcher:
+    slo = scenario.slo
+    return RateMatcher(scenario.hardware, scenario.shape, scenario.workload, scenario.prefix_hit_rate, slo.ttft_s)
 
 
 # --- how sure -----------------------------------------------------------------------------------
@@ -307,24 +306,25 @@ def sized_alone(
 
 @dataclass(frozen=True, slots=True)
 class ThroughputGain:
-    """Served per GPU over that of another candidate, minus 1; ``interval``: from low to high, which holds it in 90 % of
-    cases; None: one of the two is extrapolated, so no error is known."""
+    """Served requests per GPU over those of another candidate, minus 1. ``interval``: its 90 % interval (None: one of
+    the two is extrapolated, so its error is unknown)."""
 
     value: float
     interval: tuple[float, float] | None
 
 
 def outside(candidate: Candidate, scenario: Scenario) -> tuple[OutsideFit, ...]:
-    """In what a candidate is extrapolated, at the load that it is ranked by."""
+    """In what a candidate is extrapolated, at the load by which it is ranked."""
     return scenario.outside(candidate.deployment, candidate.best_or_nearest)
 
 
 def gain(candidate: Candidate, baseline: Candidate, scenario: Scenario) -> ThroughputGain | None:
-    """None where one of them does not meet the SLO. Raises ValueError for a goodput beside a closed loop's capacity.
+    """The gain of ``candidate`` over ``baseline``; None if one of them misses the SLO.
 
-    How far capacity moves when latencies are longer or shorter by the errors of the model (held-out medians,
-    scaled to 90 % of cases), read off the closed loop, and the error of requests/s itself; those of the two deployments
-    taken as independent and added in squares of logarithms. Errors that they share cancel, so this is rather wide.
+    The interval has two parts: the change of closed-loop capacity if latencies are longer or shorter by the model's
+    error (held-out medians, scaled to 90 % of cases), and the error of requests/s. The errors of the two candidates are
+    taken as independent, and add in squares of logarithms. Shared errors cancel, so the interval is rather wide.
+    Raises ValueError if one is of an open loop and the other of a closed loop.
     """
     if candidate.loop != baseline.loop:
         raise ValueError(f"{candidate.deployment.label} and {baseline.deployment.label} are of different loops")
@@ -343,7 +343,7 @@ def gain(candidate: Candidate, baseline: Candidate, scenario: Scenario) -> Throu
 
 
 def _swing(candidate: Candidate, scenario: Scenario, error: FitError) -> tuple[float, float]:
-    """(fall, rise) of log goodput when latencies are longer, or shorter, than predicted."""
+    """(fall, rise) of log goodput if latencies are longer, or shorter, than predicted."""
     tpot, ttft = (math.exp(TO_90 * percent / 100) for percent in (error.tpot_percent, error.ttft_percent))
     base = capacity(candidate.outcomes, scenario.slo)
     falls, rises = [], []
@@ -356,9 +356,10 @@ def _swing(candidate: Candidate, scenario: Scenario, error: FitError) -> tuple[f
 
 
 def capacity(outcomes: Sequence[LoadResult], slo: Slo, tpot: float = 1.0, ttft: float = 1.0) -> float:
-    """Requests/s where load crosses the SLO, straight between simulated loads; latencies longer by factors.
+    """Requests/s at which load crosses the SLO, linear between simulated loads.
 
-    The most that any simulated load serves where all meet it; 0 where the lowest misses it.
+    If all loads meet the SLO: the most requests/s of any load. If the lowest misses it: 0. ``tpot``, ``ttft``: factors
+    on the latencies.
     """
     capacity_rps, previous = 0.0, None
     for outcome in outcomes:

@@ -1,7 +1,7 @@
-"""Rate matching without queues: what prefill and decode replicas serve alone, from step times. Pure.
+"""Rate matching: the requests/s of prefill and decode replicas without queues, from step times. Pure.
 
-- **Prefill**: as many prompts per step as the token budget takes, chunks of it for longer ones. With a TTFT
-  bound it runs at the share of that rate at which nine of ten requests still wait short enough:
+- **Prefill**: as many prompts per step as the token budget holds; longer prompts in chunks of the budget. With a TTFT
+  bound, it runs at the share of that rate at which nine of ten requests meet the bound:
   wait(p90) = ln 10 x W, W = s rho^(sqrt(2(c+1)) - 1) / (2 c (1 - rho)), the mean wait of M/D/c (Sakasegawa's
   approximation of M/M/c, halved for constant service).
 - **Decode**: the largest batch B whose step is within the TPOT bound (or that KV memory holds); of n output
@@ -9,7 +9,7 @@
 - **Collocated**: prefill delays decode. A request costs its prefill p and its share of decode steps,
   p + (n - 1) step(B) / B, and by Little's law its TPOT is step(B) + B p / (n - 1).
 
-The planner uses it to choose what to simulate, and prints it beside the simulation as a check.
+The planner uses it to choose the deployments to simulate, and prints it as a check of the simulation.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from pdlab.sim.steps import steps_of
 
 
 class Rates(NamedTuple):
-    """Service rates of one replica, requests/s: prefill alone, and decode alone within the TPOT bound."""
+    """Requests/s of one prefill replica, and of one decode replica within the TPOT bound."""
 
     prefill_rps: float
     decode_rps: float
 
     @property
     def matched(self) -> str:
-        """P:D at which neither waits for the other."""
+        """The P:D ratio at which neither waits for the other."""
         if self.decode_rps <= 0:
             return "none: decode misses the SLO"
         ratio = self.decode_rps / self.prefill_rps
@@ -103,15 +103,15 @@ class RateMatcher:
         return steps_of(self.hardware, self.shape, pool)
 
     def room(self, pool: Pool) -> int:
-        """Requests whose KV one engine holds."""
+        """The number of requests whose KV cache fits one engine."""
         return int(kv_capacity_tokens(self.hardware, self.shape, pool) // (self.tokens + self.outputs))
 
     def step_s(self, pool: Pool, batch: int) -> float:
-        """One decode step of one engine, contexts half grown."""
+        """Seconds of one decode step of one engine, in the middle of the answers."""
         return self.costs(pool).step_s(batch, 0, self.tokens + self.outputs / 2)
 
     def _prefill_s(self, pool: Pool) -> float:
-        """Seconds of one prompt alone on one engine."""
+        """Seconds of one prompt on an otherwise idle engine."""
         budget = self.hardware.step_tokens
         chunks = [budget] * (self.computed // budget) + [self.computed % budget]
         before = self.tokens - self.computed
@@ -123,7 +123,7 @@ class RateMatcher:
         return total_s
 
     def _prefill(self, pool: Pool) -> float:
-        """Requests/s of one replica that does nothing but prefill, never idle."""
+        """Requests/s of one replica that only prefills and is never idle."""
         together = max(self.hardware.step_tokens // self.computed, 1)
         alone_s = self.prefill_s(pool)
         if together > 1:
@@ -132,7 +132,7 @@ class RateMatcher:
         return pool.engines_per_replica / alone_s
 
     def _share(self, pool: Pool, replicas: int) -> float:
-        """Share of `prefill` at which p90 of TTFT is within its bound; 0 when not even an idle system is."""
+        """Share of `prefill` at which p90 of TTFT is within its bound; 0 if an idle system misses it."""
         if self.ttft_s is None:
             return 1.0
         serves_s = self.prefill_s(pool)
@@ -152,7 +152,7 @@ class RateMatcher:
         return low
 
     def _decode(self, pool: Pool, tpot_s: float) -> tuple[float, int]:
-        """(requests/s of one replica within the bound, batch of one engine); (0, 0) when a batch of one misses it."""
+        """(requests/s of one replica within the bound, batch of one engine); (0, 0) if a batch of one misses it."""
         batch = self._largest(pool, lambda b: self.step_s(pool, b), tpot_s)
         if batch == 0:
             return 0.0, 0
@@ -184,12 +184,12 @@ class RateMatcher:
         return low
 
     def rates(self, prefill: Pool, decode: Pool, tpot_s: float) -> Rates:
-        """One replica of each role, alone."""
+        """The rates of one replica of each role."""
         decode_rps, _ = self.decode(decode, tpot_s)
         return Rates(self.prefill(prefill), decode_rps)
 
     def serves(self, unit: ReplicaUnit, tpot_s: float) -> UnitRate:
-        """By rate matching."""
+        """Requests/s of one copy of the unit within the bounds, and its requests in flight."""
         prefill_s = self.prefill_s(unit.prefill)
         if unit.decode is None:
             replica_rps, batch = self.collocated(unit.prefill, tpot_s)
@@ -207,7 +207,7 @@ class RateMatcher:
 
 
 def unit_of(deployment: Deployment) -> ReplicaUnit:
-    """The unit that a deployment is one copy of; a fluid pool counts as its fixed split, or as half and half."""
+    """The unit of which a deployment is one copy. A fluid pool counts as its fixed split, else as two halves."""
     pools, topology = deployment.pools, deployment.topology
     if isinstance(topology, Fluid):
         prefills, decodes = topology.split or (topology.pool.replicas // 2, -(-topology.pool.replicas // 2))

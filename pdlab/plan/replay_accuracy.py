@@ -1,4 +1,4 @@
-"""A measured replay beside the simulation of the very same requests, on the deployment that was measured."""
+"""Compare a measured replay with a simulation of the same requests on the same deployment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ONE_GROUP = "disable_hybrid_kv_cache_manager"
 
 
 class PredictedMeasured(NamedTuple):
-    """A figure as predicted (a mean over seeds) and as measured."""
+    """A predicted figure (mean over seeds) and the measured one."""
 
     predicted: float
     measured: float
@@ -39,8 +39,8 @@ class PredictedMeasured(NamedTuple):
 
 
 class ComparedReplay(NamedTuple):
-    """Times in seconds, of answered requests. ``tpot_p50`` None: answers have one token. ``hit_share``: of prompt
-    tokens, from caches; None: nobody counted them. ``run`` and ``records``: one simulation as a result."""
+    """Figures of answered requests; times in seconds. ``tpot_p50``: None if answers have one token. ``hit_share``:
+    share of prompt tokens from caches (None: not counted). ``run`` and ``records``: one simulation as a result."""
 
     name: str
     load: str
@@ -54,10 +54,9 @@ class ComparedReplay(NamedTuple):
 
 
 def trace_sent(folder: Path, experiment: Experiment) -> Trace | None:
-    """The requests that an experiment replayed; None where it replayed none.
+    """The requests that an experiment replayed; None if it replayed none.
 
-    Raises StoreError where the compiled workload is not in its folder, or is another one; UsageError where it cannot be
-    read.
+    Raises StoreError if the compiled workload in its folder is missing or another one, UsageError if it cannot be read.
     """
     replayed = [
         run.workload.lengths
@@ -91,11 +90,10 @@ def compared(
     engine_kwargs: Mapping[str, Any],
     seeds: Sequence[int] = SEEDS,
 ) -> list[ComparedReplay]:
-    """Predicted and measured figures of each replay of an experiment that is valid. Raises UsageError where the model
-    or a request does not fit.
+    """Predicted and measured figures of each valid replay. Raises UsageError if the model or a request does not fit.
 
-    Caches are those of the engines that were measured, whatever those have that the hardware file describes:
-    ``engine_kwargs`` are what the launch gave them beside the deployment's own. Of a rehearsal they are the file's.
+    The simulated caches are those of the measured engines, or of ``hardware`` for a rehearsal. ``engine_kwargs``:
+    engine arguments that the launch added to the deployment's.
     """
     deployment = sweep.deployment.with_engine_kwargs(engine_kwargs)
     if experiment.manifest.rehearsal is None:  # rehearsed engines are those of the hardware file

@@ -1,4 +1,4 @@
-"""What scattered KV blocks cost within a node, as a KV-transfer check measured it (its ``--compare-blocks``)."""
+"""The cost of scattered KV blocks within a node, measured by a KV-transfer check with ``--compare-blocks``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KIND = "kv-transfer-check"
 
 @dataclass(frozen=True, slots=True)
 class ScatteredBlocks:
-    """Seconds that the KV cache of a prompt of ``tokens`` tokens takes, in scattered blocks and in one run of them."""
+    """Transfer time of the KV cache of a prompt of ``tokens`` tokens, in scattered blocks and in contiguous ones."""
 
     source: str
     tokens: int
@@ -32,10 +32,10 @@ class ScatteredBlocks:
 
 
 def read(path: Path, model: str, tokens: int, *, cpu: bool) -> ScatteredBlocks:
-    """The ``--json`` of a check, at the size nearest to ``tokens``.
+    """Read the ``--json`` file of a check, at the size nearest to ``tokens``.
 
-    ``cpu``: the plan is of engines on CPUs, whose KV cache lies in memory of the host. Raises UsageError for a file
-    that does not tell this plan what such blocks cost.
+    ``cpu``: the plan is for engines on CPUs, whose KV cache is in host memory. Raises UsageError for a file of another
+    model, memory or kind of check.
     """
     where = f"--blocks {path}"
     try:
@@ -86,7 +86,7 @@ def _chosen(data: dict[str, Any], where: str, path: Path, model: str, tokens: in
 
 
 def _each_s(seconds: Sequence[float], concurrent: int) -> float:
-    """Of one request; ``seconds`` are of all that were in flight together. Raises ValueError for no time."""
+    """Seconds of one request; ``seconds`` are for ``concurrent`` requests together. Raises ValueError for no time."""
     each_s = median(float(value) for value in seconds) / concurrent
     if not 0 < each_s < math.inf:
         raise ValueError(f"a transfer of {each_s} s")

@@ -1,6 +1,6 @@
-"""One load on one copy of a deployment, simulated and judged by the SLO: what all of a plan is made of. Pure.
+"""Simulate one load on one copy of a deployment, and judge it by the SLO. Pure.
 
-A closed loop is judged from the end of its first wave on; an open loop from when it has filled to before it drains.
+A closed loop is judged without its first wave, an open loop without its filling and draining (`judged`).
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from pdlab.sim.level import SimulatedLevel, Trace
 from pdlab.sim.simulator import simulate
 
 WAVES, LATER_WAVES, FIRST_REQUESTS, LEAST_REQUESTS = 6, 3, 96, 48
-STAYS, LEAST_OPEN, MOST_OPEN = 12.0, 1200, 3000  # an open loop: so many stays of a request, within so many requests
-# Shares of its requests that are left out at least, and at most for requests that stay long.
+STAYS, LEAST_OPEN, MOST_OPEN = 12.0, 1200, 3000  # of an open loop: duration in E2EL; least and most requests
+# The least and the most shares of its requests that are left out at the beginning and at the end.
 FILLING, MOST_FILLING, DRAINING, MOST_DRAINING = 0.2, 0.5, 0.1, 0.25
-FILLED_STAYS = 2.0  # p95 of E2EL until it has filled
-OF_A_TRACE = 0.1  # the share of recorded requests that is left out at the beginning
-GROWTH, DEVIATIONS = 0.05, 3.0  # of the arrivals, and of their number in flight: more is a queue that piles up
+FILLED_STAYS = 2.0  # an open loop has filled after this many times the p95 of E2EL
+OF_A_TRACE = 0.1  # share of recorded requests that is left out at the beginning
+GROWTH, DEVIATIONS = 0.05, 3.0  # a queue grows if more than this share of arrivals, or these deviations, remain
 
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """One load on one copy, its beginning left out. ``stress`` is the SLO's quantile of worst latency over bound,
-    ``meets``: at least the quantile of requests are within, and no more arrive than are served."""
+    """One load on one copy. ``stress``: the SLO's quantile of the worst latency over its bound. ``meets``: the SLO's
+    share of requests is within the bounds, and no queue grows."""
 
     load: Closed | Open
     requests_per_s: float
@@ -52,7 +52,7 @@ class LoadResult:
     bottleneck: str
     level: SimulatedLevel
     columns: tuple[Any, ...] = field(compare=False, repr=False)
-    """TTFT, TPOT and E2EL of every request in seconds, of numpy."""
+    """TTFT, TPOT and E2EL of every judged request in seconds, as numpy arrays."""
 
     @property
     def goodput_rps(self) -> float:
@@ -60,7 +60,7 @@ class LoadResult:
 
 
 class Simulates(Protocol):
-    """`pdlab.sim.simulator.simulate`, or what takes its place."""
+    """The type of `pdlab.sim.simulator.simulate` and its replacements."""
 
     def __call__(
         self,
@@ -79,12 +79,11 @@ class Simulates(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What every simulation of a plan has in common.
+    """The common settings of all simulations of a plan.
 
-    A ``trace`` is the load of an open loop, at its own rate; ``workload`` then has its mean lengths. Where prompts of a
-    trace have text in common, caches are simulated with it, and ``prefix_hit_rate`` is what rate matching assumes.
-    ``scattered``: scattered blocks of a wrapped KV pool are copied one by one; False: they merge all the same.
-    ``count``: the GPUs used, or those of whole nodes, as the plots of measurements count them.
+    ``trace``: the load of an open loop, at its own rate; ``workload`` then has its mean lengths. If its prompts share
+    text, prefix caches are simulated, and ``prefix_hit_rate`` is only for rate matching. ``scattered``: scattered
+    blocks of a wrapped KV pool are copied one by one; False: they merge. ``count``: the GPUs that divide throughput.
     """
 
     hardware: Hardware
@@ -97,22 +96,22 @@ class Scenario:
     trace: Trace | None = None
     scattered: bool = True
     blocks: ScatteredBlocks | None = None
-    """What scattered blocks cost where that was measured; ``hardware`` has it then, and no case is open."""
+    """The measured cost of scattered blocks, which ``hardware`` then has; None: not measured."""
     count: Count = DEFAULT_COUNT
     nic: str | None = None
-    """Kind of the nodes' NICs; None: no nodes are planned for."""
+    """Kind of the nodes' NICs; None: the plan has no nodes."""
     kv_offload_gb: float | None = None
-    """Host memory of every engine that prefills (`Deployment.kv_offload_gb`)."""
+    """Host memory of each engine that prefills (`Deployment.kv_offload_gb`)."""
     gaps: bool = True
-    """Whether levels have the time between tokens, which judges none: pictures and files show it."""
+    """Whether levels have the gaps between tokens, which only pictures and files need."""
 
     def with_offload(self, deployment: Deployment) -> Deployment:
-        """The deployment, its engines that prefill with that host memory."""
+        """The deployment with the scenario's ``kv_offload_gb``."""
         return deployment.model_copy(update={"kv_offload_gb": self.kv_offload_gb})
 
     def counted_gpus(self, deployment: Deployment, copies: int, gpus: int) -> float:
-        """By what the throughput of all copies is divided: what they use, or the GPUs of the whole nodes that they take
-        (`whole_node_gpus`), no more than the nodes that are planned for."""
+        """The GPUs by which the throughput of all copies is divided: those that they use, or those of their whole nodes
+        (`whole_node_gpus`), at most those of the planned nodes."""
         used = copies * deployment.gpus
         if self.count == "used" or self.hardware.cpu:
             return used
@@ -121,14 +120,17 @@ class Scenario:
 
     @property
     def longest(self) -> Workload:
-        """The requests of which an engine must be able to hold the longest."""
+        """The requests whose longest one must fit each engine."""
         if self.trace is None:
             return self.workload
         return Workload(input_tokens=self.trace.longest[0], output_tokens=self.trace.longest[1])
 
     def outside(self, deployment: Deployment | None = None, result: LoadResult | None = None) -> tuple[OutsideFit, ...]:
-        """In what this plan is extrapolated, or one deployment of it, or one load on that. Tables with measured levels
-        are extrapolated too where the public stacks, whose errors they have, are of other kinds."""
+        """In what this plan, a deployment of it, or a load on that is extrapolated.
+
+        Tables with measured levels have the errors of public stacks: they are extrapolated too if no such stack is
+        like this one.
+        """
         loads = [] if deployment is None or result is None else [in_flight(result, deployment)]
         found = outside_fit(
             self.hardware,
@@ -150,21 +152,21 @@ class Scenario:
     def step_findings(
         self, deployments: Sequence[Deployment] = (), results: Sequence[LoadResult] = ()
     ) -> tuple[Finding, ...]:
-        """What the step times rest on; of the deployments' pools and of what was simulated too. Raises UsageError."""
+        """`step_findings` of the plan, the deployments' pools and the simulated levels. Raises UsageError."""
         pools = [pool for deployment in deployments for pool in deployment.pools.values()]
         return step_findings(self.hardware, self.shape, pools, [each.level for each in results])
 
     def depends(self, deployment: Deployment) -> bool:
-        """Whether it matters to this deployment if scattered blocks are copied one by one."""
+        """Whether scattered blocks that are copied one by one change this deployment's figures."""
         return self.blocks is None and depends_on_age(deployment, self.hardware, self.shape)
 
     def at_rate(self, rate_rps: float) -> Open:
-        """Arrivals of this plan at that rate."""
+        """The plan's arrivals at that rate."""
         return Open(rate_rps=rate_rps, burstiness=self.burstiness)
 
     def outcome(self, deployment: Deployment, load: Closed | Open, stays_s: float = 0.0) -> LoadResult:
-        """Simulate one copy under one load. ``stays_s``: how long a request stays, about, for the length of an open
-        loop. Raises UsageError when a request does not fit."""
+        """Simulate one copy under one load. ``stays_s``: approximate E2EL, for the duration of an open loop. Raises
+        UsageError if a request does not fit."""
         trace = self._trace(load)
         if trace is not None:
             count = len(trace.arrival_s)
@@ -176,8 +178,8 @@ class Scenario:
         return self._simulated(self._simulate, deployment, Level(load=load, num_requests=count, seed=self.seed), trace)
 
     def replayed(self, deployment: Deployment, rate_rps: float) -> LoadResult:
-        """The requests of the trace on one copy, at another mean rate (`Trace.at_rate`). Raises UsageError when a
-        request does not fit."""
+        """Simulate the requests of the trace on one copy, at another mean rate (`Trace.at_rate`). Raises UsageError if
+        a request does not fit."""
         assert self.trace is not None
         trace = self.trace.at_rate(rate_rps)
         level = Level(load=self.at_rate(rate_rps), num_requests=len(trace.arrival_s), seed=self.seed)
@@ -188,11 +190,11 @@ class Scenario:
         return partial(simulate, gaps=self.gaps)
 
     def again(self, simulates: Simulates, deployment: Deployment, result: LoadResult) -> LoadResult:
-        """The very requests of ``result``, simulated in another way. Raises UsageError as that does."""
+        """Simulate the requests of ``result`` by ``simulates``. Raises UsageError as ``simulates`` does."""
         return self._simulated(simulates, deployment, result.level.level, self._trace(result.load))
 
     def _trace(self, load: Closed | Open) -> Trace | None:
-        """What one copy gets of the trace at that rate."""
+        """The part of the trace that one copy gets at that rate."""
         if self.trace is None or not isinstance(load, Open):
             return None
         return self.trace.part(max(round(self.trace.rate_rps / load.rate_rps), 1))
@@ -253,17 +255,17 @@ def in_flight(result: LoadResult, deployment: Deployment) -> float:
 
 
 def crossing_share(low: float, high: float) -> float:
-    """Where between two loads stress passes 1, as a share of the way: straight in its logarithm."""
+    """The share of the way from one load to the next at which stress passes 1, linear in its logarithm."""
     low = max(low, 1e-9)
     return -math.log(low) / math.log(high / low)
 
 
 def judged(simulated: SimulatedLevel, *, recorded: bool = False) -> slice:
-    """The requests that count: neither those that fill an empty system nor those that drain it.
+    """The requests to judge: without those that fill an empty system and those that drain it.
 
-    A closed loop without its first wave. An open loop from twice the 95th percentile of E2EL on to one median of it
-    before the last arrival, at least a fifth and a tenth of it left out, at most a half and a quarter; ``recorded``
-    ones without their first tenth.
+    A closed loop loses its first wave. An open loop begins after twice the 95th percentile of E2EL, and ends one median
+    of E2EL before the last arrival. It loses at least a fifth and at most a half at the beginning, and at least a tenth
+    and at most a quarter at the end. ``recorded`` requests lose their first tenth.
     """
     import numpy as np
 
@@ -283,11 +285,10 @@ def judged(simulated: SimulatedLevel, *, recorded: bool = False) -> slice:
 
 
 def _served(simulated: SimulatedLevel, part: slice, *, waits: bool = False) -> tuple[float, bool]:
-    """(requests/s while load was kept up, whether as many left as arrived).
+    """(served requests/s, whether no queue grows).
 
-    In an open loop the rate of arrivals times the share of them that left again, for the rate drawn
-    in one short window differs from the requested rate by chance. Where requests wait for others (``waits``) it is the
-    rate at which they came.
+    In an open loop: the requested rate times the share of arrivals that finished, because the arrival rate of a short
+    window differs from the requested rate by chance. If requests wait for others (``waits``), their own arrival rate.
     """
     import numpy as np
 
@@ -310,7 +311,7 @@ def _served(simulated: SimulatedLevel, part: slice, *, waits: bool = False) -> t
 
 
 def bottleneck(level: SimulatedLevel) -> str:
-    """What limits: KV memory that prompts wait for, the link, prefill or decode; by their share of the time."""
+    """The bottleneck by share of the time: KV memory, the link, prefill or decode."""
     if level.kv_full > 0.05:
         return "KV memory"
     if level.link_busy > 0.8:
@@ -319,7 +320,7 @@ def bottleneck(level: SimulatedLevel) -> str:
         computing = sum(level.prefill_end_s) - sum(level.prefill_start_s)
         living = sum(level.finish_s) - sum(level.arrival_s)
         return "prefill" if computing > 0.5 * living else "decode"
-    if "fluid" in level.busy:  # its engines do both: what prompts wait for, of what passes until the first token
+    if "fluid" in level.busy:  # its engines do both: the share of prefill's queue in TTFT decides
         waiting = sum(level.prefill_start_s) - sum(level.queued_s)
         return "prefill" if waiting > 0.5 * (sum(level.first_token_s) - sum(level.arrival_s)) else "decode"
     return "prefill" if level.busy["prefill"] > 0.85 else "decode"

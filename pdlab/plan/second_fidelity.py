@@ -1,4 +1,4 @@
-"""Candidates of a plan once more, by vLLM's own scheduler with a simulated executor (`pdlab.sim.vllm_engine`)."""
+"""Simulate candidates of a plan again with vLLM's own scheduler and a simulated executor (`pdlab.sim.vllm_engine`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pdlab.sim.vllm_engine import simulate_with_vllm
 def comparison_with_vllm(
     scenario: Scenario, candidates: Sequence[Candidate], simulates: Simulates = simulate_with_vllm
 ) -> str:
-    """The best load of each candidate: what the plan found, and what vLLM's scheduler makes of the same requests."""
+    """For each candidate's best load, the plan's figures, and those of vLLM's scheduler for the same requests."""
     found: list[tuple[str, LoadResult, LoadResult]] = []
     refused: list[tuple[str, UsageError]] = []
     for candidate in candidates:

@@ -1,4 +1,4 @@
-"""What the step times of a plan rest on, as findings: the version of tables, the host's share, speculation. Pure."""
+"""Findings about the basis of a plan's step times: version of the tables, host time, speculative decoding. Pure."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ def step_findings(
     pools: Iterable[Pool] = (),
     levels: Iterable[SimulatedLevel] = (),
 ) -> tuple[Finding, ...]:
-    """Of the hardware and of the types beside it; nothing for constants that were fitted. ``pools``: of the plan, whose
-    tables of that model are looked at for values that are estimated. ``levels``: what was predicted with them. Raises
-    UsageError where they cannot be had."""
+    """Findings about the hardware and the types beside it; none for fitted constants.
+
+    ``pools``: of the plan; their tables of ``shape`` are searched for estimated values. ``levels``: the predictions.
+    Raises UsageError for tables that do not exist.
+    """
     findings: list[Finding] = []
     own_pools = list(pools)
     for each in (hardware, *hardware.beside):

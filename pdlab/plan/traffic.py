@@ -1,4 +1,4 @@
-"""What a plan takes of a workload file: its requests as a `Trace`, and the share of prompts that caches answer."""
+"""The requests of a workload file as a `Trace`, and the share of their prompts that prefix caches answer."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from pdlab.traffic.oracle import oracle_of
 from pdlab.traffic.prompts import TrafficPrompts
 
 MOST_REQUESTS = 1_000_000
-ENDLESS = 2**40  # blocks of a cache that forgets nothing
+ENDLESS = 2**40  # blocks of a cache that never evicts
 
 
 def says_requests(path: Path) -> bool:
-    """Whether a file says which requests come and when: a workload file, a trace, compiled requests; not the YAML of a
-    `Workload` alone, nor one that cannot be read."""
+    """Whether a file has requests with times: a workload file, a trace, or compiled requests. False for the YAML of a
+    `Workload`, and for a file that cannot be read."""
     if path.suffix.lower() not in YAML:
         return path.is_dir() or path.suffix.lower() in (".csv", ".jsonl", ".json")
     try:
         return is_traffic(parse_yaml(path.read_text(encoding="utf-8")))
-    except Exception:  # whoever reads it as a Workload says what is wrong
+    except Exception:  # reading it as a Workload will raise the right error
         return False
 
 
 def trace_of_file(path: Path) -> Trace:
-    """Its requests, which must not all come at once. Raises UsageError."""
+    """The requests of the file, which must not all arrive at once. Raises UsageError."""
     requests = []
     for request in compiled(path)[1]:
         requests.append(request)
@@ -48,8 +48,8 @@ def trace_of_file(path: Path) -> Trace:
 
 
 def endless_hit_share(trace: Trace, hardware: Hardware, shape: ModelShape) -> float:
-    """Share of the prompt tokens that one engine would answer from a cache that forgets nothing, by vLLM's rules; 0
-    where prompts have nothing in common."""
+    """Share of prompt tokens that one engine would have in a cache that never evicts, by vLLM's rules; 0 if prompts
+    share no text."""
     if not trace.requests:
         return 0.0
     prompts = TrafficPrompts(hardware.block_tokens, remembered=len(trace.requests))

@@ -40,16 +40,15 @@ def slo_section(ranked: SloRanking, curves: Sequence[Curve], view: View) -> Sect
         *ranked.unknown,
         *ranked.elsewhere,
     }
+    shown = [curve for curve in curves if curve.label in members or curve.published is not None]
     levels = [
         (curve, point, share, share.interval(view.confidence), rate)
-        for curve in curves
-        if curve.label in members or curve.published is not None
+        for curve in shown
         for point in curve.points
         if (point.kind == "concurrency") == (ranked.loop == "closed")
         if (share := share_at(point, ranked.slo)) is not None
         if (rate := goodput_at(point, ranked.slo)) is not None
     ]
-    shown = [curve for curve in curves if curve.label in members or curve.published is not None]
     return _section("slo", ranked, SectionFacts(shown, view), bounds_text(ranked.slo), SERVED[ranked.loop][0], levels)
 
 

@@ -77,5 +77,5 @@ def counts_of(text: str) -> tuple[int, int]:
     """(prefill, decode) engines of a text such as ``3:5``. Raises ValueError for another form."""
     prefill, colon, decode = text.partition(":")
     if not (colon and prefill.isdecimal() and decode.isdecimal() and int(prefill) and int(decode)):
-        raise ValueError(f"{text!r} is no split: give PREFILL:DECODE with at least one of each, such as 3:5, or auto")
+        raise ValueError(f"{text!r} is not a split: give PREFILL:DECODE, each at least 1, such as 3:5, or auto")
     return int(prefill), int(decode)

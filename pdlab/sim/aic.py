@@ -200,6 +200,9 @@ def _compiled(folder: Path, of: Mapping[str, str], pool: Pool, formats: Mapping[
     database = perf_database.get_database_view(
         system, engine, literal, database_mode=mode, allow_missing_data=mode in ("SOL", "EMPIRICAL")
     )
+    if quantizes_after_attention(engine, database.system_spec["gpu"]["sm_version"]):
+        for phase in (model.context_ops, model.generation_ops):
+            phase[:] = [_of_16_bits(each) if each._name.endswith("_proj_gemm") else each for each in phase]
     spec = build_engine_spec_json(
         model,
         model_path=str(folder),
@@ -213,6 +216,25 @@ def _compiled(folder: Path, of: Mapping[str, str], pool: Pool, formats: Mapping[
     )
     handle = EngineHandle(bytes(aiconfigurator_core.engine_spec_bincode_from_json(spec)))
     return _Compiled(handle, literal, model.config.gemm_quant_mode.name)
+
+
+BLACKWELL = 100  # compute capability, times 10
+
+
+def quantizes_after_attention(engine: str, capability: int) -> bool:
+    """Whether attention gives its output in 16 bits, so that a kernel of its own quantizes it for the next matrices.
+    The package takes attention to give it in 8 bits. Of vLLM's attention on NVIDIA only FlashInfer on Blackwell does so
+    (decision 030)."""
+    return engine == "vllm" and capability < BLACKWELL
+
+
+def _of_16_bits(gemm: Any) -> Any:
+    """The matrices with the time to quantize their input in it, where the package took it off."""
+    from aiconfigurator_core.sdk import operations
+
+    if not gemm._low_precision_input:
+        return gemm
+    return operations.GEMM(gemm._name, gemm._scale_factor, gemm._n, gemm._k, gemm._quant_mode)
 
 
 VARIANCE_VALUES = 4  # of a token, as values of 16 bits: the variances of q and of k in 32 bits
@@ -283,13 +305,14 @@ def _grid(handle: Any, provenance: str) -> Tabulated:
 
 
 BESIDE = 64
-QUESTIONS = 2  # one more where `_grid` asks the package something else: tables that are kept are then filled anew
+QUESTIONS = 3  # one more where `_grid` asks the package something else: tables that are kept are then filled anew
 
 
 # Numbers of rows at which the database's matrices were measured and a tile ends. It also has one row more than each,
 # where they take up to twice as long (fp8, 8192 x 4096 on H100: 33 us for 512 rows, 60 for 513, 48 for 768), and goes
 # straight from there to the end of the next tile. Points of a grid between them are too slow by chance: 813 rows took
-# longer than 1,024.
+# longer than 1,024. Decode batches have the same rows: vLLM replays the CUDA graph of the next captured size, and those
+# of 24 and 40 are not among the sizes that were measured.
 MEASURED_ROWS = (
     *(2.0, 4.0, 8.0, 16.0, 32.0, 48.0, 64.0, 80.0, 96.0, 112.0, 128.0, 160.0, 192.0, 224.0, 256.0, 512.0),
     *(float(rows) for rows in range(768, 4353, 256)),
@@ -310,7 +333,7 @@ class _Axes(NamedTuple):
 def _axes() -> _Axes:
     return _Axes(
         tokens=(*MEASURED_ROWS, LIMITS.tokens),
-        batches=tuple(_geometric(1, LIMITS.batch, 2)),
+        batches=(1.0, *(rows for rows in MEASURED_ROWS if rows <= LIMITS.batch)),
         contexts=(1.0, *_geometric(128, LIMITS.context, 1)),
         chunks=tuple(_geometric(16, LIMITS.prefill_tokens, 2)),
         prefixes=(0.0, *_geometric(512, LIMITS.prefix, 1)),

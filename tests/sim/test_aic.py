@@ -13,6 +13,7 @@ import pytest
 from pdlab.core.catalog import ModelShape, require_shape
 from pdlab.core.deployment import Pool
 from pdlab.core.errors import UsageError
+from pdlab.core.model_files import CONFIG, MODELOPT
 from pdlab.sim import aic
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.step_source import Tabulated
@@ -123,8 +124,36 @@ def test_the_exchange_of_variances_is_in_the_steps(tmp_path: Path) -> None:
     assert 8 < a_layer_us < 20  # four kernels of about 2 us, and an all-reduce of 5
 
 
+@pytest.mark.parametrize(
+    ("engine", "capability", "apart"), [("vllm", 90, True), ("vllm", 100, False), ("trtllm", 90, False)]
+)
+def test_attention_of_vllm_gives_8_bits_on_blackwell_only(engine: str, capability: int, apart: bool) -> None:
+    assert aic.quantizes_after_attention(engine, capability) is apart
+
+
+@pytest.mark.skipif(importlib.util.find_spec("aiconfigurator_core") is None, reason="needs the extra perf")
+def test_the_kernel_that_quantizes_after_attention_is_in_the_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Path(str(importlib.util.find_spec("aiconfigurator_core").origin)).parent / "model_configs"  # type: ignore[union-attr]
+    name = "nvidia--Llama-3.1-70B-Instruct-FP8"
+    for file in (CONFIG, MODELOPT):
+        (tmp_path / file).write_bytes((source / f"{name}_{file}").read_bytes())
+    layers = json.loads((tmp_path / CONFIG).read_text())["num_hidden_layers"]
+    of = {"system": "h100_sxm", "engine": "vllm", "mode": "SILICON", "version": "current"}
+
+    def step_ms() -> float:
+        return float(aic._compiled(tmp_path, of, TP4, {}).handle.predict_decode_latency(8, 1000, 2))
+
+    apart_ms = step_ms()
+    monkeypatch.setattr(aic, "quantizes_after_attention", lambda *_: False)
+    assert 1 < 1e3 * (apart_ms - step_ms()) / layers < 3  # the database has 2 us for its smallest inputs
+
+
 def test_a_grid_has_numbers_of_rows_that_were_measured_at_the_end_of_a_tile() -> None:
-    assert {rows % 256 for rows in aic._axes().tokens if rows > 256} == {0}
+    axes = aic._axes()
+    assert {rows % 256 for rows in axes.tokens if rows > 256} == {0}
+    assert {rows % 16 for rows in axes.batches if rows > 8} == {0}
 
 
 def test_a_model_without_the_keys_of_a_config_is_refused() -> None:

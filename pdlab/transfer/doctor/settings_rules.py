@@ -259,7 +259,7 @@ def _open_ports(facts: Facts) -> Iterator[DoctorFinding]:
                 "open_port",
                 (node,),
                 f"{kind.name} listens beyond loopback: {', '.join(places)}",
-                f"whoever reaches it {kind.can}" + (", with Ray's token" if kind.token and guarded else ""),
+                f"a caller that reaches it {kind.can}" + (", with Ray's token" if kind.token and guarded else ""),
                 ("start Ray with RAY_AUTH_MODE=token, and " if risky else "")
                 + "allow access from the cluster's own nodes only (docs/security.md)",
             )
