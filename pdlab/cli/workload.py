@@ -16,6 +16,8 @@ examples:
   python -m pdlab workload chat.yaml                          what it sends, in figures
   python -m pdlab workload chat.yaml -o requests.jsonl        every request as a line
   python -m pdlab workload trace.jsonl                        a trace by itself, replayed as it is
+  python -m pdlab workload trace.jsonl --window 0-1200 --speed 2 --scale 16 -o requests.jsonl
+      its first 20 minutes in 10, with a 16th of the tokens; then ./run_bm.sh --workload requests.jsonl
   python -m pdlab workload chat.yaml --export aiperf -o aiperf.jsonl
       for aiperf profile --custom-dataset-type mooncake_trace --input-file aiperf.jsonl --fixed-schedule
 
@@ -32,6 +34,16 @@ class WorkloadSettings(Settings):
 
     file: Path = setting(
         ..., "a workload file (YAML), a trace, or a file that -o wrote", "workload", positional=True, value="FILE"
+    )
+    speed: float | None = setting(None, "divide the times by this, in place of the file's speed", "workload")
+    scale: float | None = setting(
+        None, "divide lengths and blocks of tokens by this, in place of the file's scale", "workload"
+    )
+    window: str | None = setting(
+        None,
+        "only requests that come in these seconds, such as 0-1200, in place of the file's window",
+        "workload",
+        value="FROM-TO",
     )
     output: Path | None = setting(
         None, "write the requests to this file as JSON Lines", "workload", "-o", "--output", value="FILE"
@@ -59,6 +71,12 @@ class WorkloadSettings(Settings):
         if self.output is None:
             not_given(self, ("describe", "force"), "no -o, which only prints figures")
 
+    @property
+    def changes(self) -> dict[str, float | str]:
+        """Keys of the workload file that the command line gives."""
+        given = {"speed": self.speed, "scale": self.scale, "window": self.window}
+        return {key: value for key, value in given.items() if value is not None}
+
 
 @command(WorkloadSettings)
 def main(settings: WorkloadSettings) -> int:
@@ -69,7 +87,7 @@ def main(settings: WorkloadSettings) -> int:
     if settings.output is not None:
         _write(settings, settings.output)
     if settings.output is None or settings.describe:
-        print(described(*compiled(settings.file)).text())
+        print(described(*compiled(settings.file, settings.changes)).text())
     return 0
 
 
@@ -84,7 +102,7 @@ def _write(settings: WorkloadSettings, output: Path) -> None:
         raise UsageError(f"-o {output}: is there already; choose another, or give --force")
     if output.exists() and settings.file.exists() and output.samefile(settings.file):
         raise UsageError(f"-o {output} is the file that is read, which would be lost: choose another")
-    head, requests = compiled(settings.file)
+    head, requests = compiled(settings.file, settings.changes)
     part = output.with_name(f".{output.name}.part")
     try:
         with part.open("w", encoding="utf-8") as stream:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from pdlab.core.errors import UsageError
 from pdlab.traffic.file import TrafficFile, load_file, of_trace
@@ -14,14 +16,21 @@ from pdlab.traffic.requests import TrafficHead, TrafficRequest, is_compiled, rea
 YAML = (".yaml", ".yml")
 
 
-def compiled(path: Path) -> tuple[TrafficHead, Iterator[TrafficRequest]]:
-    """The head and an iterator of all requests; a request comes after those that it waits for. Raises UsageError; for a
-    file without requests only at its end.
+def compiled(
+    path: Path, changes: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[TrafficHead, Iterator[TrafficRequest]]:
+    """The head and an iterator of all requests; a request comes after those that it waits for. ``changes``: keys of a
+    workload file, in place of the file's. Raises UsageError; for a file without requests only at its end.
     """
     if is_compiled(path):
+        if changes:
+            raise UsageError(
+                f"{path}: has requests that were written before, which {' and '.join(changes)} cannot change; "
+                "give the workload file or the trace that they came from"
+            )
         head, requests = read_head(path), read_requests(path)
     else:
-        spec = load_file(path) if path.suffix.lower() in YAML else of_trace(path)
+        spec = load_file(path, changes) if path.suffix.lower() in YAML else of_trace(path, changes)
         head, requests = of_spec(spec, path.name)
     return head, _some(requests, path, head)
 

@@ -4,14 +4,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import relative_to_folder
-from pdlab.core.schema import Finite, load_yaml
+from pdlab.core.schema import Finite, load_yaml, validate
 from pdlab.core.workload import Workload
 from pdlab.traffic.quantity import Varying, VaryingSeconds
 
@@ -88,9 +90,12 @@ class Tenant(Finite):
 
 def _window(value: Any) -> Any:
     """``0-1200`` as two numbers."""
-    if isinstance(value, str) and value.count("-") == 1:
-        return tuple(value.split("-"))
-    return value
+    if not isinstance(value, str):
+        return value
+    begin, dash, end = value.partition("-")
+    if not (begin and dash and end):
+        raise ValueError(f"from one second to another, such as 0-1200, got '{value}'")
+    return begin, end
 
 
 class TrafficFile(Finite):
@@ -152,12 +157,15 @@ class TrafficFile(Finite):
         return next(name for name in SOURCES if getattr(self, name) is not None)
 
 
-def load_file(path: Path) -> TrafficFile:
-    """A workload file; paths in it are relative to its folder. Raises UsageError with the file, the key, the rule."""
+def load_file(path: Path, changes: Mapping[str, Any] = MappingProxyType({})) -> TrafficFile:
+    """A workload file with ``changes`` to its keys; paths in it are relative to its folder. Raises UsageError with the
+    file, the key, the rule.
+    """
 
     def prepare(data: Any) -> Any:
         if not isinstance(data, dict):
             return data
+        data = {**data, **changes}
         if isinstance(data.get("random"), dict):
             random = data["random"]
             data = {
@@ -177,8 +185,8 @@ def is_traffic(data: object) -> bool:
     return isinstance(data, dict) and any(name in data for name in SOURCES)
 
 
-def of_trace(path: Path) -> TrafficFile:
-    """The workload file that replays a trace without changes. Raises UsageError."""
+def of_trace(path: Path, changes: Mapping[str, Any] = MappingProxyType({})) -> TrafficFile:
+    """The workload file that replays a trace with no other keys than ``changes``. Raises UsageError."""
     if not path.exists():
         raise UsageError(f"{path}: no such file; give a workload file or a trace")
-    return TrafficFile(replay=str(path))
+    return validate(TrafficFile, {"replay": str(path), **changes}, where=str(path))

@@ -67,3 +67,25 @@ def test_export_for_aiperf(tmp_path: Path) -> None:
     assert main([str(DATA / "chat.yaml"), "--export", "aiperf", "-o", str(out)]) == 0
     first = json.loads(out.read_text(encoding="utf-8").splitlines()[0])
     assert {*first} == {"session_id", "timestamp", "text_input", "output_length"}
+
+
+def test_speed_scale_and_window_of_a_trace_are_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As the same keys in a workload file, in place of those; requests that are written keep theirs."""
+    spec, by_file, by_flags = tmp_path / "keys.yaml", tmp_path / "file.jsonl", tmp_path / "flags.jsonl"
+    trace = DATA / "mooncake.jsonl"
+    spec.write_text(f"replay: {trace}\nwindow: 0-4\nspeed: 2\nscale: 16\n", encoding="utf-8")
+    flags = ["--window", "0-4", "--speed", "2", "--scale", "16"]
+    assert main([str(spec), "-o", str(by_file)]) == 0
+    assert main([str(trace), *flags, "-o", str(by_flags)]) == 0
+    heads, requests = zip(*(path.read_text().split("\n", 1) for path in (by_file, by_flags)), strict=True)
+    assert requests[0] == requests[1] and len(requests[0].splitlines()) > 1
+    head = json.loads(heads[1])
+    assert (head["scale"], head["speed"], head["window_s"]) == (16.0, 2.0, [0.0, 4.0])
+    assert main([str(spec), "--speed", "4", "-o", str(tmp_path / "faster.jsonl")]) == 0
+    assert json.loads((tmp_path / "faster.jsonl").read_text().split("\n", 1)[0])["speed"] == 4
+    capsys.readouterr()
+    assert main([str(by_file), "--speed", "4"]) == 2
+    assert "file.jsonl: has requests that were written before" in capsys.readouterr().err
+    for wrong, rule in (("5", "from one second to another"), ("9-3", "from an earlier second"), ("a-b", "window")):
+        assert main([str(trace), "--window", wrong]) == 2
+        assert rule in capsys.readouterr().err
