@@ -131,6 +131,11 @@ LOSSES = (
         ("guard",),
     ),
     LostProtection(
+        "Fewer looks at variables and metric labels: a replica takes more CPU time for every token.",
+        ("ReadsVariablesOnce", "RecordsAtLessCost"),
+        ("guard",),
+    ),
+    LostProtection(
         "The watch on engine steps: an engine that hangs with work is not restarted.",
         ("WatchesSteps",),
         ("kv_guard",),
