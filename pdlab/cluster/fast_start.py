@@ -242,8 +242,7 @@ def _choose_the_only_replica(module: Any) -> None:
 
     def _load_lua_template() -> Any:
         template = load()
-        begin, found, end = template.template.partition(CHOOSES)
-        return type(template)(f"{begin}{found}{ONLY_REPLICA}{end}")
+        return type(template)(template.template.replace(CHOOSES, CHOOSES + ONLY_REPLICA))
 
     module._load_lua_template = _load_lua_template
 
