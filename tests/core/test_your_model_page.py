@@ -22,7 +22,7 @@ SERVING = "--cluster"  # without it a launch starts engines, as tests/live/test_
 
 def words_of(line: str) -> list[str]:
     """The words for `pdlab.__main__.main` of a command as the page types it."""
-    python, *words = shlex.split(line)
+    python, *words = shlex.split(line.replace("\\\n", " "))  # shlex keeps the line end that a shell drops
     assert python == "python"
     if words[:2] == ["-m", "pdlab"]:
         return words[2:]
