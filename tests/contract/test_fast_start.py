@@ -267,7 +267,8 @@ async def main():
     async def show(state):
         called = router.posts
         told = Counter(await asyncio.gather(*(ask() for _ in range(8))))
-        print(state, *(f"{who}={times}" for who, times in sorted(told.items(), key=str)), f"router={router.posts - called}")
+        answers = (f"{who}={times}" for who, times in sorted(told.items(), key=str))
+        print(state, *answers, f"router={router.posts - called}")
 
     replicas(first)
     await api.start()
