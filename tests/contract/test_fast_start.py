@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from contract.conftest import quietly
@@ -323,6 +324,18 @@ def test_requests_after_the_loss_of_the_only_replica_get_no_error(balanced: dict
     """Ray Serve's proxy gets them, and keeps them until a replica is there."""
     assert balanced["DEAD"] == balanced["KNOWN"] == ["proxy=8", "router=0"]
     assert balanced["BACK"] == ["second=8", "router=0"]
+
+
+def test_replicas_count_http_requests_where_haproxy_writes_no_metrics() -> None:
+    replica = quietly("ray.serve._private.replica")
+    counts = replica.ReplicaMetricsManager
+    http = replica.RequestProtocol.HTTP
+    ingress = SimpleNamespace(_is_direct_ingress=True)
+    for by_haproxy in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(replica, "RAY_SERVE_ENABLE_HA_PROXY", True)
+            patch.setattr(replica, "RAY_SERVE_HAPROXY_METRICS_ENABLED", by_haproxy)
+            assert counts._should_emit_request_ingress_metrics(ingress, http) is not by_haproxy
 
 
 # The real step of the control loop, with nothing to do, at made-up times.
