@@ -91,9 +91,12 @@ def _gauge(name: str) -> Query:
     return Query(_of_pool(f"max by (ReplicaId) (ray_vllm_{name})"), ENGINE)
 
 
-def _rate_of(name: str) -> Query:
-    """A counter of each engine, per second."""
-    return Query(_of_pool(_rate(counted(name), "ReplicaId")), ENGINE)
+def _rate_of(name: str, *, absent_is_0: bool = False) -> Query:
+    """A counter of each engine, per second. ``absent_is_0``: engines that have not counted yet are shown as 0."""
+    rate = _rate(counted(name), "ReplicaId")
+    if absent_is_0:
+        rate = f"({rate} or 0 * max by (ReplicaId) ({counted('pdlab_kv_pool_tokens')}))"
+    return Query(_of_pool(rate), ENGINE)
 
 
 ROWS = (
@@ -230,7 +233,7 @@ ROWS = (
                 "Preemptions",
                 "Requests whose KV cache was taken away and is computed again.",
                 "ops",
-                (_rate_of("vllm_num_preemptions"),),
+                (_rate_of("vllm_num_preemptions", absent_is_0=True),),
             ),
             Panel(
                 "Prefix cache hits",
