@@ -19,7 +19,7 @@ from pdlab.core.workload import Level, Open, Slo, Workload
 from pdlab.plan.facts import FluidFacts, fluid_text
 from pdlab.plan.fluid_pools import FluidPlan, ServedRate, fluid_plan, hill_climb, matched, most_rps, share_within
 from pdlab.plan.scenario import Scenario
-from pdlab.plan.traffic import unlimited_hit_share, trace_of_file
+from pdlab.plan.traffic import trace_of_file, unlimited_hit_share
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.level import empty_level
 

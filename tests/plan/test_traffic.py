@@ -9,7 +9,7 @@ import pytest
 
 from pdlab.cli import plan
 from pdlab.core.catalog import require_shape
-from pdlab.plan.traffic import unlimited_hit_share, has_requests, trace_of_file
+from pdlab.plan.traffic import has_requests, trace_of_file, unlimited_hit_share
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.level import Trace
 
