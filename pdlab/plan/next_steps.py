@@ -12,12 +12,11 @@ from pdlab.core.commands import typed
 from pdlab.core.deployment import Deployment, launch_flags
 from pdlab.core.files import replace
 from pdlab.core.rendering import rendered
-from pdlab.core.schema import to_yaml
+from pdlab.core.schema import is_yaml_path, to_yaml
 from pdlab.core.workload import Closed
 from pdlab.placement.place import fits
 from pdlab.plan import TEMPLATES
 from pdlab.plan.extrapolation import OutsideFit
-from pdlab.plan.planned_nodes import is_cluster_file
 from pdlab.plan.planner import Candidate, outside
 from pdlab.plan.scenario import Scenario
 
@@ -96,7 +95,7 @@ def sweep_levels(candidate: Candidate) -> list[int]:
 def cluster_for(deployment: Deployment, node: str) -> str | None:
     """The smallest cluster with at least two nodes of type ``node`` that fits one copy, or the cluster file ``node``;
     None if the copy does not fit."""
-    if is_cluster_file(node):
+    if is_yaml_path(node):
         return shlex.quote(node) if fits(deployment, load_cluster(node)) else None
     slots = load_cluster(f"{node}-x1").nodes[0].total_slots
     least = max(2, -(-deployment.gpus // slots))

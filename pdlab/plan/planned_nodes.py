@@ -7,19 +7,15 @@ from pathlib import Path
 from pdlab.core.catalog import load_cluster, node_types
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterNode, ClusterView
+from pdlab.core.schema import is_yaml_path
 from pdlab.core.text import choices
 from pdlab.placement.copies import CPUS_PER_GPU
 from pdlab.sim.hardware import Hardware
 
 
-def is_cluster_file(node: str) -> bool:
-    """Whether --node names a cluster's YAML file. Otherwise --node names a node type."""
-    return node.endswith((".yaml", ".yml"))
-
-
 def nodes_of(node: str) -> tuple[ClusterNode, ...]:
     """One node of a type in configs/clusters/, or the engine nodes of a cluster file. Raises UsageError."""
-    if is_cluster_file(node):
+    if is_yaml_path(node):
         return load_cluster(node).engine_nodes
     try:
         return load_cluster(f"{node}-x1").engine_nodes
@@ -43,7 +39,7 @@ def planned_nodes(hardware: Hardware, gpus: int, node: str | None, *, spread: bo
         kind = f"node of {hardware.gpus_per_node} {' and of '.join(each.gpu_type or '' for each in types)}"
     else:
         models = [_required_node(each, node, of_type=len(types) > 1) for each in types]
-        kind = "local Ray node" if hardware.cpu else Path(node).stem if is_cluster_file(node) else node
+        kind = "local Ray node" if hardware.cpu else Path(node).stem if is_yaml_path(node) else node
     if hardware.cpu:
         models = [model.model_copy(update={"gpus": hardware.gpus_per_node}) for model in models]
     count = -(-gpus // models[0].gpus)
