@@ -104,7 +104,7 @@ def _point(cells: dict[str, str], row: RequestedRow, source: str) -> PublicPoint
         model=" ".join(filter(None, (model_id.rsplit("/", 1)[-1], precision))),
         gpu=stated.hardware.split("_")[0].upper(),
         engine=stated.framework.lower(),
-        version=major_minor(stated.version) or UNSTATED,
+        version=major_minor(stated.version) or " ".join(filter(None, (UNSTATED, cells.get("measured", "")[:7]))),
         mode="pd" if row.deployment.transport is not None else "collocated",
     )
     return PublicPoint(
@@ -140,7 +140,9 @@ def sample(points: Iterable[PublicPoint], most: int, seed: int = 0) -> dict[Stac
     for point in points:
         groups.setdefault(point.stack, []).append(point)
     return {
-        stack: _drawn(groups[stack], most, f"{seed} {stack.label}") for stack in sorted(groups, key=lambda s: s.label)
+        # The month of a version that nobody stated draws no other points.
+        stack: _drawn(groups[stack], most, f"{seed} {stack._replace(version=stack.version.split()[0]).label}")
+        for stack in sorted(groups, key=lambda s: s.label)
     }
 
 

@@ -73,7 +73,7 @@ class PointFigure(NamedTuple):
 
 def bare_hardware(stack: Stack, quant: Mapping[str, str] | None = None, mode: TableMode = "SILICON") -> Hardware:
     """Hardware of a stack behind its own server; its correction is none. Raises UsageError."""
-    version = None if stack.version == UNSTATED else stack.version
+    version = None if stack.version.startswith(UNSTATED) else stack.version
     hardware = computed(stack.gpu, stack.engine, version, quant=quant, mode=mode, bare=True)
     return hardware.with_correction(NO_CORRECTION)
 

@@ -116,7 +116,7 @@ def bounded(belief: CorrectionDistribution) -> Array:
     return mean
 
 
-HOST, SYNC = 0, 3  # places in a belief
+HOST, PREFILL, SYNC = 0, 2, 3  # places in a belief
 
 
 def correction_of(belief: CorrectionDistribution, levels: int, source: str) -> Correction:
