@@ -17,8 +17,8 @@ from pdlab.core.deployment import Deployment
 from pdlab.core.files import CONFIGS
 from pdlab.core.schema import Frozen, load_yaml
 from pdlab.plan.correction_fit import TPOT, TTFT, WIDE, CorrectionDistribution, correction_of
-from pdlab.plan.csv_rows import is_precision
 from pdlab.plan.extrapolation import major_minor
+from pdlab.plan.precisions import is_precision
 from pdlab.plan.stack_prior import (
     UNSTATED,
     EffectSds,

@@ -60,9 +60,9 @@ def band_of(
         reason = (
             f"its levels are of another {' and '.join(others)}"
             if others
-            else why_without(hardware, shape, deployment, workload, load, in_flight_per_gpu)
+            else why_no_band(hardware, shape, deployment, workload, load, in_flight_per_gpu)
         )
-        return _without(reason) if reason else StackBand(hardware.error)
+        return no_band(reason) if reason else StackBand(hardware.error)
     reason = _not_covered(catalog, hardware, shape, deployment, workload, load, in_flight_per_gpu)
     stack = stack_of(hardware, shape, deployment)
     unseen = catalog.unseen(stack)
@@ -72,7 +72,7 @@ def band_of(
         reason = "none of them guesses tokens"
     reason = reason or _untold(catalog, stack, deployment.mode, unseen)
     if reason:
-        return _without(reason)
+        return no_band(reason)
     medians = {metric: _median(catalog, metric) for metric in catalog.components}
     error = FitError(
         tpot_percent=medians["TPOT"],
@@ -86,7 +86,7 @@ def band_of(
     return StackBand(error, (said,))
 
 
-def why_without(
+def why_no_band(
     hardware: Hardware,
     shape: ModelShape,
     deployment: Deployment,
@@ -132,7 +132,8 @@ def _median(catalog: ErrorCatalog, metric: str) -> float:
     return round(statistics.median(known), 1)
 
 
-def _without(reason: str) -> StackBand:
+def no_band(reason: str) -> StackBand:
+    """No band, with the finding that gives the reason."""
     return StackBand(None, (found("no_band", why=reason),))
 
 
