@@ -56,7 +56,10 @@ FluidCode = Literal["no_split_keeps_slo", "worth_it", "fixed_is_better", "as_goo
 
 
 class SizedForRate(NamedTuple):
-    """A candidate for the requested rate. ``sure``: it meets the SLO even if latencies are longer by the model's errors."""
+    """A candidate for the requested rate.
+
+    ``sure``: it meets the SLO even if latencies are longer by the model's errors.
+    """
 
     candidate: Candidate
     sure: bool
