@@ -39,8 +39,11 @@ class PredictedMeasured(NamedTuple):
 
 
 class ComparedReplay(NamedTuple):
-    """Figures of answered requests; times in seconds. ``tpot_p50``: None if answers have one token. ``hit_share``:
-    share of prompt tokens from caches (None: not counted). ``run`` and ``records``: one simulation as a result."""
+    """The figures of the answered requests of a replay; times in seconds.
+
+    ``load``: the name of the replay. ``run`` and ``records``: one of the simulations, as a result. ``tpot_p50``: None
+    if answers have one token. ``hit_share``: share of prompt tokens from caches (None: not counted).
+    """
 
     name: str
     load: str
@@ -56,7 +59,8 @@ class ComparedReplay(NamedTuple):
 def trace_sent(folder: Path, experiment: Experiment) -> Trace | None:
     """The requests that an experiment replayed; None if it replayed none.
 
-    Raises StoreError if the compiled workload in its folder is missing or another one, UsageError if it cannot be read.
+    Raises StoreError if the compiled workload in its folder is missing or another one. Raises UsageError if it cannot
+    be read.
     """
     replayed = [
         run.workload.lengths
@@ -90,21 +94,20 @@ def compared(
     engine_kwargs: Mapping[str, Any],
     seeds: Sequence[int] = SEEDS,
 ) -> list[ComparedReplay]:
-    """Predicted and measured figures of each valid replay. Raises UsageError if the model or a request does not fit.
+    """Predicted and measured figures of each valid replay.
 
-    The simulated caches are those of the measured engines, or of ``hardware`` for a rehearsal. ``engine_kwargs``:
-    engine arguments that the launch added to the deployment's.
+    The simulated caches are those of the measured engines. For a rehearsal they are those of ``hardware``.
+    ``engine_kwargs``: engine arguments that the launch added to those of the deployment. Raises UsageError if the model
+    or a request does not fit.
     """
     deployment = sweep.deployment.with_engine_kwargs(engine_kwargs)
     if experiment.manifest.rehearsal is None:  # rehearsed engines are those of the hardware file
         hybrid = not any(pool.engine_kwargs.get(ONE_GROUP) for pool in deployment.pools.values())
         hardware = hardware.model_copy(update={"hybrid_kv": hybrid})
     trials = [
-        simulate(
-            deployment, sweep.levels, sweep.workload, hardware, shape, seed=seed, trace=sweep.trace
-        )
+        simulate(deployment, sweep.levels, sweep.workload, hardware, shape, seed=seed, trace=sweep.trace)
         for seed in seeds
-    ]  # fmt: skip
+    ]
     runs = {run.key: run for run in experiment.runs}
     found = []
     for level, simulated in zip(sweep.levels, zip(*trials, strict=True), strict=True):
@@ -120,9 +123,10 @@ def compared(
 
 
 def write_simulated(out: Path, experiment: Experiment, replays: Sequence[ComparedReplay]) -> Path:
-    """One simulation of each replay of an experiment as a result folder in ``out``, of the same name; returns it.
+    """Write one simulation of each replay of an experiment as a result folder in ``out``, and return the folder.
 
-    Raises UsageError where something else than such results is in its place, WriteError where it cannot be written.
+    The folder has the name of the experiment. Raises UsageError if it holds other results. Raises WriteError if it
+    cannot be written.
     """
     folder, measured = out / experiment.name, experiment.manifest
     store = Store(folder)
