@@ -2,9 +2,9 @@
 
 A kind of engine is a way to fit the model: TP within a node. If no TP degree fits it, the kinds are PP over TP8, TP
 over two nodes (for tables of step times), and DP with expert parallel over whole nodes. Every pair of a prefill kind
-and a decode kind makes units of P:D replicas. P and D have no common factor, because 2:2 is two copies of 1:1. A unit runs in
-as many copies as fit. Collocated pools fill a node, or all GPUs if these are no multiple of a node. Rate matching
-(`pdlab.plan.rate_matching`) compares the units. The best ones are placed (`pdlab.placement.copies`).
+and a decode kind makes units of P:D replicas. P and D have no common factor, because 2:2 is two copies of 1:1. A unit
+runs in as many copies as fit. Collocated pools fill a node, or all GPUs if these are no multiple of a node. Rate
+matching (`pdlab.plan.rate_matching`) compares the units. The best ones are placed (`pdlab.placement.copies`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""The state of a fluid pool between events: the roles of engines, the routing of requests, and the controller's
-decisions.
+"""The state of a fluid pool between events: roles of engines, routing of requests, decisions of the controller.
 
-The controller is the real one (`pdlab.roles.policy`); it decides twice a second. Roles take effect at once, and
+The controller is the real one (`pdlab.roles.policy`). It decides twice a second. Roles take effect at once, and
 requests end where they are. Routing is that of `pdlab.deploy.serving.fluid_router`. Each of several routers has the
-loads of all engines, at most a quarter of a second old, and what it has sent since then; with prefix affinity it has
+loads of all engines, at most a quarter of a second old, and its own requests since then. With prefix affinity it has
 the current queues. The real record (`pdlab.roles.prefixes`) gives the engines that have the beginning of a prompt.
-Times in seconds.
+Times are in seconds.
 """
 
 from __future__ import annotations
@@ -32,16 +31,18 @@ TELLS_PER_LOOK = 2
 
 
 class Controller(Protocol):
-    """Decides how many engines prefill: `pdlab.roles.policy.Policy`, or a policy to compare it with."""
+    """Decides on the number of engines that prefill: `pdlab.roles.policy.Policy`, or a policy to compare it with."""
 
     def decide(self, observed: ObservedPool) -> RoleDecision: ...
 
 
 @dataclass(slots=True, eq=False)
 class PoolMember:
-    """One engine of the pool. Counters count since the last decision; current values are ``prompts`` and their tokens,
-    requests that it decodes (``running``) and will decode (``coming``). ``told``: the prompt tokens and requests in its
-    last report to the routers.
+    """One engine of the pool.
+
+    Present values: ``prompts`` in its queue with their ``waiting_tokens``, the requests that it decodes (``running``)
+    and will decode (``coming``). ``told``: the prompt tokens and requests in its last report to the routers. The other
+    values count since the last decision.
     """
 
     index: int
@@ -60,7 +61,7 @@ class PoolMember:
     generated_before: float = 0.0
 
     def load(self, now_s: float) -> EngineLoad:
-        """The engine's load for the controller; resets the counters."""
+        """The engine's load for the controller. The counters begin at 0 again."""
         engine = self.engine
         generated = float(engine.generated)
         if engine.busy:
@@ -85,9 +86,10 @@ class PoolMember:
 
 @dataclass(frozen=True, slots=True)
 class SentPrompt:
-    """The route of a prompt of ``tokens``, to one engine or two. ``waits``: its tokens that count as waiting at the
-    prefilling engine; ``computed``: its tokens that are known to need computation there. ``chunks``: its chunks, if
-    prefix caches are looked up.
+    """The route of a prompt of ``tokens``, to one engine or two.
+
+    ``waits``: its tokens that count as waiting at the prefilling engine. ``computed``: its tokens that are not cached
+    there, as far as is known. ``chunks``: its chunks, if prefix caches are looked up.
     """
 
     prefiller: PoolMember
@@ -104,11 +106,11 @@ class SentPrompt:
 
 
 class FluidPool:
-    """The engines of a level, on nodes with that many engines, behind that many routers. ``controller`` None: the
-    topology's own.
+    """The engines of a level, on nodes of ``engines_per_node``, behind ``routers`` routers.
 
-    ``pool_tokens``: tokens that the KV pool of an engine holds (None: unknown). ``sparse``: engines keep only the ends
-    of prompts (`pdlab.roles.prefixes.Prefixes.keep`)."""
+    ``controller``: None: that of the topology. ``pool_tokens``: the tokens of an engine's KV pool (None: unknown).
+    ``sparse``: engines keep only the ends of prompts (`pdlab.roles.prefixes.Prefixes.keep`).
+    """
 
     def __init__(
         self,
@@ -167,8 +169,9 @@ class FluidPool:
         self.splits.append(RoleChange(now_s, prefill, len(self.members) - prefill, reason))
 
     def to_decode(self, session: str | None = None) -> PoolMember:
-        """The engine that will decode the next request: of two random engines the one with fewer requests by its
-        router's data, or the engine of its session.
+        """The engine that will decode the next request.
+
+        It is, of two random engines, the one with fewer requests in its router's data; or the engine of its session.
         """
         if self.by_session and session is not None:
             return self.members[of_session((member.index for member in self.decoding), session)]
@@ -178,10 +181,11 @@ class FluidPool:
         return chosen
 
     def to_prefill(self, decoder: PoolMember, tokens: int, chunks: Sequence[int] = ()) -> tuple[PoolMember, int]:
-        """The engine that will prefill its prompt, never the decoding engine itself, and the tokens to compute there.
-        It is the one of two random engines with fewer prompt tokens, or one on the same node if it has at most this
-        prompt more to do. With prefix affinity, which uses the current queues, it is an engine with most of the prompt
-        cached, chosen in the same way, if it finishes the rest no later.
+        """The engine that will prefill a prompt, never the decoding engine itself, and the tokens to compute there.
+
+        It is, of two random engines, the one with fewer prompt tokens. It is an engine on the node of the decoding
+        engine instead, if that one has at most this prompt more to do. With prefix affinity, which uses the current
+        queues, it is an engine with most of the prompt cached, chosen in the same way, if that one finishes no later.
         """
         others = [member for member in self.prefilling if member is not decoder]
         asks = self.affinity and bool(chunks)
@@ -215,13 +219,13 @@ class FluidPool:
         return chosen
 
     def _lighter(self, members: Sequence[PoolMember], load: Callable[[PoolMember], int]) -> PoolMember:
-        """Of two at random."""
+        """Of two random members, the one with the lower load."""
         if len(members) == 1:
             return members[0]
         first, second = self.random.sample(members, 2)
         return first if load(first) <= load(second) else second
 
-    # --- what happens -------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------
 
     @property
     def knows(self) -> bool:
@@ -285,11 +289,12 @@ class FluidPool:
         _count(self._answers, prompt_tokens, answer_tokens)
         self._tpot_s.append(tpot_s)
 
-    # --- looks --------------------------------------------------------------------------------
+    # --- reports and decisions ----------------------------------------------------------------
 
     def tell(self, now_s: float, transfer_s: float) -> None:
-        """Every engine reports its load; at every second call the controller decides. ``transfer_s``: the approximate
-        transfer time of a moving request.
+        """Every engine reports its load. At every second call the controller decides.
+
+        ``transfer_s``: the approximate transfer time of a moving request.
         """
         self.tells += 1
         if self.controller is not None and self.tells % TELLS_PER_LOOK == 0:
@@ -325,7 +330,7 @@ class FluidPool:
             if rate is not None:
                 running = sum(member.running for member in self.decoding) / len(self.decoding)
                 waiting_tokens = sum(member.waiting_tokens for member in self.prefilling) / len(self.prefilling)
-                # Who decides on a prompt compares what is to be computed of it; the rate may be one of whole prompts.
+                # The bound applies to the tokens that must be computed, but the rate may be one of whole prompts.
                 whole, computed = self.prompt_tokens.total, self.computed_tokens.total
                 computed_rate = rate * computed / whole if whole else rate
                 self.below_tokens = locally_below(computed_rate, running, waiting_tokens / rate, transfer_s)
