@@ -1,15 +1,15 @@
-"""Which band a prediction by tabulated steps has, what of it is extrapolated, and where there is none. Pure.
+"""The band of a prediction by tabulated steps: its errors, and the reasons for which there is none. Pure.
 
-- **Constants of a fit** have the band of the fit, inside of it (`pdlab.plan.extrapolation`).
-- **Tables with measured levels** have what public stacks were off by after as many levels. TP, lengths and loads that
-  were not measured are in those errors; another GPU, model, version, mode or network is not. An engine or a mode that
-  no public stack has, such as P:D, has no band here either.
-- **Tables alone** have the errors of public stacks that the others predicted, wider for an engine version or a model
-  that none of them has. There is none for a GPU that none of them has, where bands of left-out models or versions held
-  less than `NEAR`, where fewer than `LEAST_LIKE` stacks have that engine and mode, and outside of what the points
-  cover: lengths, loads, TP, formats of weights, closed loops.
-- Either has one only by at least `LEAST_STACKS` stacks: fewer say nothing about the tenth of a new one's errors.
-- **Near saturation**, where prompts wait for KV memory, a small error of the steps is a large one of the TTFT.
+- **Constants of a fit** have the band of the fit, inside of the fit (`pdlab.plan.extrapolation`).
+- **Tables with measured levels** have the errors of public stacks after as many levels. These errors include those of
+  TP, lengths and loads that were not measured. They do not include another GPU, model, version, mode or network. An
+  engine or a mode that no public stack has, such as P:D, has no band.
+- **Tables without measured levels** have the errors of public stacks that were predicted by the other stacks. The band
+  is wider for an engine version or a model that no public stack has. There is no band for a GPU that no public stack
+  has; if bands of left-out models or versions held less than `NEAR`; if fewer than `LEAST_LIKE` stacks have that engine
+  and mode; and outside of the points' range of lengths, loads, TP and formats of weights, or of closed loops.
+- A band of tables needs at least `LEAST_STACKS` public stacks.
+- **Near saturation** prompts wait for KV memory. There a small error of the steps is a large error of the TTFT.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FULL = 0.05  # share of the engines' time in which a prompt waits for KV memory:
 
 
 class StackBand(NamedTuple):
-    """``error`` None: an estimate without a band. ``findings``: why, or what of it is extrapolated."""
+    """The errors of a band; None: there is no band. ``findings``: the reason, or the extrapolated parts."""
 
     error: FitError | None
     findings: tuple[Finding, ...] = ()
@@ -51,7 +51,10 @@ def band_of(
     in_flight_per_gpu: Sequence[float],
     outside: Sequence[OutsideFit],
 ) -> StackBand:
-    """``outside``: what `pdlab.plan.extrapolation.outside_fit` says."""
+    """The band of predictions of one deployment, workload and load.
+
+    ``outside``: the result of `pdlab.plan.extrapolation.outside_fit` for them.
+    """
     if hardware.steps is None:
         return StackBand(None if outside else hardware.error)
     catalog = public_errors()
@@ -82,8 +85,7 @@ def band_of(
         how="public stacks, each predicted by the others; requests/s as TPOT",
         parts=parts_of(catalog.components, unseen),
     )
-    said = found("band_of_public_stacks", stacks=len(catalog.stacks), unseen=words or "nothing")
-    return StackBand(error, (said,))
+    return StackBand(error, (found("band_of_public_stacks", stacks=len(catalog.stacks), unseen=words or "nothing"),))
 
 
 def why_no_band(
@@ -94,8 +96,10 @@ def why_no_band(
     load: Load | None = None,
     in_flight_per_gpu: Sequence[float] = (),
 ) -> str:
-    """Why tables with measured levels have no band, because the public points are not like this; empty: they are.
-    ``load`` None: it is not judged."""
+    """Why tables with measured levels have no band: the difference from the public points; empty: there is none.
+
+    ``load``: None: the load is not judged.
+    """
     catalog = public_errors()
     few = _few(catalog, stack_of(hardware, shape, deployment), deployment.mode)
     return few or _not_covered(catalog, hardware, shape, deployment, workload, load, in_flight_per_gpu)
@@ -109,7 +113,7 @@ def _few(catalog: ErrorCatalog, stack: Stack, mode: str) -> str:
 
 
 def _untold(catalog: ErrorCatalog, stack: Stack, mode: str, unseen: Sequence[str]) -> str:
-    """Why no stacks that were left out say how far a prediction of this one is off; empty: they do."""
+    """Why the errors of left-out stacks are no errors of this stack; empty: they are."""
     if few := _few(catalog, stack, mode):
         return few
     if "gpu" in unseen:
@@ -123,7 +127,7 @@ def _untold(catalog: ErrorCatalog, stack: Stack, mode: str, unseen: Sequence[str
 
 
 def why_cached(share: float) -> str:
-    """Why a load whose caches answer that share of the prompt tokens has no band on tables; empty: it is small."""
+    """Why predictions by tables have no band if caches answer that share of the prompt tokens; empty: they have one."""
     return f"none has prefix caches that answer {share:.0%} of the prompt tokens" if share > CACHED else ""
 
 
@@ -146,7 +150,7 @@ def _not_covered(
     load: Load | None,
     in_flight_per_gpu: Sequence[float],
 ) -> str:
-    """What the public points are not of; empty: nothing."""
+    """The difference of a prediction from the range of the public points; empty: it is in their range."""
     covered = catalog.covered
     if len(catalog.stacks) < LEAST_STACKS:
         return f"there are {len(catalog.stacks)}, and a band needs {LEAST_STACKS}"
