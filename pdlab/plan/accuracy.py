@@ -40,12 +40,9 @@ class LevelFigures(NamedTuple):
 
 
 class MeasuredSweep(Frozen):
-    """A measured experiment: its levels in the order of their runs, with their figures.
-
-    ``values``: the figures, one for each level. ``prompts``: whether levels repeat the prompts of earlier levels.
-    ``trace``: the requests that each level replayed (None: no replay). ``warmed``: a warm-up ran before the first
-    level.
-    """
+    """A measured experiment: its levels in the order of their runs, with their figures. ``values``: the figures, one
+    for each level. ``prompts``: whether levels repeat the prompts of earlier levels. ``trace``: the requests that each
+    level replayed (None: no replay). ``warmed``: a warm-up ran before the first level."""
 
     name: str
     deployment: Deployment
@@ -59,10 +56,8 @@ class MeasuredSweep(Frozen):
     def simulated(
         self, hardware: Hardware, shape: ModelShape, *, seed: int, scattered: bool | None = None
     ) -> list[SimulatedLevel]:
-        """Simulate the levels as they were measured. Raises UsageError if the deployment cannot run.
-
-        ``scattered``: see `pdlab.sim.simulator.simulate`.
-        """
+        """Simulate the levels as they were measured. Raises UsageError if the deployment cannot run. ``scattered``: see
+        `pdlab.sim.simulator.simulate`."""
         return simulate(
             self.deployment, self.levels, self.workload, hardware, shape,
             seed=seed, prompts=self.prompts, trace=self.trace, scattered=scattered,
@@ -70,10 +65,8 @@ class MeasuredSweep(Frozen):
 
 
 class PredictedPoint(Frozen):
-    """A predicted and a measured figure of a level.
-
-    ``metric``: one of `METRICS`. ``scatter``: see `pdlab.plan.prediction_intervals.scatter`.
-    """
+    """A predicted and a measured figure of a level. ``metric``: one of `METRICS`. ``scatter``: see
+    `pdlab.plan.prediction_intervals.scatter`."""
 
     experiment: str
     load: str
@@ -112,10 +105,8 @@ def _without_lowest(points: Sequence[PredictedPoint]) -> list[PredictedPoint]:
 
 
 class IntervalCoverage(NamedTuple):
-    """The share of measured values in 90 % intervals.
-
-    ``half_width``: the median half-width of the intervals, as a factor minus 1.
-    """
+    """The share of measured values in 90 % intervals. ``half_width``: the median half-width of the intervals, as a
+    factor minus 1."""
 
     held: float
     half_width: float
@@ -123,9 +114,7 @@ class IntervalCoverage(NamedTuple):
 
 def parts_by_metric(points: Sequence[PredictedPoint], skip_first: bool = True) -> dict[str, ErrorParts]:
     """Metric -> the parts of its errors (`pdlab.plan.prediction_intervals.error_parts`), where they are known.
-
-    ``skip_first``: without the lowest load of each experiment.
-    """
+    ``skip_first``: without the lowest load of each experiment."""
     found = {}
     for metric in METRICS:
         errors = defaultdict[str, list[LevelError]](list)
@@ -140,11 +129,9 @@ def parts_by_metric(points: Sequence[PredictedPoint], skip_first: bool = True) -
 def coverage(
     points: Sequence[PredictedPoint], days_percent: Mapping[str, float] | None = None
 ) -> dict[str, IntervalCoverage]:
-    """Metric -> coverage of its intervals, without the lowest load of each experiment.
-
-    The intervals of an experiment come from the errors of the other experiments. ``days_percent``: metric -> the
-    difference between days that the intervals include (None: none).
-    """
+    """Metric -> coverage of its intervals, without the lowest load of each experiment. The intervals of an experiment
+    come from the errors of the other experiments. ``days_percent``: metric -> the difference between days that the
+    intervals include (None: none)."""
     compared, days = _without_lowest(points), days_percent or {}
     held, widths = defaultdict[str, list[bool]](list), defaultdict[str, list[float]](list)
     for experiment in dict.fromkeys(point.experiment for point in compared):
@@ -177,10 +164,8 @@ def rankings(
     experiments: Sequence[MeasuredSweep], points: Sequence[PredictedPoint], node_gpus: int
 ) -> dict[str, list[TargetCorrelation]]:
     """Input:output lengths -> rank correlations of the experiments of that workload (`rank_correlations`).
-
     ``node_gpus``: the GPUs of a node. Only closed loops are ranked, because in an open loop throughput is the offered
-    rate. The repeats of a level count as their mean. A workload of fewer than three experiments has no entry.
-    """
+    rate. The repeats of a level count as their mean. A workload of fewer than three experiments has no entry."""
     rows = mean_rows(points)
     groups: dict[str, dict[str, tuple[Curve, Curve]]] = {}
     for experiment in experiments:
@@ -267,10 +252,8 @@ def throughput_at(curve: Curve, tpot_s: float) -> float | None:
 
 
 def spearman(values_a: Sequence[float], values_b: Sequence[float]) -> float | None:
-    """Spearman's rank correlation of two sequences of one length.
-
-    None for fewer than two values, or if all values of a sequence are equal.
-    """
+    """Spearman's rank correlation of two sequences of one length. None for fewer than two values, or if all values of a
+    sequence are equal."""
     ranks_a, ranks_b = _ranks(values_a), _ranks(values_b)
     if len(ranks_a) < 2 or np.ptp(ranks_a) == 0 or np.ptp(ranks_b) == 0:
         return None

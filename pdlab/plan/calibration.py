@@ -139,10 +139,8 @@ def _simulated(level: SimulatedLevel) -> LevelFigures:
 def predict(
     hardware: Hardware, shape: ModelShape, experiment: MeasuredSweep, seeds: Sequence[int]
 ) -> list[LevelFigures]:
-    """Predictions of `MeasuredSweep.values`, as means over the seeds.
-
-    Raises UsageError if the experiment cannot run.
-    """
+    """Predictions of `MeasuredSweep.values`, as means over the seeds. Raises UsageError if the experiment cannot
+    run."""
     return [_means(level) for level in zip(*_trials(hardware, shape, experiment, seeds), strict=True)]
 
 
@@ -171,11 +169,9 @@ def _means(trials: Sequence[LevelFigures]) -> LevelFigures:
 
 
 class FigureSlopes(NamedTuple):
-    """The residuals of one experiment, and their slopes.
-
-    ``residuals``, shape (n, 2): the weight, and the logarithm of predicted over measured, of every known figure.
-    ``slopes``, shape (n, constants): the change of these logarithms with the logarithm of each fitted constant.
-    """
+    """The residuals of one experiment, and their slopes. ``residuals``, shape (n, 2): the weight, and the logarithm of
+    predicted over measured, of every known figure. ``slopes``, shape (n, constants): the change of these logarithms
+    with the logarithm of each fitted constant."""
 
     residuals: NDArray[np.float64]
     slopes: NDArray[np.float64]
@@ -204,10 +200,8 @@ def fitted_names(hardware: Hardware) -> list[str]:
 def slopes(
     hardware: Hardware, shape: ModelShape, experiment: MeasuredSweep, seeds: Sequence[int] = SEEDS
 ) -> FigureSlopes:
-    """The residuals of an experiment, and their slopes over `SLOPE_STEP` to either side of each fitted constant.
-
-    Raises UsageError if the experiment cannot run.
-    """
+    """The residuals of an experiment, and their slopes over `SLOPE_STEP` to either side of each fitted constant. Raises
+    UsageError if the experiment cannot run."""
 
     def residuals_at(name: str, factor: float) -> NDArray[np.float64]:
         changed = hardware.with_values({name: hardware.value(name) * factor})
@@ -237,11 +231,9 @@ def fit(
     print_line: Callable[[str], None] = lambda _: None,
     known: Sequence[FigureSlopes] | None = None,
 ) -> Hardware:
-    """``start`` with its fitted constants set to the values that fit the experiments best.
-
-    ``rounds``: the most rounds of the search. ``print_line``: gets a line about each round. ``known``: the `slopes` of
-    the experiments at the start, if they are known already. Raises UsageError if an experiment cannot run.
-    """
+    """``start`` with its fitted constants set to the values that fit the experiments best. ``rounds``: the most rounds
+    of the search. ``print_line``: gets a line about each round. ``known``: the `slopes` of the experiments at the
+    start, if they are known already. Raises UsageError if an experiment cannot run."""
     names = fitted_names(start)
     origin = np.array([start.value(name) for name in names])
 
@@ -368,10 +360,8 @@ def cross_validate(
 
 
 def loads_in_flight(sweep: MeasuredSweep) -> list[float]:
-    """The requests in flight per GPU of every level.
-
-    A level without TPOT has answers of one token, so that its E2EL is its TTFT.
-    """
+    """The requests in flight per GPU of every level. A level without TPOT has answers of one token, so that its E2EL is
+    its TTFT."""
     after_first = sweep.workload.mean_tokens.output - 1
     return [
         in_flight_per_gpu(
@@ -385,10 +375,8 @@ def loads_in_flight(sweep: MeasuredSweep) -> list[float]:
 
 
 def fit_domain(sweeps: Sequence[MeasuredSweep], model: str, made_on: Platform, networks: Sequence[str]) -> FitDomain:
-    """The range of these runs, which are all of one model, one GPU type and one vLLM version.
-
-    ``made_on``: GPU type and vLLM version. ``networks``: the networks that KV cache crossed.
-    """
+    """The range of these runs, which are all of one model, one GPU type and one vLLM version. ``made_on``: GPU type and
+    vLLM version. ``networks``: the networks that KV cache crossed."""
     assert made_on.gpu is not None and made_on.version is not None
     pools = [pool for sweep in sweeps for pool in sweep.deployment.pools.values()]
     means = [sweep.workload.mean_tokens for sweep in sweeps]

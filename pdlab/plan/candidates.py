@@ -36,11 +36,8 @@ PER_SHAPES = 2  # units kept per TPOT bound and pair of kinds
 
 @dataclass(frozen=True, slots=True)
 class SizedDeployment:
-    """A deployment, and the number of copies that fit.
-
-    ``matched_rps``: requests/s of one copy by rate matching. ``in_flight``: its requests in flight at that rate, by
-    Little's law.
-    """
+    """A deployment, and the number of copies that fit. ``matched_rps``: requests/s of one copy by rate matching.
+    ``in_flight``: its requests in flight at that rate, by Little's law."""
 
     deployment: Deployment
     copies: int
@@ -95,11 +92,9 @@ def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Wo
 
 
 def units(shapes: Sequence[Pool], gpus: int, node: int, shape: ModelShape) -> Iterator[ReplicaUnit]:
-    """Every unit that fits the GPUs and that vLLM accepts, collocated ones first.
-
-    ``gpus``: the number of GPUs of each type in ``shapes``. With two types, prefill is on the first one, and all other
-    pools are on the second one. ``node``: the GPUs of a node.
-    """
+    """Every unit that fits the GPUs and that vLLM accepts, collocated ones first. ``gpus``: the number of GPUs of each
+    type in ``shapes``. With two types, prefill is on the first one, and all other pools are on the second one.
+    ``node``: the GPUs of a node."""
     mixed = shapes[0].gpu_type != shapes[-1].gpu_type
     prefills_on = [pool for pool in shapes if pool.gpu_type == shapes[0].gpu_type]
     decodes_on = [pool for pool in shapes if pool.gpu_type == shapes[-1].gpu_type]
@@ -133,10 +128,8 @@ def _accepted(topology: Collocated | Disaggregated, shape: ModelShape) -> bool:
 
 
 def bounds(matcher: RateMatcher, shapes: Iterable[Pool], tpot_s: float | None) -> tuple[float, ...]:
-    """The TPOT bounds at which units are compared, in seconds.
-
-    They are shares of ``tpot_s``, the SLO's bound; or else multiples of the fastest decode step, and no bound.
-    """
+    """The TPOT bounds at which units are compared, in seconds. They are shares of ``tpot_s``, the SLO's bound; or else
+    multiples of the fastest decode step, and no bound."""
     if tpot_s is not None:
         return tuple(share * tpot_s for share in SLO_SHARES)
     fastest_s = min(matcher.step_s(pool, 1) for pool in shapes)
@@ -208,10 +201,8 @@ def shortlist(
 
 
 def on_two_types(deployment: Deployment, hardware: Hardware) -> Deployment | None:
-    """The deployment with prefill on the first GPU type of the hardware, and decode on the second.
-
-    None for a deployment that is not PD, or is packed: the nodes of the two types are different ones.
-    """
+    """The deployment with prefill on the first GPU type of the hardware, and decode on the second. None for a
+    deployment that is not PD, or is packed: the nodes of the two types are different ones."""
     topology = deployment.topology
     if not isinstance(topology, Disaggregated) or topology.placement == "pack":
         return None

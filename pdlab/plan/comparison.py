@@ -25,11 +25,9 @@ from pdlab.sim.simulator import Prompts
 
 
 class ComparedExperiment(NamedTuple):
-    """A measured experiment beside its prediction.
-
-    ``hardware``: what it is predicted with. ``points``: the figures of its levels; a replay has ``replays`` instead.
-    ``outside``: in what its prediction is extrapolated. ``notes``: assumptions of its prediction, as sentences.
-    """
+    """A measured experiment beside its prediction. ``hardware``: what it is predicted with. ``points``: the figures of
+    its levels; a replay has ``replays`` instead. ``outside``: in what its prediction is extrapolated. ``notes``:
+    assumptions of its prediction, as sentences."""
 
     experiment: Experiment
     sweep: MeasuredSweep

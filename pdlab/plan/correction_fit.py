@@ -27,11 +27,8 @@ LEAST_VARIANCE = 1e-12
 
 
 class ErrorSds(Frozen):
-    """Errors of predictions, as standard deviations of logarithms in percent.
-
-    ``level``: the part of a single level. ``parallelism``, ``lengths``, ``load``: the parts that levels with the same
-    one have in common.
-    """
+    """Errors of predictions, as standard deviations of logarithms in percent. ``level``: the part of a single level.
+    ``parallelism``, ``lengths``, ``load``: the parts that levels with the same one have in common."""
 
     level: Annotated[float, Ge(0)]
     parallelism: Annotated[float, Ge(0)] = 0.0
@@ -109,10 +106,8 @@ def distribution_of_correction(correction: Correction) -> CorrectionDistribution
 
 
 def bounded(distribution: CorrectionDistribution) -> Array:
-    """The mean, with times of the host and of waiting that are at least 0.
-
-    If the mean of such a time is below 0, the result is the mean under the condition that the time is 0.
-    """
+    """The mean, with times of the host and of waiting that are at least 0. If the mean of such a time is below 0, the
+    result is the mean under the condition that the time is 0."""
     mean, covariance = distribution.mean.copy(), distribution.covariance.copy()
     for index in (HOST, SYNC, HOST):
         if mean[index] < 0 < covariance[index, index]:
@@ -193,11 +188,8 @@ def prediction_variance(distribution: CorrectionDistribution, slopes: Array) -> 
 def gains(
     prior: CorrectionDistribution, at: Array, responses: Sequence[Response], sds: Mapping[str, ErrorSds], targets: Array
 ) -> list[float]:
-    """The gain of each level, in the order of their numbers.
-
-    It is the share by which the level lowers the mean variance of the ``targets`` (rows of slopes) that the levels
-    before it left. ``at``: see `posterior`.
-    """
+    """The gain of each level, in the order of their numbers. It is the share by which the level lowers the mean
+    variance of the ``targets`` (rows of slopes) that the levels before it left. ``at``: see `posterior`."""
     numbers = sorted({each.level for each in responses})
     before = float(prediction_variance(prior, targets).mean())
     shares = []

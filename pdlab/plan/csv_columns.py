@@ -111,12 +111,9 @@ class NotSimulated(Exception):
 
 
 class CsvTable(NamedTuple):
-    """The cells of a CSV.
-
-    ``header``: column names as they are written. ``lines``: for each row its line number in the file. ``rows``: for
-    each row the cells by column name. ``columns``: name in `ALIASES` -> the column names of that meaning, the one that
-    is the name itself first.
-    """
+    """The cells of a CSV. ``header``: column names as they are written. ``lines``: for each row its line number in the
+    file. ``rows``: for each row the cells by column name. ``columns``: name in `ALIASES` -> the column names of that
+    meaning, the one that is the name itself first."""
 
     header: list[str]
     lines: list[int]
@@ -124,10 +121,8 @@ class CsvTable(NamedTuple):
     columns: dict[str, list[str]]
 
     def cells(self, row: Mapping[str, str]) -> dict[str, str]:
-        """Name in `ALIASES` -> cell of a row, without empty cells.
-
-        Raises NotSimulated if two columns of one meaning differ.
-        """
+        """Name in `ALIASES` -> cell of a row, without empty cells. Raises NotSimulated if two columns of one meaning
+        differ."""
         cells = {}
         for name, columns in self.columns.items():
             empty = {""} if name == "prompts" else EMPTY
@@ -162,10 +157,8 @@ def same_value(one: str, other: str) -> bool:
 
 
 def read_table(text: str, source: str) -> CsvTable:
-    """The cells of a CSV. ``source``: its name in messages.
-
-    Raises UsageError if it is no CSV, or has no row, no column of a configuration, or no column of a load.
-    """
+    """The cells of a CSV. ``source``: its name in messages. Raises UsageError if it is no CSV, or has no row, no column
+    of a configuration, or no column of a load."""
     numbered = _numbered_lines(text.lstrip("\ufeff"), source)
     if not numbered:
         raise UsageError(f"{source}: empty; the first line names the columns (docs/planning.md)")

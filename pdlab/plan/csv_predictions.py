@@ -59,10 +59,8 @@ def predict(
     any_model: Hardware,
     seeds: Sequence[int] = prediction_intervals.SEEDS,
 ) -> list[dict[str, str]]:
-    """For each row the columns of `COLUMNS` (means over the seeds) and `NOTE`.
-
-    ``any_model``: the hardware before a correction for a model. Raises UsageError if no row can run.
-    """
+    """For each row the columns of `COLUMNS` (means over the seeds) and `NOTE`. ``any_model``: the hardware before a
+    correction for a model. Raises UsageError if no row can run."""
     models = {row.deployment.model for row in requested if isinstance(row, RequestedRow)}
     shapes = {model: whole_shape(model) for model in models}
     predictions: dict[int, dict[str, str]] = {}  # by line number
@@ -93,9 +91,7 @@ def _name_of(row: RequestedRow | RefusedRow) -> str:
 
 def _other_stack(row: RequestedRow, hardware: Hardware, shapes: Mapping[str, ModelShape | str]) -> str:
     """Why the model, the hardware, the engine or the precision of a row is not simulated; empty: all of them are.
-
-    ``shapes``: model -> its shape, or why it is unknown.
-    """
+    ``shapes``: model -> its shape, or why it is unknown."""
     stated, model = row.stated, row.deployment.model
     shape = shapes[model]
     if isinstance(shape, str):
@@ -165,10 +161,8 @@ def _predicted_row(
 
 
 def _why_unlike_public(version: str | None, hardware: Hardware, levels: Sequence[SimulatedLevel]) -> str:
-    """Why predictions by tables have no band for this row, although they may have one for its deployment and load.
-
-    The tables are corrected for another engine version than the row's, or caches answer its prompts. Empty: neither.
-    """
+    """Why predictions by tables have no band for this row, although they may have one for its deployment and load. The
+    tables are corrected for another engine version than the row's, or caches answer its prompts. Empty: neither."""
     if hardware.steps is None:
         return ""
     engine, corrected_for = hardware.steps.engine, hardware.steps.engine_version
@@ -200,10 +194,8 @@ def _trial(
     seed: int,
     scattered: bool | None = None,
 ) -> list[SimulatedLevel]:
-    """Simulate the sweep of a row with one seed.
-
-    Raises UsageError if vLLM would refuse the deployment, or if a request does not fit.
-    """
+    """Simulate the sweep of a row with one seed. Raises UsageError if vLLM would refuse the deployment, or if a request
+    does not fit."""
     check_divisibility(row.deployment, shape)
     request = sum(row.workload.longest)
     if request > shape.max_context:
@@ -237,11 +229,8 @@ def _level(row: RequestedRow) -> Level:
 
 
 def _levels(rows: Sequence[RequestedRow]) -> list[Level]:
-    """The levels of a sweep in ascending order.
-
-    If its prompts repeat as in the published runs, the lower levels of the published ladder are among them, because
-    their prompts were served before.
-    """
+    """The levels of a sweep in ascending order. If its prompts repeat as in the published runs, the lower levels of the
+    published ladder are among them, because their prompts were served before."""
     levels = {_level(row) for row in rows}
     closed = [level for level in levels if isinstance(level.load, Closed)]
     published = all(level.num_requests == PUBLISHED_PROMPTS * level.load.value for level in closed)

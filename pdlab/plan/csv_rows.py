@@ -102,10 +102,7 @@ class StatedStack(NamedTuple):
         return major_minor(self.version or (inline[0] if inline else ""))
 
     def is_gpu(self, gpu_type: str | None) -> bool:
-        """Whether the hardware is that GPU type and no other.
-
-        "h100_sxm" and "NVIDIA H100 80GB HBM3" are H100.
-        """
+        """Whether the hardware is that GPU type and no other. "h100_sxm" and "NVIDIA H100 80GB HBM3" are H100."""
         words = [word for word in re.split(r"[^a-z0-9]+", self.hardware.lower()) if word]
         if gpu_type is None or gpu_type.lower() not in words:
             return False
@@ -139,11 +136,9 @@ class RequestedRow(NamedTuple):
 
 
 class CsvFile(NamedTuple):
-    """A file of requested predictions.
-
-    ``header``: its column names. ``rows``: cells by column name, as they are written. ``requested``: the meaning of
-    each row. ``unread``: the columns that have cells, and on which no prediction depends.
-    """
+    """A file of requested predictions. ``header``: its column names. ``rows``: cells by column name, as they are
+    written. ``requested``: the meaning of each row. ``unread``: the columns that have cells, and on which no prediction
+    depends."""
 
     header: list[str]
     rows: list[dict[str, str]]
@@ -152,11 +147,9 @@ class CsvFile(NamedTuple):
 
 
 def read(text: str, source: str, model: str = "gpt-oss-120b", *, refuse_rows: bool = False) -> CsvFile:
-    """The rows of a CSV.
-
-    ``source``: the name of the file in messages. ``model``: the model of rows that name none. ``refuse_rows``: a wrong
-    cell refuses only its row, for tables that nobody can correct. Raises UsageError with the line and the column.
-    """
+    """The rows of a CSV. ``source``: the name of the file in messages. ``model``: the model of rows that name none.
+    ``refuse_rows``: a wrong cell refuses only its row, for tables that nobody can correct. Raises UsageError with the
+    line and the column."""
     table = read_table(text, source)
     requested: list[RequestedRow | RefusedRow] = []
     for line, row in zip(table.lines, table.rows, strict=True):
@@ -213,11 +206,8 @@ def _refuse_features(cells: Cells) -> None:
 
 
 def _with_attention_ranks(cells: Cells) -> Cells:
-    """The cells with the number of attention's data parallel ranks as ``dp``.
-
-    Each of these ranks has ``tp`` GPUs only if the row's number of GPUs proves it: other people count all GPUs of an
-    engine as its ``tp``.
-    """
+    """The cells with the number of attention's data parallel ranks as ``dp``. Each of these ranks has ``tp`` GPUs only
+    if the row's number of GPUs proves it: other people count all GPUs of an engine as its ``tp``."""
     ranks = {}
     for prefix in ("", "p_", "d_"):
         name, field = f"{prefix}dp_attention", f"{prefix}dp"
@@ -302,10 +292,8 @@ def _topology(cells: Cells) -> Split:
 
 
 def _with_disaggregated(cells: Cells) -> Cells:
-    """The cells with the mode of the column ``disaggregated``, and with replicas from the GPUs of each role.
-
-    A row with a single TP degree is refused: it is that of prefill, or that of decode.
-    """
+    """The cells with the mode of the column ``disaggregated``, and with replicas from the GPUs of each role. A row with
+    a single TP degree is refused: it is that of prefill, or that of decode."""
     cell, mode = cells.get("disaggregated", ""), _word(cells, "mode")
     if not cell:
         return cells

@@ -73,12 +73,9 @@ class KnownStack(Frozen):
 
 
 class ErrorsAfterLevels(Frozen):
-    """The errors of predictions of a stack after some of its levels were measured, by metric.
-
-    ``median_percent``: median absolute error on the other levels of a stack, as a median over stacks. ``held``: share
-    of these levels in bands of other stacks' errors, as a mean over stacks. ``near``: the number of stacks with that
-    share in `NEAR`.
-    """
+    """The errors of predictions of a stack after some of its levels were measured, by metric. ``median_percent``:
+    median absolute error on the other levels of a stack, as a median over stacks. ``held``: share of these levels in
+    bands of other stacks' errors, as a mean over stacks. ``near``: the number of stacks with that share in `NEAR`."""
 
     components: dict[str, ErrorComponents]
     median_percent: dict[str, float]
@@ -87,11 +84,9 @@ class ErrorsAfterLevels(Frozen):
 
 
 class CoveredRange(Frozen):
-    """The range of the public points.
-
-    ``tp``: TP degrees. ``weights``: formats of weights (`weights_of`). ``input_tokens``, ``output_tokens``: the least
-    and the most requested tokens. ``in_flight_per_gpu``: the least and the most requests in flight per GPU.
-    """
+    """The range of the public points. ``tp``: TP degrees. ``weights``: formats of weights (`weights_of`).
+    ``input_tokens``, ``output_tokens``: the least and the most requested tokens. ``in_flight_per_gpu``: the least and
+    the most requests in flight per GPU."""
 
     tp: tuple[int, ...]
     weights: tuple[str, ...]
@@ -129,11 +124,9 @@ class ErrorCatalog(Frozen):
     covered: CoveredRange
 
     def prior(self, stack: Stack) -> CorrectionDistribution:
-        """The prior of the correction of a stack, which may be one of these.
-
-        The stack that was measured here counts for its own engine version only. That version is older, and its host
-        takes longer: for its model or GPU it would make predictions of later versions worse.
-        """
+        """The prior of the correction of a stack, which may be one of these. The stack that was measured here counts
+        for its own engine version only. That version is older, and its host takes longer: for its model or GPU it would
+        make predictions of later versions worse."""
         fits, home = [each.fit for each in self.stacks], home_fit()
         if group_of(stack, "engine") == group_of(home.stack, "engine"):
             fits.append(home)
@@ -170,11 +163,8 @@ def model_word(shape: ModelShape) -> str:
 
 
 def stack_of(hardware: Hardware, shape: ModelShape, deployment: Deployment | None = None) -> Stack:
-    """The stack of hardware with tables, and of a model.
-
-    A checkpoint of a known model (another precision, tuned) is that model. With the precision of one of its stacks it
-    may be that stack. ``deployment``: None: collocated.
-    """
+    """The stack of hardware with tables, and of a model. A checkpoint of a known model (another precision, tuned) is
+    that model. With the precision of one of its stacks it may be that stack. ``deployment``: None: collocated."""
     assert hardware.steps is not None
     word = model_word(shape)
     models = sorted({each.model for each in public_errors().stacks})
@@ -197,11 +187,8 @@ def stack_of(hardware: Hardware, shape: ModelShape, deployment: Deployment | Non
 
 
 def with_stack_prior(hardware: Hardware, shape: ModelShape) -> Hardware:
-    """The hardware with the prior of the public stacks as the correction of its tables.
-
-    The hardware stays the same if its steps are no tables, if levels were measured for its correction, or if no public
-    stack has its engine.
-    """
+    """The hardware with the prior of the public stacks as the correction of its tables. The hardware stays the same if
+    its steps are no tables, if levels were measured for its correction, or if no public stack has its engine."""
     if hardware.beside:
         beside = tuple(with_stack_prior(each, shape) for each in hardware.beside)
         hardware = hardware.model_copy(update={"beside": beside})
@@ -215,10 +202,8 @@ def with_stack_prior(hardware: Hardware, shape: ModelShape) -> Hardware:
 
 
 def error_after(levels: int) -> FitError:
-    """The errors of predictions after a number of measured levels: those of the public stacks after as many.
-
-    The levels of the public stacks are spread over parallelism and lengths, so ``levels`` that share both count as one.
-    """
+    """The errors of predictions after a number of measured levels: those of the public stacks after as many. The levels
+    of the public stacks are spread over parallelism and lengths, so ``levels`` that share both count as one."""
     catalog = public_errors()
     count = max(each for each in catalog.after if each <= max(levels, min(catalog.after)))
     after = catalog.after[count]
@@ -235,9 +220,7 @@ def error_after(levels: int) -> FitError:
 
 
 def parts_of(components: Mapping[str, ErrorComponents], unseen: Sequence[str] = ()) -> dict[str, ErrorParts]:
-    """Metric -> the parts of its errors, for a band. The errors of requests/s are those of TPOT.
-
-    ``unseen``: the kinds, of model, GPU and engine version, in which no public stack is like this one.
-    """
+    """Metric -> the parts of its errors, for a band. The errors of requests/s are those of TPOT. ``unseen``: the kinds,
+    of model, GPU and engine version, in which no public stack is like this one."""
     known = {metric: parts for metric, each in components.items() if (parts := each.parts(unseen)) is not None}
     return {**known, "requests/s": known[TPOT]} if TPOT in known else known

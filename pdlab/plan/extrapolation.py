@@ -52,11 +52,8 @@ class OutsideFit(NamedTuple):
 
 
 class Platform(NamedTuple):
-    """The platform of a run. None: unknown.
-
-    ``gpu``: GPU type as Ray names it, ``cpu`` for engines on CPUs. ``version``: major and minor version of the engine.
-    ``nic``: the nodes' kind of NIC.
-    """
+    """The platform of a run. None: unknown. ``gpu``: GPU type as Ray names it, ``cpu`` for engines on CPUs.
+    ``version``: major and minor version of the engine. ``nic``: the nodes' kind of NIC."""
 
     gpu: str | None = None
     engine: str | None = None
@@ -76,11 +73,9 @@ def outside_fit(
     ran_on: Platform = UNKNOWN_PLATFORM,
     in_flight_per_gpu: Sequence[float] = (),
 ) -> tuple[OutsideFit, ...]:
-    """The dimensions in which a prediction is extrapolated; empty: it is within the fit.
-
-    Arguments that are not given, and unknown parts of ``ran_on``, are not judged. ``workloads``: each counts with its
-    mean and its longest request. ``in_flight_per_gpu``: loads, see `pdlab.sim.hardware.FitDomain`.
-    """
+    """The dimensions in which a prediction is extrapolated; empty: it is within the fit. Arguments that are not given,
+    and unknown parts of ``ran_on``, are not judged. ``workloads``: each counts with its mean and its longest request.
+    ``in_flight_per_gpu``: loads, see `pdlab.sim.hardware.FitDomain`."""
     fit = hardware.fit
     if fit is None and hardware.steps is not None:
         return (OutsideFit("fit", f"no measured run on {hardware.gpu} corrects the tables"),)

@@ -56,20 +56,16 @@ FluidCode = Literal["no_split_keeps_slo", "worth_it", "fixed_is_better", "as_goo
 
 
 class SizedForRate(NamedTuple):
-    """A candidate for the requested rate.
-
-    ``sure``: it meets the SLO even if latencies are longer by the model's errors.
-    """
+    """A candidate for the requested rate. ``sure``: it meets the SLO even if latencies are longer by the model's
+    errors."""
 
     candidate: Candidate
     sure: bool
 
 
 class OtherCase(NamedTuple):
-    """The ranking if scattered blocks are copied in the other way: ``merged``, or else one by one.
-
-    ``first``: the best candidate then. ``planned_first``: the plan's best candidate, under the same assumption.
-    """
+    """The ranking if scattered blocks are copied in the other way: ``merged``, or else one by one. ``first``: the best
+    candidate then. ``planned_first``: the plan's best candidate, under the same assumption."""
 
     first: Candidate
     planned_first: Candidate
@@ -101,11 +97,9 @@ class PlanVerdict:
 
 
 class RankedRow(NamedTuple):
-    """A row of the ranking.
-
-    ``output_tokens_per_s``: per node. ``gain``: over the best collocated candidate. ``experimental``: prefill TP is
-    above decode TP. ``depends``: its figures depend on how scattered blocks are copied.
-    """
+    """A row of the ranking. ``output_tokens_per_s``: per node. ``gain``: over the best collocated candidate.
+    ``experimental``: prefill TP is above decode TP. ``depends``: its figures depend on how scattered blocks are
+    copied."""
 
     number: int
     candidate: Candidate
@@ -126,12 +120,9 @@ class BothCases(NamedTuple):
 
 
 class RegimeMap(NamedTuple):
-    """The best deployment by throughput.
-
-    ``inside``: there is a map, because the model's errors are known and some candidate is not extrapolated.
-    ``tolerance``: relative difference of TPOT within the model's error. ``left_out``: number of extrapolated
-    candidates.
-    """
+    """The best deployment by throughput. ``inside``: there is a map, because the model's errors are known and some
+    candidate is not extrapolated. ``tolerance``: relative difference of TPOT within the model's error. ``left_out``:
+    number of extrapolated candidates."""
 
     inside: bool
     tolerance: float = 0.0
@@ -151,12 +142,9 @@ class MatchedPair(NamedTuple):
 
 @dataclass(frozen=True)
 class Ranking:
-    """The facts of a ranking.
-
-    ``nodes``: number and type of the nodes. ``best_screened``: the best candidate that was simulated only in a closed
-    loop. ``other_first``: the first candidate if GPUs are counted in the other way; None: the same one. ``queues_s``:
-    the longest mean TTFT, if it is long and has no bound; else 0.
-    """
+    """The facts of a ranking. ``nodes``: number and type of the nodes. ``best_screened``: the best candidate that was
+    simulated only in a closed loop. ``other_first``: the first candidate if GPUs are counted in the other way; None:
+    the same one. ``queues_s``: the longest mean TTFT, if it is long and has no bound; else 0."""
 
     plan: Plan
     scenario: Scenario
@@ -304,9 +292,7 @@ def slo_text(slo: Slo) -> str:
 
 def verdict(plan: Plan, scenario: Scenario) -> PlanVerdict:
     """Whether PD pays, by how much, with its interval, and whether that depends on how scattered blocks are copied.
-
-    There is no winner if TTFT has no bound, or if one of the two candidates is extrapolated.
-    """
+    There is no winner if TTFT has no bound, or if one of the two candidates is extrapolated."""
     base, split = (plan.best_candidate(collocated=each) for each in (True, False))
 
     def with_code(
@@ -394,10 +380,8 @@ def _matched(plan: Plan, scenario: Scenario) -> list[MatchedPair]:
 
 @dataclass(frozen=True)
 class FluidFacts:
-    """The controller beside the best fixed splits, with a verdict.
-
-    ``file``: the workload file of a trace, quoted for a shell; None: the workload is no trace.
-    """
+    """The controller beside the best fixed splits, with a verdict. ``file``: the workload file of a trace, quoted for a
+    shell; None: the workload is no trace."""
 
     plan: FluidPlan
     scenario: Scenario

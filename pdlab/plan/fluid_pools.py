@@ -47,11 +47,9 @@ class MatchedSplit(NamedTuple):
 
 
 class ServedRate(NamedTuple):
-    """Requests/s within the SLO of one setting of the roles.
-
-    ``roles``: ``auto``, or a fixed split such as ``3:5``. ``speed``: of a trace, times its own (None: no trace).
-    ``hit_share``: of a trace, the share of its prompt tokens from caches.
-    """
+    """Requests/s within the SLO of one setting of the roles. ``roles``: ``auto``, or a fixed split such as ``3:5``.
+    ``speed``: of a trace, times its own (None: no trace). ``hit_share``: of a trace, the share of its prompt tokens
+    from caches."""
 
     roles: str
     rps: float
@@ -60,11 +58,8 @@ class ServedRate(NamedTuple):
 
 
 class FluidPlan(NamedTuple):
-    """The goodput of a pool.
-
-    ``fixed``: that of the simulated splits, best first. ``auto``: that of the controller. ``moves``: the mix of
-    requests changes with time.
-    """
+    """The goodput of a pool. ``fixed``: that of the simulated splits, best first. ``auto``: that of the controller.
+    ``moves``: the mix of requests changes with time."""
 
     deployment: Deployment
     fixed: tuple[ServedRate, ...]
@@ -107,11 +102,8 @@ def share_within(simulated: SimulatedLevel, slo: Slo, from_s: float) -> float:
 
 
 def hill_climb(value: Callable[[int], float], begin: int, engines: int, step: int = 1) -> int:
-    """The number of prefill engines with the highest ``value``, by a search uphill.
-
-    ``engines``: the number of engines. ``step``: the difference of neighbours. The result is at least as good as `FAR`
-    neighbours in each direction.
-    """
+    """The number of prefill engines with the highest ``value``, by a search uphill. ``engines``: the number of engines.
+    ``step``: the difference of neighbours. The result is at least as good as `FAR` neighbours in each direction."""
     best = begin
     while True:
         near = [prefill for prefill in range(best - FAR * step, best + FAR * step + 1, step) if 1 <= prefill < engines]
@@ -122,10 +114,8 @@ def hill_climb(value: Callable[[int], float], begin: int, engines: int, step: in
 
 
 def most_rps(share: Callable[[float], float], quantile: float, near_rps: float) -> float:
-    """The highest rate whose ``share`` is at least the quantile, by halving; 0 if there is none.
-
-    ``near_rps``: an estimate of that rate.
-    """
+    """The highest rate whose ``share`` is at least the quantile, by halving; 0 if there is none. ``near_rps``: an
+    estimate of that rate."""
     low, high = 0.0, HIGHEST * near_rps
     while high > CLOSE * low and high > near_rps / 100:
         rate_rps = (low + high) / 2
@@ -139,11 +129,8 @@ def fluid_plan(
     gpus: int,
     on_progress: Callable[[int, int, str], None] = lambda done, of, label: None,
 ) -> FluidPlan:
-    """Simulate the pool with the controller and with fixed splits.
-
-    ``on_progress``: see `pdlab.plan.planner.plan`. Raises UsageError for fewer than two engines, or without an SLO on
-    TTFT and TPOT.
-    """
+    """Simulate the pool with the controller and with fixed splits. ``on_progress``: see `pdlab.plan.planner.plan`.
+    Raises UsageError for fewer than two engines, or without an SLO on TTFT and TPOT."""
     if scenario.slo.ttft_s is None or scenario.slo.tpot_s is None:
         raise UsageError("--fluid compares requests/s within bounds: give --slo-ttft-ms and --slo-tpot-ms")
     trace = scenario.trace

@@ -25,12 +25,9 @@ APART = 1.2  # levels of a sweep differ by at least this factor
 
 
 class Measurement(NamedTuple):
-    """The commands that measure one candidate.
-
-    ``launch``: the command that launches it. ``cluster``: the cluster for a dry run (None: it fits none).
-    ``concurrencies``: those of its sweep (empty: a request rate was requested). ``outside``: the dimensions in which
-    its prediction is extrapolated.
-    """
+    """The commands that measure one candidate. ``launch``: the command that launches it. ``cluster``: the cluster for a
+    dry run (None: it fits none). ``concurrencies``: those of its sweep (empty: a request rate was requested).
+    ``outside``: the dimensions in which its prediction is extrapolated."""
 
     candidate: Candidate
     is_baseline: bool
@@ -105,10 +102,8 @@ def sweep_levels(candidate: Candidate) -> list[int]:
 
 
 def cluster_for(deployment: Deployment, node: str) -> str | None:
-    """The cluster for a dry run of one copy; None if the copy does not fit.
-
-    It is the cluster file ``node``, or the smallest cluster of at least two nodes of the type ``node``.
-    """
+    """The cluster for a dry run of one copy; None if the copy does not fit. It is the cluster file ``node``, or the
+    smallest cluster of at least two nodes of the type ``node``."""
     if is_yaml_path(node):
         return shlex.quote(node) if fits(deployment, load_cluster(node)) else None
     slots = load_cluster(f"{node}-x1").nodes[0].total_slots

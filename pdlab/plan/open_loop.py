@@ -24,10 +24,8 @@ ENOUGH = 0.02  # a share of good requests is near the quantile: nearer shares di
 
 
 class Goodput(NamedTuple):
-    """The goodput of one copy in requests/s; 0 if the lowest simulated rate misses the SLO.
-
-    ``levels``: the simulated rates, in ascending order.
-    """
+    """The goodput of one copy in requests/s; 0 if the lowest simulated rate misses the SLO. ``levels``: the simulated
+    rates, in ascending order."""
 
     rps: float
     levels: tuple[LoadResult, ...]
@@ -80,11 +78,9 @@ def goodput(scenario: Scenario, deployment: Deployment, capacity_rps: float, sta
 
 
 def _factor_down(before: LoadResult | None, outcome: LoadResult) -> float:
-    """The factor from a rate that misses the SLO down to a rate that may meet it.
-
-    It follows the line through ``before``, an earlier rate that missed, in logarithms, and goes a little farther.
-    Without such a rate, or if its stress is lower by chance, latencies are taken as proportional to the rate.
-    """
+    """The factor from a rate that misses the SLO down to a rate that may meet it. It follows the line through
+    ``before``, an earlier rate that missed, in logarithms, and goes a little farther. Without such a rate, or if its
+    stress is lower by chance, latencies are taken as proportional to the rate."""
     if before is None or not before.stress > outcome.stress > 1:
         return outcome.stress
     slope = math.log(before.stress / outcome.stress) / math.log(before.load.value / outcome.load.value)
@@ -92,11 +88,9 @@ def _factor_down(before: LoadResult | None, outcome: LoadResult) -> float:
 
 
 def _between(low: LoadResult, high: LoadResult, most_rps: float) -> float:
-    """A rate between ``low``, which meets the SLO, and ``high``, which misses it.
-
-    It is the rate at which stress passes 1, on a line in logarithms; or ``most_rps``, the highest served rate. It is at
-    least a quarter of the way from both.
-    """
+    """A rate between ``low``, which meets the SLO, and ``high``, which misses it. It is the rate at which stress passes
+    1, on a line in logarithms; or ``most_rps``, the highest served rate. It is at least a quarter of the way from
+    both."""
     part = 0.5
     if low.stress < 1 < high.stress:
         part = crossing_share(low.stress, high.stress)
@@ -106,10 +100,8 @@ def _between(low: LoadResult, high: LoadResult, most_rps: float) -> float:
 
 
 def under_rates(scenario: Scenario, deployment: Deployment, most_rps: float, gpus: float) -> RateSweep:
-    """One copy under growing request rates, for the goodput map.
-
-    ``most_rps``: the highest requests/s of its closed loops. ``gpus``: the counted GPUs of one copy.
-    """
+    """One copy under growing request rates, for the goodput map. ``most_rps``: the highest requests/s of its closed
+    loops. ``gpus``: the counted GPUs of one copy."""
     outcomes = [scenario.outcome(deployment, scenario.at_rate(share * most_rps)) for share in MAP_RATES]
     return RateSweep(
         label=deployment.label,

@@ -62,10 +62,8 @@ def candidate_curve(candidate: Candidate, scenario: Scenario) -> PredictedCurve:
 def simulated_as_measured(
     sweep: MeasuredSweep, hardware: Hardware, shape: ModelShape, seed: int, *, steady: bool
 ) -> Experiment:
-    """The levels of a measured experiment, simulated as they were measured.
-
-    ``steady``: the runs have a steady window, if they are long enough for one.
-    """
+    """The levels of a measured experiment, simulated as they were measured. ``steady``: the runs have a steady window,
+    if they are long enough for one."""
     levels = sweep.simulated(hardware, shape, seed=seed)
     predicted = _experiment(sweep.name, sweep.deployment, sweep.workload, levels)
     if steady:

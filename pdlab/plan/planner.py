@@ -136,10 +136,8 @@ class Plan:
 
 
 def ladder(scenario: Scenario, sized: SizedDeployment) -> tuple[LoadResult, ...]:
-    """Simulate one copy under growing load, until a load clearly misses the SLO, or throughput no longer grows.
-
-    Rate matching ignores queues. If its lowest load misses the SLO, lower loads are simulated too.
-    """
+    """Simulate one copy under growing load, until a load clearly misses the SLO, or throughput no longer grows. Rate
+    matching ignores queues. If its lowest load misses the SLO, lower loads are simulated too."""
     outcomes: list[LoadResult] = []
     groups = {role: pool.tp_groups for role, pool in sized.deployment.pools.items()}
     # Beyond the largest batch of the engines, more load only lengthens the queue.
@@ -175,11 +173,9 @@ def evaluate(
     concurrencies: Sequence[int] | None = None,
     rate_rps: float | None = None,
 ) -> Candidate:
-    """Simulate one deployment at the loads of its `ladder`, or at the given loads, which its copies share.
-
-    ``gpus``: the number of planned GPUs. ``concurrencies``, ``rate_rps``: given loads. Raises UsageError if a request
-    does not fit.
-    """
+    """Simulate one deployment at the loads of its `ladder`, or at the given loads, which its copies share. ``gpus``:
+    the number of planned GPUs. ``concurrencies``, ``rate_rps``: given loads. Raises UsageError if a request does not
+    fit."""
     deployment, copies = sized.deployment, sized.copies
     if rate_rps is not None:
         return _for_rate(scenario, sized, gpus, rate_rps)
@@ -260,11 +256,9 @@ def plan(
 
 
 def _to_confirm(matched_per_gpu: Sequence[float], candidates: list[Candidate], assumed: range) -> Iterator[int]:
-    """The numbers of the candidates to simulate under Poisson arrivals, one after another.
-
-    ``candidates`` gets the results of the earlier ones. The numbers in ``assumed`` are those of the candidates that are
-    ranked; the other candidates are under the other assumption about scattered blocks.
-    """
+    """The numbers of the candidates to simulate under Poisson arrivals, one after another. ``candidates`` gets the
+    results of the earlier ones. The numbers in ``assumed`` are those of the candidates that are ranked; the other
+    candidates are under the other assumption about scattered blocks."""
     per_gpu = [candidate.capacity_per_gpu or 0.0 for candidate in candidates]
     by_capacity = sorted(range(len(candidates)), key=lambda number: -per_gpu[number])
     # Equal requests of a closed loop may run in step, which rate matching ignores.
@@ -308,10 +302,8 @@ def _rank_key(candidate: Candidate) -> tuple[float, float, int, str]:
 def sized_deployment(
     scenario: Scenario, deployment: Deployment, view: ClusterView | None = None, gpus: int | None = None
 ) -> SizedDeployment:
-    """The deployment with its matched rate, as in a `shortlist`.
-
-    ``view``: the nodes on which as many copies are placed as fit ``gpus`` (None: one copy, which is not placed).
-    """
+    """The deployment with its matched rate, as in a `shortlist`. ``view``: the nodes on which as many copies are placed
+    as fit ``gpus`` (None: one copy, which is not placed)."""
     rps, in_flight = _matcher(scenario).serves(unit_of(deployment), scenario.slo.tpot_s or math.inf)
     copies = copies_of(deployment, view, gpus or deployment.gpus) if view is not None else 1
     return SizedDeployment(deployment, copies, rps, in_flight)
@@ -327,10 +319,8 @@ def _matcher(scenario: Scenario) -> RateMatcher:
 
 @dataclass(frozen=True, slots=True)
 class ThroughputGain:
-    """Served requests/s per GPU over those of another candidate, minus 1.
-
-    ``interval``: its 90 % interval; None: one of the two candidates is extrapolated, so its error is unknown.
-    """
+    """Served requests/s per GPU over those of another candidate, minus 1. ``interval``: its 90 % interval; None: one of
+    the two candidates is extrapolated, so its error is unknown."""
 
     value: float
     interval: tuple[float, float] | None
@@ -379,11 +369,9 @@ def _goodput_errors(candidate: Candidate, scenario: Scenario, error: FitError) -
 
 
 def capacity(outcomes: Sequence[LoadResult], slo: Slo, tpot: float = 1.0, ttft: float = 1.0) -> float:
-    """Requests/s at which growing load begins to miss the SLO, linear between simulated loads.
-
-    If all loads meet the SLO: the highest requests/s of any load. If the lowest load misses it: 0. ``tpot``, ``ttft``:
-    factors on these latencies.
-    """
+    """Requests/s at which growing load begins to miss the SLO, linear between simulated loads. If all loads meet the
+    SLO: the highest requests/s of any load. If the lowest load misses it: 0. ``tpot``, ``ttft``: factors on these
+    latencies."""
     capacity_rps, previous = 0.0, None
     for outcome in outcomes:
         stress = slo.stress_of(outcome.columns, tpot, ttft) if (tpot, ttft) != (1.0, 1.0) else outcome.stress

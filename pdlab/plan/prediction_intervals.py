@@ -30,11 +30,9 @@ SEEDS = (0, 1, 2, 3)  # of the simulations whose mean is a prediction
 
 
 def scatter(values: Sequence[float], merged: float | None = None) -> float:
-    """The standard deviation of the logarithm of a prediction that is known without a measurement.
-
-    ``values``: by each seed; their mean is predicted, and a measurement is like one of them. ``merged``: the mean if
-    scattered blocks merge; None: that does not matter.
-    """
+    """The standard deviation of the logarithm of a prediction that is known without a measurement. ``values``: by each
+    seed; their mean is predicted, and a measurement is like one of them. ``merged``: the mean if scattered blocks
+    merge; None: that does not matter."""
     logs = [math.log(value) for value in values]
     chance = statistics.stdev(logs) * math.sqrt(1 + 1 / len(logs)) if len(logs) > 1 else 0.0
     gap = 0.0 if merged is None else math.log(statistics.fmean(values) / merged)
@@ -49,11 +47,9 @@ class LevelError(NamedTuple):
 
 
 def error_parts(configurations: Sequence[Sequence[LevelError]]) -> ErrorParts | None:
-    """The parts of the errors of the levels of each configuration.
-
-    The mean error is taken as 0, because no prediction is corrected by it. None for fewer than two configurations, or
-    if no configuration has two levels: the common part is unknown then.
-    """
+    """The parts of the errors of the levels of each configuration. The mean error is taken as 0, because no prediction
+    is corrected by it. None for fewer than two configurations, or if no configuration has two levels: the common part
+    is unknown then."""
     groups = [group for group in configurations if group]
     if len(groups) < 2 or all(len(group) == 1 for group in groups):
         return None
@@ -66,10 +62,8 @@ def error_parts(configurations: Sequence[Sequence[LevelError]]) -> ErrorParts | 
 
 
 def _sums(group: Sequence[LevelError], level: float) -> tuple[float, float, float]:
-    """Three sums over a configuration's levels, with the inverse variances as weights.
-
-    They are the sum of weights, the sum of weighted errors, and the rest of -2 times the logarithm of the likelihood.
-    """
+    """Three sums over a configuration's levels, with the inverse variances as weights. They are the sum of weights, the
+    sum of weighted errors, and the rest of -2 times the logarithm of the likelihood."""
     variances = [level**2 + each.known**2 + LEAST**2 for each in group]
     weighted = [error / variance for (error, _), variance in zip(group, variances, strict=True)]
     rest = sum(math.log(variance) for variance in variances)

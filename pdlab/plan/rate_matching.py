@@ -44,10 +44,8 @@ class Rates(NamedTuple):
 
 
 class ReplicaUnit(NamedTuple):
-    """``prefills`` replicas of the kind ``prefill`` and ``decodes`` replicas of the kind ``decode``.
-
-    A kind is a pool of one replica. ``decode`` None: a collocated pool.
-    """
+    """``prefills`` replicas of the kind ``prefill`` and ``decodes`` replicas of the kind ``decode``. A kind is a pool
+    of one replica. ``decode`` None: a collocated pool."""
 
     prefill: Pool
     prefills: int
@@ -78,10 +76,8 @@ class UnitRate(NamedTuple):
 
 
 class RateMatcher:
-    """Rates of engine shapes for one model, GPU and workload; every figure is computed once.
-
-    ``prefix_hit_rate``: share of each prompt that is in the prefix cache. ``ttft_s``: the bound on TTFT (None: none).
-    """
+    """Rates of engine shapes for one model, GPU and workload; every figure is computed once. ``prefix_hit_rate``: share
+    of each prompt that is in the prefix cache. ``ttft_s``: the bound on TTFT (None: none)."""
 
     def __init__(
         self,

@@ -39,11 +39,9 @@ class PredictedMeasured(NamedTuple):
 
 
 class ComparedReplay(NamedTuple):
-    """The figures of the answered requests of a replay; times in seconds.
-
-    ``load``: the name of the replay. ``run`` and ``records``: one of the simulations, as a result. ``tpot_p50``: None
-    if answers have one token. ``hit_share``: share of prompt tokens from caches (None: not counted).
-    """
+    """The figures of the answered requests of a replay; times in seconds. ``load``: the name of the replay. ``run`` and
+    ``records``: one of the simulations, as a result. ``tpot_p50``: None if answers have one token. ``hit_share``: share
+    of prompt tokens from caches (None: not counted)."""
 
     name: str
     load: str
@@ -57,11 +55,8 @@ class ComparedReplay(NamedTuple):
 
 
 def trace_sent(folder: Path, experiment: Experiment) -> Trace | None:
-    """The requests that an experiment replayed; None if it replayed none.
-
-    Raises StoreError if the compiled workload in its folder is missing or another one. Raises UsageError if it cannot
-    be read.
-    """
+    """The requests that an experiment replayed; None if it replayed none. Raises StoreError if the compiled workload in
+    its folder is missing or another one. Raises UsageError if it cannot be read."""
     replayed = [
         run.workload.lengths
         for run in experiment.runs
@@ -94,12 +89,9 @@ def compared(
     engine_kwargs: Mapping[str, Any],
     seeds: Sequence[int] = SEEDS,
 ) -> list[ComparedReplay]:
-    """Predicted and measured figures of each valid replay.
-
-    The simulated caches are those of the measured engines. For a rehearsal they are those of ``hardware``.
-    ``engine_kwargs``: engine arguments that the launch added to those of the deployment. Raises UsageError if the model
-    or a request does not fit.
-    """
+    """Predicted and measured figures of each valid replay. The simulated caches are those of the measured engines. For
+    a rehearsal they are those of ``hardware``. ``engine_kwargs``: engine arguments that the launch added to those of
+    the deployment. Raises UsageError if the model or a request does not fit."""
     deployment = sweep.deployment.with_engine_kwargs(engine_kwargs)
     if experiment.manifest.rehearsal is None:  # rehearsed engines are those of the hardware file
         hybrid = not any(pool.engine_kwargs.get(ONE_GROUP) for pool in deployment.pools.values())
@@ -123,11 +115,9 @@ def compared(
 
 
 def write_simulated(out: Path, experiment: Experiment, replays: Sequence[ComparedReplay]) -> Path:
-    """Write one simulation of each replay of an experiment as a result folder in ``out``, and return the folder.
-
-    The folder has the name of the experiment. Raises UsageError if it holds other results. Raises WriteError if it
-    cannot be written.
-    """
+    """Write one simulation of each replay of an experiment as a result folder in ``out``, and return the folder. The
+    folder has the name of the experiment. Raises UsageError if it holds other results. Raises WriteError if it cannot
+    be written."""
     folder, measured = out / experiment.name, experiment.manifest
     store = Store(folder)
     if folder.is_dir() and any(folder.iterdir()) and store.read_manifest().origin != "simulated":

@@ -38,11 +38,9 @@ GROWTH, DEVIATIONS = 0.05, 3.0  # a queue grows if more than this share, and the
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """The figures of one copy under one load. Latencies are means of the judged requests.
-
-    ``good_share``: share of these requests within every bound. ``meets``: it is at least the SLO's quantile, and no
-    queue grows. ``stress``: the SLO's quantile of the worst latency over its bound. ``bottleneck``: see `bottleneck`.
-    """
+    """The figures of one copy under one load. Latencies are means of the judged requests. ``good_share``: share of
+    these requests within every bound. ``meets``: it is at least the SLO's quantile, and no queue grows. ``stress``: the
+    SLO's quantile of the worst latency over its bound. ``bottleneck``: see `bottleneck`."""
 
     load: Closed | Open
     requests_per_s: float
@@ -113,11 +111,9 @@ class Scenario:
         return deployment.model_copy(update={"kv_offload_gb": self.kv_offload_gb})
 
     def counted_gpus(self, deployment: Deployment, copies: int, gpus: int) -> float:
-        """The GPUs by which the throughput of all copies is divided.
-
-        They are the GPUs that the copies use, or the GPUs of their whole nodes (`whole_node_gpus`), at most those of
-        the planned nodes. ``gpus``: the number of planned GPUs.
-        """
+        """The GPUs by which the throughput of all copies is divided. They are the GPUs that the copies use, or the GPUs
+        of their whole nodes (`whole_node_gpus`), at most those of the planned nodes. ``gpus``: the number of planned
+        GPUs."""
         used = copies * deployment.gpus
         if self.count == "used" or self.hardware.cpu:
             return used
@@ -132,11 +128,9 @@ class Scenario:
         return Workload(input_tokens=self.trace.longest[0], output_tokens=self.trace.longest[1])
 
     def outside(self, deployment: Deployment | None = None, result: LoadResult | None = None) -> tuple[OutsideFit, ...]:
-        """The dimensions in which this plan, one deployment, or one load on the deployment is extrapolated.
-
-        Tables with measured levels have the errors of public stacks. They are extrapolated too if no such stack is
-        like this one.
-        """
+        """The dimensions in which this plan, one deployment, or one load on the deployment is extrapolated. Tables with
+        measured levels have the errors of public stacks. They are extrapolated too if no such stack is like this
+        one."""
         loads = [] if deployment is None or result is None else [in_flight(result, deployment)]
         found = outside_fit(
             self.hardware,
@@ -171,11 +165,8 @@ class Scenario:
         return Open(rate_rps=rate_rps, burstiness=self.burstiness)
 
     def outcome(self, deployment: Deployment, load: Closed | Open, stays_s: float = 0.0) -> LoadResult:
-        """Simulate one copy under one load.
-
-        ``stays_s``: approximate E2EL of a request, for the duration of an open loop. Raises UsageError if a request
-        does not fit.
-        """
+        """Simulate one copy under one load. ``stays_s``: approximate E2EL of a request, for the duration of an open
+        loop. Raises UsageError if a request does not fit."""
         trace = self._trace(load)
         if trace is not None:
             count = len(trace.arrival_s)
@@ -187,10 +178,8 @@ class Scenario:
         return self._simulated(self._simulate, deployment, Level(load=load, num_requests=count, seed=self.seed), trace)
 
     def replayed(self, deployment: Deployment, rate_rps: float) -> LoadResult:
-        """Simulate the requests of the trace on one copy, at another mean rate (`Trace.at_rate`).
-
-        Raises UsageError if a request does not fit.
-        """
+        """Simulate the requests of the trace on one copy, at another mean rate (`Trace.at_rate`). Raises UsageError if
+        a request does not fit."""
         assert self.trace is not None
         trace = self.trace.at_rate(rate_rps)
         level = Level(load=self.at_rate(rate_rps), num_requests=len(trace.arrival_s), seed=self.seed)
@@ -296,12 +285,9 @@ def judged(simulated: SimulatedLevel, *, recorded: bool = False) -> slice:
 
 
 def _served(simulated: SimulatedLevel, part: slice, *, waits: bool = False) -> tuple[float, bool]:
-    """(served requests/s, whether no queue grows).
-
-    In an open loop, requests/s are the requested rate times the share of arrivals that finished, because the arrival
-    rate of a short window differs from the requested rate by chance. If requests wait for others (``waits``), it is
-    their own arrival rate times that share.
-    """
+    """(served requests/s, whether no queue grows). In an open loop, requests/s are the requested rate times the share
+    of arrivals that finished, because the arrival rate of a short window differs from the requested rate by chance. If
+    requests wait for others (``waits``), it is their own arrival rate times that share."""
     import numpy as np
 
     load = simulated.level.load

@@ -16,9 +16,7 @@ def comparison_with_vllm(
     scenario: Scenario, candidates: Sequence[Candidate], simulates: Simulates = simulate_with_vllm
 ) -> str:
     """The plan's figures at the best load of each candidate, beside those of vLLM's scheduler for the same requests.
-
-    ``simulates``: the simulator with vLLM's scheduler.
-    """
+    ``simulates``: the simulator with vLLM's scheduler."""
     found: list[tuple[str, LoadResult, LoadResult]] = []
     refused: list[tuple[str, UsageError]] = []
     for candidate in candidates:

@@ -51,10 +51,8 @@ def band_of(
     in_flight_per_gpu: Sequence[float],
     outside: Sequence[OutsideFit],
 ) -> StackBand:
-    """The band of predictions of one deployment, workload and load.
-
-    ``outside``: the result of `pdlab.plan.extrapolation.outside_fit` for them.
-    """
+    """The band of predictions of one deployment, workload and load. ``outside``: the result of
+    `pdlab.plan.extrapolation.outside_fit` for them."""
     if hardware.steps is None:
         return StackBand(None if outside else hardware.error)
     catalog = public_errors()
@@ -97,9 +95,7 @@ def why_no_band(
     in_flight_per_gpu: Sequence[float] = (),
 ) -> str:
     """Why tables with measured levels have no band: the difference from the public points; empty: there is none.
-
-    ``load``: None: the load is not judged.
-    """
+    ``load``: None: the load is not judged."""
     catalog = public_errors()
     few = _few(catalog, stack_of(hardware, shape, deployment), deployment.mode)
     return few or _not_covered(catalog, hardware, shape, deployment, workload, load, in_flight_per_gpu)

@@ -73,12 +73,9 @@ class LevelToMeasure(NamedTuple):
 
 
 class StackCalibration(NamedTuple):
-    """A correction after measured levels.
-
-    ``helped``: how much each level helped. ``next_level``: the level that would help most (None: none can be measured).
-    ``spread``: the standard deviation of the logarithm of a predicted TPOT that is due to the correction, before and
-    after the levels, as a mean over `possible_levels`.
-    """
+    """A correction after measured levels. ``helped``: how much each level helped. ``next_level``: the level that would
+    help most (None: none can be measured). ``spread``: the standard deviation of the logarithm of a predicted TPOT that
+    is due to the correction, before and after the levels, as a mean over `possible_levels`."""
 
     correction: Correction
     helped: tuple[LevelInformation, ...]
@@ -92,11 +89,8 @@ def calibrated(
     sweeps: Sequence[MeasuredSweep],
     errors: dict[str, ErrorSds] | None = None,
 ) -> StackCalibration:
-    """The correction after these levels.
-
-    ``errors``: metric -> the errors of levels within a stack (None: `ERRORS`). Raises UsageError for hardware whose
-    steps are no tables, or whose correction has no covariance.
-    """
+    """The correction after these levels. ``errors``: metric -> the errors of levels within a stack (None: `ERRORS`).
+    Raises UsageError for hardware whose steps are no tables, or whose correction has no covariance."""
     sds = errors or ERRORS
     prior = prior_correction(hardware)
     theta, responses = prior.mean.copy(), list[Response]()
@@ -137,10 +131,8 @@ def prior_correction(hardware: Hardware) -> CorrectionDistribution:
 def sweep_responses(
     hardware: Hardware, shape: ModelShape, sweeps: Sequence[MeasuredSweep], theta: Array
 ) -> list[Response]:
-    """The responses of TPOT and mean TTFT of every level to the parameters ``theta`` of a correction.
-
-    Each sweep is simulated at ``theta``, and with a step in each parameter. Raises UsageError if it cannot run.
-    """
+    """The responses of TPOT and mean TTFT of every level to the parameters ``theta`` of a correction. Each sweep is
+    simulated at ``theta``, and with a step in each parameter. Raises UsageError if it cannot run."""
     found: list[Response] = []
     number = 0
     for sweep in sweeps:
@@ -172,9 +164,7 @@ def possible_levels(
     hardware: Hardware, shape: ModelShape, sweeps: Sequence[MeasuredSweep], theta: Array
 ) -> list[PossibleLevel]:
     """Levels of deployments of the measured kind at every TP, at the measured and usual lengths, and at usual loads.
-
-    Levels that cannot run are left out.
-    """
+    Levels that cannot run are left out."""
     lengths = dict.fromkeys(
         [(each.workload.input_tokens, each.workload.output_tokens) for each in sweeps] + list(LENGTHS)
     )

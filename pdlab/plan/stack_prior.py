@@ -48,10 +48,8 @@ class Stack(NamedTuple):
 
 
 class StackFit(NamedTuple):
-    """The correction of a stack by its own levels: (host_ms, ln factor, ln prefill_factor, sync_us).
-
-    ``covariance``: of the error of ``mean``.
-    """
+    """The correction of a stack by its own levels: (host_ms, ln factor, ln prefill_factor, sync_us). ``covariance``: of
+    the error of ``mean``."""
 
     stack: Stack
     mean: Array
@@ -70,10 +68,8 @@ class EffectSds(NamedTuple):
 
 
 def group_of(stack: Stack, kind: str) -> str:
-    """The model, the GPU, or the engine with the version of a stack, by a kind of `SEEN_BY`.
-
-    A version that is not stated is a group of its own: two such versions may differ.
-    """
+    """The model, the GPU, or the engine with the version of a stack, by a kind of `SEEN_BY`. A version that is not
+    stated is a group of its own: two such versions may differ."""
     if kind == "model":
         return stack.model.split()[0]
     if kind == "gpu":
@@ -97,10 +93,8 @@ def effects_covariance(shared: Array, effects: EffectSds) -> Array:
 
 
 def prior_of(stack: Stack, fits: Sequence[StackFit], effects: Sequence[EffectSds]) -> CorrectionDistribution:
-    """The prior of a stack by the fits of other stacks. ``effects``: one for each parameter.
-
-    The covariance includes the uncertainty of the mean.
-    """
+    """The prior of a stack by the fits of other stacks. ``effects``: one for each parameter. The covariance includes
+    the uncertainty of the mean."""
     others, count, size = [fit.stack for fit in fits], len(fits), len(effects)
     among, toward_them = shared_effects(others, others), shared_effects([stack], others)
     covariance, toward = np.zeros((count, size, count, size)), np.zeros((size, count, size))

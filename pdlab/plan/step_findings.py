@@ -22,11 +22,9 @@ def step_findings(
     pools: Iterable[Pool] = (),
     levels: Iterable[SimulatedLevel] = (),
 ) -> tuple[Finding, ...]:
-    """Findings about the hardware, and about the GPU types beside it. Fitted constants have none.
-
-    ``pools``: those of the plan, whose tables of ``shape`` may have estimated values. ``levels``: the predictions.
-    Raises UsageError for tables that do not exist.
-    """
+    """Findings about the hardware, and about the GPU types beside it. Fitted constants have none. ``pools``: those of
+    the plan, whose tables of ``shape`` may have estimated values. ``levels``: the predictions. Raises UsageError for
+    tables that do not exist."""
     findings: list[Finding] = []
     own_pools = list(pools)
     for each in (hardware, *hardware.beside):

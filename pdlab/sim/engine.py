@@ -20,10 +20,8 @@ MAX_SEQUENCES = 1024  # vLLM's max_num_seqs for its API server on a data-centre 
 
 
 class PrefixCache:
-    """The prompts whose KV an engine still holds, least recently used first; sizes are in tokens.
-
-    vLLM frees the blocks of a finished request from its end, so the end of a prompt is evicted first.
-    """
+    """The prompts whose KV an engine still holds, least recently used first; sizes are in tokens. vLLM frees the blocks
+    of a finished request from its end, so the end of a prompt is evicted first."""
 
     __slots__ = ("_cached_tokens", "capacity", "used")
 
@@ -59,12 +57,9 @@ class PrefixCache:
 
 @dataclass(slots=True)
 class PendingPrefill:
-    """A request that is not, or not wholly, prefilled.
-
-    ``tokens_left``: the tokens to compute; None: the cache was not looked up yet. ``generated``: of a preempted
-    request, the engine's total of generated tokens at that time. The blocks of such a request are free, but stay cached
-    until other requests use them, last first.
-    """
+    """A request that is not, or not wholly, prefilled. ``tokens_left``: the tokens to compute; None: the cache was not
+    looked up yet. ``generated``: of a preempted request, the engine's total of generated tokens at that time. The
+    blocks of such a request are free, but stay cached until other requests use them, last first."""
 
     request: int
     tokens: float  # context to build: the prompt, and what was generated before a preemption
@@ -138,10 +133,8 @@ class Engine:
         return len(self.running)
 
     def plan(self, now_s: float, system: EngineSurroundings) -> float | None:
-        """Choose the next step, as vLLM does: running sequences first, then prefill within the token budget.
-
-        Returns when the step ends; None if nothing can run.
-        """
+        """Choose the next step, as vLLM does: running sequences first, then prefill within the token budget. Returns
+        when the step ends; None if nothing can run."""
         running, costs = self.running, self.costs
         batch = len(running)
         goes_on = batch and not (self.waiting or self.arrived or self.seen or self.joining or self.told or self.stall_s)
@@ -242,10 +235,8 @@ class Engine:
         return bool(self.running or self.joining or len(self.waiting) > self.unscheduled)
 
     def _prefill(self, budget: int, system: EngineSurroundings, now_s: float) -> tuple[float, float, float]:
-        """Fill the step with waiting prompts, in order.
-
-        Returns the prefill tokens, the sum of their contexts, and the tokens of the prompts that begin.
-        """
+        """Fill the step with waiting prompts, in order. Returns the prefill tokens, the sum of their contexts, and the
+        tokens of the prompts that begin."""
         total = context_sum = entered_tokens = 0.0
         waiting, prefilled, batch = self.waiting, self.prefilled, len(self.running)
         room = MAX_SEQUENCES - batch
@@ -312,11 +303,9 @@ class Engine:
 
 
 class EngineSurroundings:
-    """The parts of the system around an engine that the engine needs.
-
-    ``contention``: every other busy engine makes an engine slower by this share. It is 0 if each engine has its own
-    device, and above 0 if engines share the cores of one machine.
-    """
+    """The parts of the system around an engine that the engine needs. ``contention``: every other busy engine makes an
+    engine slower by this share. It is 0 if each engine has its own device, and above 0 if engines share the cores of
+    one machine."""
 
     contention = 0.0
 

@@ -38,12 +38,9 @@ class Controller(Protocol):
 
 @dataclass(slots=True, eq=False)
 class PoolMember:
-    """One engine of the pool.
-
-    Present values: ``prompts`` in its queue with their ``waiting_tokens``, the requests that it decodes (``running``)
-    and will decode (``coming``). ``told``: the prompt tokens and requests in its last report to the routers. The other
-    values count since the last decision.
-    """
+    """One engine of the pool. Present values: ``prompts`` in its queue with their ``waiting_tokens``, the requests that
+    it decodes (``running``) and will decode (``coming``). ``told``: the prompt tokens and requests in its last report
+    to the routers. The other values count since the last decision."""
 
     index: int
     name: str
@@ -86,11 +83,9 @@ class PoolMember:
 
 @dataclass(frozen=True, slots=True)
 class SentPrompt:
-    """The route of a prompt of ``tokens``, to one engine or two.
-
-    ``waits``: its tokens that count as waiting at the prefilling engine. ``computed``: its tokens that are not cached
-    there, as far as is known. ``chunks``: its chunks, if prefix caches are looked up.
-    """
+    """The route of a prompt of ``tokens``, to one engine or two. ``waits``: its tokens that count as waiting at the
+    prefilling engine. ``computed``: its tokens that are not cached there, as far as is known. ``chunks``: its chunks,
+    if prefix caches are looked up."""
 
     prefiller: PoolMember
     decoder: PoolMember
@@ -106,11 +101,9 @@ class SentPrompt:
 
 
 class FluidPool:
-    """The engines of a level, on nodes of ``engines_per_node``, behind ``routers`` routers.
-
-    ``controller``: None: that of the topology. ``pool_tokens``: the tokens of an engine's KV pool (None: unknown).
-    ``sparse``: engines keep only the ends of prompts (`pdlab.roles.prefixes.Prefixes.keep`).
-    """
+    """The engines of a level, on nodes of ``engines_per_node``, behind ``routers`` routers. ``controller``: None: that
+    of the topology. ``pool_tokens``: the tokens of an engine's KV pool (None: unknown). ``sparse``: engines keep only
+    the ends of prompts (`pdlab.roles.prefixes.Prefixes.keep`)."""
 
     def __init__(
         self,
@@ -169,10 +162,8 @@ class FluidPool:
         self.splits.append(RoleChange(now_s, prefill, len(self.members) - prefill, reason))
 
     def to_decode(self, session: str | None = None) -> PoolMember:
-        """The engine that will decode the next request.
-
-        It is, of two random engines, the one with fewer requests in its router's data; or the engine of its session.
-        """
+        """The engine that will decode the next request. It is, of two random engines, the one with fewer requests in
+        its router's data; or the engine of its session."""
         if self.by_session and session is not None:
             return self.members[of_session((member.index for member in self.decoding), session)]
         sent = self.requests_sent[int(self.random.random() * len(self.requests_sent))]
@@ -292,10 +283,8 @@ class FluidPool:
     # --- reports and decisions ----------------------------------------------------------------
 
     def tell(self, now_s: float, transfer_s: float) -> None:
-        """Every engine reports its load. At every second call the controller decides.
-
-        ``transfer_s``: the approximate transfer time of a moving request.
-        """
+        """Every engine reports its load. At every second call the controller decides. ``transfer_s``: the approximate
+        transfer time of a moving request."""
         self.tells += 1
         if self.controller is not None and self.tells % TELLS_PER_LOOK == 0:
             self._look(self.controller, now_s, transfer_s)

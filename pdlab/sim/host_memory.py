@@ -21,10 +21,8 @@ from pdlab.traffic.prompts import PromptBlocks
 
 @dataclass(slots=True)
 class HostMemory:
-    """The host memory of a deployment's engines that prefill.
-
-    ``blocks``: the blocks that each engine holds there. ``block_s``: the time to load a block.
-    """
+    """The host memory of a deployment's engines that prefill. ``blocks``: the blocks that each engine holds there.
+    ``block_s``: the time to load a block."""
 
     blocks: int
     block_s: float
@@ -37,10 +35,8 @@ class HostMemory:
 
     @classmethod
     def of(cls, deployment: Deployment, hardware: Hardware, shape: ModelShape) -> HostMemory | None:
-        """The host memory of a deployment; None: it has none.
-
-        Raises UsageError for another store of KV cache, and if the rate of loads is unknown.
-        """
+        """The host memory of a deployment; None: it has none. Raises UsageError for another store of KV cache, and if
+        the rate of loads is unknown."""
         if deployment.kv_connectors:
             name = deployment.kv_connectors[0]["kv_connector"]
             raise UsageError(f"--kv-connector {name} is not simulated, only --kv-offload-gb is: leave it out")

@@ -53,9 +53,8 @@ LinkKind = Literal["nvlink", "srd", "tcp"]
 @dataclass(slots=True)
 class TransferCosts:
     """The cost of moving one request's KV: ``setup_s`` + bytes / rate, and a stall of the decode engine per fragment.
-
-    An engine's ranks move their shares at the same time, so its rate grows with TP; the slower of the two ends counts.
-    """
+    An engine's ranks move their shares at the same time, so its rate grows with TP; the slower of the two ends
+    counts."""
 
     setup_s: float
     prefill_bytes_per_s: float  # out of one prefill engine
@@ -73,11 +72,9 @@ class TransferCosts:
 
 
 def with_scattered_blocks(hardware: Hardware, shape: ModelShape, extra_s_per_token: float) -> Hardware:
-    """The hardware with a measured cost of scattered blocks.
-
-    ``extra_s_per_token``: further seconds to move a token of ``shape`` within a node. The decode engine does nothing
-    else during this time, which is the upper limit of the cost.
-    """
+    """The hardware with a measured cost of scattered blocks. ``extra_s_per_token``: further seconds to move a token of
+    ``shape`` within a node. The decode engine does nothing else during this time, which is the upper limit of the
+    cost."""
     fragment_us = hardware.value("post_us") + 1e6 * extra_s_per_token / _descriptors(hardware, shape)
     return hardware.with_values({"fragment_us": fragment_us})
 
@@ -88,10 +85,8 @@ def _descriptors(hardware: Hardware, shape: ModelShape) -> float:
 
 
 def link_of(deployment: Deployment, *, same_node: bool = False) -> LinkKind:
-    """The link of a deployment: NVLink in a pack, SRD in a spread, TCP if UCX_TLS selects it.
-
-    For a fluid pool it is the link of two engines. ``same_node``: they are on one node.
-    """
+    """The link of a deployment: NVLink in a pack, SRD in a spread, TCP if UCX_TLS selects it. For a fluid pool it is
+    the link of two engines. ``same_node``: they are on one node."""
     topology = deployment.topology
     if isinstance(topology, Collocated):
         return "nvlink"

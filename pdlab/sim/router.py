@@ -101,10 +101,8 @@ class PolicyRouter:
         return None if routing == "power-of-two" else cls(routing, rng, count)
 
     def choose(self, replicas: Sequence[R], session: str | None, router: int | None = None) -> R:
-        """The replica for a prompt of a session (None: of none), which counts in its load from now on.
-
-        ``router``: of the prompt (None: any).
-        """
+        """The replica for a prompt of a session (None: of none), which counts in its load from now on. ``router``: of
+        the prompt (None: any)."""
         if self.routing == "round-robin":
             chosen = self._in_turn(replicas, self.random.randrange(self.count) if router is None else router)
         elif session is not None:
@@ -123,10 +121,8 @@ class PolicyRouter:
 
 
 def of_session(replicas: Iterable[int], session: str) -> int:
-    """The replica number of a session, with equal chances, by rendezvous hashing.
-
-    A new or removed replica moves only its own sessions.
-    """
+    """The replica number of a session, with equal chances, by rendezvous hashing. A new or removed replica moves only
+    its own sessions."""
     return max(replicas, key=lambda index: hashlib.blake2b(f"{index} {session}".encode()).digest())
 
 

@@ -401,10 +401,8 @@ class System(Stepping):
         self._output_kept(engine, request, now_s)
 
     def _output_kept(self, engine: Engine, request: int, now_s: float) -> None:
-        """The answer has ended: its KV stays cached, and requests that waited for it arrive.
-
-        In a closed loop the next prompt arrives.
-        """
+        """The answer has ended: its KV stays cached, and requests that waited for it arrive. In a closed loop the next
+        prompt arrives."""
         if self.requests:
             self.oracles[engine].answered(*self.blocks[request])
             for number in self.followed_by.get(request, ()):

@@ -30,11 +30,9 @@ SHORT_CHUNK = 32.0  # prefill tokens: a step with fewer has one prompt, whatever
 
 
 class Limits(Frozen):
-    """The limits of a source.
-
-    ``tokens``: of one step. ``batch``: sequences. ``context``: tokens of a sequence's context. ``prefill_tokens``:
-    prefill tokens of a prompt in one step. ``prefix``: tokens of that prompt before them.
-    """
+    """The limits of a source. ``tokens``: of one step. ``batch``: sequences. ``context``: tokens of a sequence's
+    context. ``prefill_tokens``: prefill tokens of a prompt in one step. ``prefix``: tokens of that prompt before
+    them."""
 
     tokens: float = math.inf
     batch: float = math.inf
@@ -68,10 +66,8 @@ class StepSource(Protocol):
         self, batch: float, prefill_tokens: float, context: float, prefill_context: float | None = None
     ) -> float:
         """Seconds of one step of ``batch`` sequences of mean ``context``, and of ``prefill_tokens``.
-
         ``prefill_context``: the mean number of tokens before each prefill token (None: ``context``). Raises
-        OutsideTables far beyond ``limits``.
-        """
+        OutsideTables far beyond ``limits``."""
         ...
 
 
@@ -136,11 +132,8 @@ def _share(grid: tuple[float, ...], cell: int, value: float) -> float:
 
 
 class StepSeconds(NamedTuple):
-    """GPU seconds of one step.
-
-    ``decode_s``: of a step with only its decoding sequences. ``whole_s``: of the whole step. ``beyond``: its size as a
-    multiple of the limits of the tables.
-    """
+    """GPU seconds of one step. ``decode_s``: of a step with only its decoding sequences. ``whole_s``: of the whole
+    step. ``beyond``: its size as a multiple of the limits of the tables."""
 
     decode_s: float
     whole_s: float

@@ -16,11 +16,9 @@ STEP_ENDS, KV_ARRIVED, ENTERS, ARRIVES, LOADED = range(5)
 
 
 class RequestLog(Protocol):
-    """The stored times of every request, by its number: lists, or dictionaries if requests come and go.
-
-    A time is 0 until it is known. ``gap_s`` and ``gap_tokens`` have the seconds and tokens of every step with decoding
-    sequences.
-    """
+    """The stored times of every request, by its number: lists, or dictionaries if requests come and go. A time is 0
+    until it is known. ``gap_s`` and ``gap_tokens`` have the seconds and tokens of every step with decoding
+    sequences."""
 
     input_tokens: Any  # a list or a dictionary: no type of both can be assigned to
     output_tokens: Any
@@ -44,11 +42,8 @@ class Sender(LinkEnd, Protocol):
 
 
 class Stepping(EngineSurroundings):
-    """The state of engines between events.
-
-    ``scattered``: free blocks are scattered; None: from the time when a pool was full. ``keeps_gaps``: the log gets the
-    time between tokens.
-    """
+    """The state of engines between events. ``scattered``: free blocks are scattered; None: from the time when a pool
+    was full. ``keeps_gaps``: the log gets the time between tokens."""
 
     log: RequestLog
     block_tokens: int
@@ -62,11 +57,8 @@ class Stepping(EngineSurroundings):
         raise NotImplementedError
 
     def hit_tokens(self, engine: Engine, request: int, tokens: float, *, fetched: bool) -> float:
-        """The tokens of a request's prompt that the engine's cache holds.
-
-        ``tokens``: those of the whole context. ``fetched``: the other tokens come from another engine, and are held
-        from now on.
-        """
+        """The tokens of a request's prompt that the engine's cache holds. ``tokens``: those of the whole context.
+        ``fetched``: the other tokens come from another engine, and are held from now on."""
         raise NotImplementedError
 
     def keep(self, engine: Engine, request: int) -> None:
@@ -141,10 +133,8 @@ class Stepping(EngineSurroundings):
                 self.push(other.change_pace(now_s, self.pace(other)), STEP_ENDS, other, other.version)
 
     def fetch(self, decoder: Engine, now_s: float) -> None:
-        """Start the transfers for which the decode engine has room, in order.
-
-        If its workers post transfers with a step, they start at the launch of the next step.
-        """
+        """Start the transfers for which the decode engine has room, in order. If its workers post transfers with a
+        step, they start at the launch of the next step."""
         if decoder.steps_in_flight and decoder.busy:
             self.wake(decoder, now_s)
         else:
@@ -166,10 +156,8 @@ class Stepping(EngineSurroundings):
             self.push(arrives_s, KV_ARRIVED, decoder, request)
 
     def carry(self, decoder: Engine, request: int, tokens: float, now_s: float) -> tuple[float, float]:
-        """Send that many tokens of the request's KV.
-
-        Returns the time of their arrival, and the seconds for which posting them stops the decode engine.
-        """
+        """Send that many tokens of the request's KV. Returns the time of their arrival, and the seconds for which
+        posting them stops the decode engine."""
         decoder.allocated += tokens
         links, sender = self.way(request)
         costs = links.costs
@@ -184,10 +172,8 @@ class Stepping(EngineSurroundings):
         return arrives_s + stall_s, stall_s
 
     def step_ends(self, engine: Engine, version: int, now_s: float) -> float | None:
-        """A step of the engine has ended, unless another one has replaced it.
-
-        Returns the end of the next step, which the caller must schedule; None: no step begins.
-        """
+        """A step of the engine has ended, unless another one has replaced it. Returns the end of the next step, which
+        the caller must schedule; None: no step begins."""
         if engine.version != version:
             return None
         log, running, joined = self.log, engine.running, engine.joined

@@ -13,10 +13,8 @@ from pdlab.sim.step_time import step_costs
 
 
 def steps_of(hardware: Hardware, shape: ModelShape, pool: Pool) -> StepSource:
-    """The step times of one engine (one DP rank) of ``pool``, by the hardware's tables or else by its constants.
-
-    Raises UsageError.
-    """
+    """The step times of one engine (one DP rank) of ``pool``, by the hardware's tables or else by its constants. Raises
+    UsageError."""
     own = hardware.of(pool)
     source: StepSource = (
         step_costs(own, shape, pool)
@@ -53,12 +51,9 @@ def tables_of(tables: StepTables, shape: ModelShape, pool: Pool) -> Tabulated:
 
 
 class Speculative:
-    """Steps of an engine that guesses tokens, as steps of one token each.
-
-    The time of such a step is the decode time divided by the tokens that a sequence gets in it, plus the unchanged
-    prefill time. A step that checks n tokens of each sequence costs as much as a step of n times as many sequences with
-    the same total KV cache.
-    """
+    """Steps of an engine that guesses tokens, as steps of one token each. The time of such a step is the decode time
+    divided by the tokens that a sequence gets in it, plus the unchanged prefill time. A step that checks n tokens of
+    each sequence costs as much as a step of n times as many sequences with the same total KV cache."""
 
     __slots__ = ("accepted", "checked", "source")
 

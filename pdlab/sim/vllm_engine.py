@@ -78,12 +78,9 @@ def simulate_with_vllm(
 
 @dataclass(slots=True, eq=False)
 class ScheduledStep:
-    """One scheduled step, until its output is processed.
-
-    ``output``: vLLM's scheduler output. ``sampled``: the requests that get a token. ``received``, ``sent``: the
-    requests whose reads the workers saw as ended at the launch, on the side of decode and of prefill. ``starved``: a
-    request waits for KV memory.
-    """
+    """One scheduled step, until its output is processed. ``output``: vLLM's scheduler output. ``sampled``: the requests
+    that get a token. ``received``, ``sent``: the requests whose reads the workers saw as ended at the launch, on the
+    side of decode and of prefill. ``starved``: a request waits for KV memory."""
 
     output: Any
     sampled: set[str]
@@ -377,10 +374,8 @@ class VllmSystem(System):
         return step_s * self.pace(engine) if self.contention else step_s
 
     def _read(self, engine: VllmEngine, step: ScheduledStep, now_s: float) -> float:
-        """Start the reads of KV that vLLM ordered with the step.
-
-        Returns the seconds for which posting them stops the engine.
-        """
+        """Start the reads of KV that vLLM ordered with the step. Returns the seconds for which posting them stops the
+        engine."""
         reads = step.output.kv_connector_metadata
         stalls_s = 0.0
         for name, tokens in reads.tokens.items() if reads else ():

@@ -27,12 +27,9 @@ COMMON = -1  # number of the prompt with which those of a common prefix begin
 
 
 class SchedulerParts(NamedTuple):
-    """The parts of the engines of a pool.
-
-    ``make``: a scheduler. ``request``: a request, of its name, the token ids of its prompt, its output tokens and its
-    kv_transfer_params. ``steps_at_once``: the number of steps that vLLM has scheduled at once (2 with asynchronous
-    scheduling).
-    """
+    """The parts of the engines of a pool. ``make``: a scheduler. ``request``: a request, of its name, the token ids of
+    its prompt, its output tokens and its kv_transfer_params. ``steps_at_once``: the number of steps that vLLM has
+    scheduled at once (2 with asynchronous scheduling)."""
 
     make: Callable[[], Any]
     request: Callable[[str, list[int], int, dict[str, Any] | None], Any]
@@ -181,10 +178,8 @@ def _kv_specs(hardware: Hardware, shape: ModelShape, pool: Pool) -> dict[str, An
 
 
 def prompt_tokens(number: int, tokens: int, common: int) -> list[int]:
-    """Token ids of the prompt with that number: ``common`` tokens that every prompt has, then its own.
-
-    A longer prompt of the same number begins with the tokens of a shorter one.
-    """
+    """Token ids of the prompt with that number: ``common`` tokens that every prompt has, then its own. A longer prompt
+    of the same number begins with the tokens of a shorter one."""
     return _ids(COMMON, common) + _ids(number, tokens - common)
 
 
