@@ -620,7 +620,7 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
         on_progress=progress,
     )
     progress.end()
-    print(ranking_text(ranked_plan, scenario, view, settings.gpus))
+    print(ranking_text(ranked_plan, scenario, view))
     best = [candidate for candidate in ranked_plan.candidates if candidate.best][: settings.top]
     print()
     if settings.fidelity == "vllm":

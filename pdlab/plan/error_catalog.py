@@ -31,7 +31,7 @@ from pdlab.plan.stack_prior import (
 )
 from pdlab.sim.aic import literal_version
 from pdlab.sim.computed_hardware import host_of
-from pdlab.sim.hardware import ErrorParts, FitError, Hardware
+from pdlab.sim.hardware import FitError, Hardware
 from pdlab.sim.step_source import Correction
 
 NEAR = (0.86, 0.94)  # a 90 % band is right if it holds a share of the points in this range
@@ -144,6 +144,25 @@ class ErrorCatalog(Frozen):
         """The stacks of the same engine and mode."""
         return [each for each in self.stacks if (each.engine, each.mode) == (stack.engine, stack.mode)]
 
+    def error(
+        self,
+        how: str,
+        medians: Mapping[str, float],
+        components: Mapping[str, ErrorComponents],
+        unseen: Sequence[str] = (),
+    ) -> FitError:
+        """Errors of predictions for a band, by metric. Requests/s have the errors of TPOT. ``how``: their source.
+        ``unseen``: the kinds, of model, GPU and engine version, in which no stack here is like this one."""
+        parts = {metric: part for metric, each in components.items() if (part := each.parts(unseen)) is not None}
+        return FitError(
+            tpot_percent=medians[TPOT],
+            ttft_percent=medians[TTFT],
+            requests_per_s_percent=medians[TPOT],
+            points=sum(each.points for each in self.stacks),
+            how=f"{how}; requests/s as TPOT",
+            parts={**parts, "requests/s": parts[TPOT]} if TPOT in parts else parts,
+        )
+
 
 def weights_of(hardware: Hardware, shape: ModelShape) -> str:
     """The format of weights for which the tables are read."""
@@ -207,20 +226,5 @@ def error_after(levels: int) -> FitError:
     catalog = public_errors()
     count = max(each for each in catalog.after if each <= max(levels, min(catalog.after)))
     after = catalog.after[count]
-    parts = parts_of(after.components)
-    return FitError(
-        tpot_percent=after.median_percent[TPOT],
-        ttft_percent=after.median_percent[TTFT],
-        requests_per_s_percent=after.median_percent[TPOT],
-        points=sum(each.points for each in catalog.stacks),
-        how=f"public stacks, each by the others and {count} of its own levels (configs/errors/public.yaml); requests/s "
-        "as TPOT",
-        parts=parts,
-    )
-
-
-def parts_of(components: Mapping[str, ErrorComponents], unseen: Sequence[str] = ()) -> dict[str, ErrorParts]:
-    """Metric -> the parts of its errors, for a band. The errors of requests/s are those of TPOT. ``unseen``: the kinds,
-    of model, GPU and engine version, in which no public stack is like this one."""
-    known = {metric: parts for metric, each in components.items() if (parts := each.parts(unseen)) is not None}
-    return {**known, "requests/s": known[TPOT]} if TPOT in known else known
+    how = f"public stacks, each by the others and {count} of its own levels (configs/errors/public.yaml)"
+    return catalog.error(how, after.median_percent, after.components)

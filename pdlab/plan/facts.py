@@ -149,7 +149,6 @@ class Ranking:
     plan: Plan
     scenario: Scenario
     nodes: str
-    gpus: int
     rows: tuple[RankedRow, ...]
     verdict: PlanVerdict
     best_screened: Candidate | None
@@ -197,7 +196,7 @@ class Ranking:
         return best is not None and (best.capacity_per_gpu or 0.0) > self.plan.candidates[0].served_per_gpu
 
 
-def ranking(plan: Plan, scenario: Scenario, view: ClusterView, gpus: int) -> Ranking:
+def ranking(plan: Plan, scenario: Scenario, view: ClusterView) -> Ranking:
     """The facts of the ranked table, the verdict on PD, the regime map and the rate-matching check."""
     base = plan.best_candidate(collocated=True)
     shown = list(enumerate(plan.candidates[:ROWS], start=1))
@@ -213,7 +212,6 @@ def ranking(plan: Plan, scenario: Scenario, view: ClusterView, gpus: int) -> Ran
         plan=plan,
         scenario=scenario,
         nodes=view.name,
-        gpus=gpus,
         rows=tuple(_row(number, candidate, base, scenario) for number, candidate in shown),
         verdict=verdict(plan, scenario),
         best_screened=max(
@@ -227,9 +225,9 @@ def ranking(plan: Plan, scenario: Scenario, view: ClusterView, gpus: int) -> Ran
     )
 
 
-def ranking_text(plan: Plan, scenario: Scenario, view: ClusterView, gpus: int) -> str:
+def ranking_text(plan: Plan, scenario: Scenario, view: ClusterView) -> str:
     """The printed ranking."""
-    return rendered(TEMPLATES / "ranking.txt", r=ranking(plan, scenario, view, gpus))
+    return rendered(TEMPLATES / "ranking.txt", r=ranking(plan, scenario, view))
 
 
 def _row(number: int, candidate: Candidate, base: Candidate | None, scenario: Scenario) -> RankedRow:

@@ -106,12 +106,36 @@ def compared(
         run = runs[level.key]
         sent = Store(folder).read_records(run.key)
         facts = replay_facts(sent)
-        trial_runs = [to_run(each, run.label, run.workload) for each in simulated]
-        hits = None if facts is None or facts.hit_share is None else facts.hit_share
-        simulated_share = statistics.fmean(each.hit_share for each in simulated)
-        own_records = _as_replayed(simulated[0], sent, sweep.trace, folder)
-        found.append(_compared(sweep.name, run, trial_runs, hits, simulated_share, own_records))
+        predicted = [to_run(each, run.label, run.workload) for each in simulated]
+        ttft_p50, ttft_p90, tpot_p50 = (
+            _pair(predicted, run, *figure) for figure in (("ttft", "p50"), ("ttft", "p90"), ("tpot", "p50"))
+        )
+        assert ttft_p50 is not None and ttft_p90 is not None
+        hit_share = None
+        if facts is not None and facts.hit_share is not None:
+            hit_share = PredictedMeasured(statistics.fmean(each.hit_share for each in simulated), facts.hit_share)
+        requests_per_s = statistics.fmean(each.whole.requests_per_s for each in predicted)
+        found.append(
+            ComparedReplay(
+                name=sweep.name,
+                load=run.key.stem,
+                run=predicted[0],
+                records=_as_replayed(simulated[0], sent, sweep.trace, folder),
+                ttft_p50=ttft_p50,
+                ttft_p90=ttft_p90,
+                tpot_p50=tpot_p50,
+                requests_per_s=PredictedMeasured(requests_per_s, run.whole.requests_per_s),
+                hit_share=hit_share,
+            )
+        )
     return found
+
+
+def _pair(predicted: Sequence[Run], measured: Run, metric: str, percentile: str) -> PredictedMeasured | None:
+    """A percentile of a metric; None if it is unknown on either side."""
+    values = [_percentile(run.whole, metric, percentile) for run in predicted]
+    known, truth = [value for value in values if value is not None], _percentile(measured.whole, metric, percentile)
+    return PredictedMeasured(statistics.fmean(known), truth) if known and truth else None
 
 
 def write_simulated(out: Path, experiment: Experiment, replays: Sequence[ComparedReplay]) -> Path:
@@ -153,37 +177,6 @@ def _as_replayed(
         own_request = measured.model_copy(update={**own, "prefill_replica": None})
         made.append(record.model_copy(update={"replayed": own_request}))
     return tuple(sorted(made, key=lambda record: record.arrival_s))
-
-
-def _compared(
-    name: str,
-    run: Run,
-    simulated: Sequence[Run],
-    hit_share: float | None,
-    simulated_share: float,
-    own_records: tuple[RequestRecord, ...],
-) -> ComparedReplay:
-    ours = [each.whole for each in simulated]
-    served_per_s = statistics.fmean(each.requests_per_s for each in ours)
-
-    def pair(metric: str, part: str) -> PredictedMeasured | None:
-        values = [value for each in ours if (value := _percentile(each, metric, part)) is not None]
-        measured = _percentile(run.whole, metric, part)
-        return PredictedMeasured(statistics.fmean(values), measured) if values and measured else None
-
-    ttft_p50, ttft_p90 = pair("ttft", "p50"), pair("ttft", "p90")
-    assert ttft_p50 is not None and ttft_p90 is not None
-    return ComparedReplay(
-        name=name,
-        load=run.key.stem,
-        run=simulated[0],
-        records=own_records,
-        ttft_p50=ttft_p50,
-        ttft_p90=ttft_p90,
-        tpot_p50=pair("tpot", "p50"),
-        requests_per_s=PredictedMeasured(served_per_s, run.whole.requests_per_s),
-        hit_share=None if hit_share is None else PredictedMeasured(simulated_share, hit_share),
-    )
 
 
 def _percentile(summary: Summary, metric: str, part: str) -> float | None:

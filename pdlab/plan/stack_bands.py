@@ -22,7 +22,7 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment
 from pdlab.core.findings import Finding, found
 from pdlab.core.workload import Closed, Load, Workload
-from pdlab.plan.error_catalog import NEAR, ErrorCatalog, parts_of, public_errors, stack_of, weights_of
+from pdlab.plan.error_catalog import NEAR, ErrorCatalog, public_errors, stack_of, weights_of
 from pdlab.plan.extrapolation import SLACK, OutsideFit
 from pdlab.plan.stack_prior import KINDS, LEAST_LIKE, LEAST_STACKS, Stack, group_of
 from pdlab.sim.hardware import FitError, Hardware
@@ -75,14 +75,7 @@ def band_of(
     if reason:
         return no_band(reason)
     medians = {metric: _median(catalog, metric) for metric in catalog.components}
-    error = FitError(
-        tpot_percent=medians["TPOT"],
-        ttft_percent=medians["mean TTFT"],
-        requests_per_s_percent=medians["TPOT"],
-        points=sum(each.points for each in catalog.stacks),
-        how="public stacks, each predicted by the others; requests/s as TPOT",
-        parts=parts_of(catalog.components, unseen),
-    )
+    error = catalog.error("public stacks, each predicted by the others", medians, catalog.components, unseen)
     return StackBand(error, (found("band_of_public_stacks", stacks=len(catalog.stacks), unseen=words or "nothing"),))
 
 

@@ -286,14 +286,14 @@ class TestRanking:
         assert planned.screened[0].served_per_gpu < planned.candidates[0].served_per_gpu, "else it might come first"
         with pytest.raises(ValueError, match="different loops"):
             gain(planned.candidates[0], planned.screened[0], bounded)
-        ranking = facts.ranking(planned, bounded, nodes(1), 8)
+        ranking = facts.ranking(planned, bounded, nodes(1))
         assert ranking.two_loops and ranking.best_screened in planned.screened and not ranking.screened_may_win
 
     def test_what_was_asked_of_closed_loops_is_called_their_capacity(self) -> None:
         bounded = scenario(tpot_s=0.012)
         planned = planner.plan(bounded, "gpt-oss-120b", nodes(1), 8, concurrencies=[16, 48])
         assert planned.loop == "closed" and not planned.screened
-        ranking = facts.ranking_text(planned, bounded, nodes(1), 8)
+        ranking = facts.ranking_text(planned, bounded, nodes(1))
         assert "closed-loop capacity/s per GPU" in ranking and "goodput" not in ranking
 
     def test_where_rate_matching_starts_too_high_lower_loads_are_tried(self) -> None:
@@ -370,13 +370,13 @@ class TestRanking:
         assert of(copied.candidates)[label] < 0.6 * of(copied.otherwise)[label]
         other = facts.verdict(copied, bounded).otherwise
         assert other is not None and other.merged and other.first.deployment.label.startswith("pd-pack")
-        assert [row.depends for row in facts.ranking(copied, bounded, nodes(1), 8).rows] == [
+        assert [row.depends for row in facts.ranking(copied, bounded, nodes(1)).rows] == [
             candidate.deployment.label in depending for candidate in copied.candidates[: facts.ROWS]
         ]
-        flipped = facts.ranking(merged, replace(bounded, scattered=False), nodes(1), 8)
+        flipped = facts.ranking(merged, replace(bounded, scattered=False), nodes(1))
         other = flipped.verdict.otherwise
         assert other is not None and not other.merged and other.first.deployment == copied.candidates[0].deployment
-        both = (facts.ranking(copied, bounded, nodes(1), 8).both_cases, flipped.both_cases)
+        both = (facts.ranking(copied, bounded, nodes(1)).both_cases, flipped.both_cases)
         for case in (next(case for case in cases if case.copied.deployment.label == label) for cases in both):
             assert case.copied.served_per_gpu == of(copied.candidates)[label]
             assert case.merged.served_per_gpu == of(copied.otherwise)[label]
