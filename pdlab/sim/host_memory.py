@@ -60,7 +60,7 @@ class HostMemory:
             step_tokens=hardware.step_tokens,
         )
 
-    def asked(self, engine: Engine, request: int, prompt: PromptBlocks, device: int) -> int:
+    def tokens_to_load(self, engine: Engine, request: int, prompt: PromptBlocks, device: int) -> int:
         """Tokens that are loaded from host memory, after those on the device."""
         if engine not in self.caches:
             self.caches[engine] = HostCache(self.blocks, self.block_tokens, self.window, self.step_tokens)

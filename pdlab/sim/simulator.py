@@ -38,7 +38,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.workload import Closed, Level, Replay, Workload
 from pdlab.roles.prefixes import CHUNK_TOKENS
 from pdlab.sim.engine import Engine, PendingPrefill, PrefixCache
-from pdlab.sim.fluid import TELL_EVERY_S, Controller, FluidPool, SentPrompt
+from pdlab.sim.fluid import REPORT_EVERY_S, Controller, FluidPool, SentPrompt
 from pdlab.sim.hand_over import hand_over_of
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.host_memory import HostMemory
@@ -57,7 +57,7 @@ from pdlab.traffic.requests import TrafficRequest
 __all__ = ["Prompts", "SimulatedLevel", "Trace", "simulate"]
 
 Prompts = Literal["fresh", "repeated"]
-TELLS = LOADED + 1
+REPORTS = LOADED + 1
 
 
 def simulate(
@@ -361,7 +361,7 @@ class System(Stepping):
             if fetched:
                 return oracle.compute(prompt)
             held = oracle.hit(prompt)
-            return held + (self.host.asked(engine, request, prompt, held) if self.host else 0)
+            return held + (self.host.tokens_to_load(engine, request, prompt, held) if self.host else 0)
         if not self.repeated:
             return self.hit_rate * self.log.input_tokens[request]
         hit = engine.cache.hit(self.prompt[request], tokens)
@@ -469,11 +469,11 @@ class _FluidSystem(System):
             sparse=self._keeps_ends_alone,
         )
         chunks = TrafficPrompts(CHUNK_TOKENS, remembered=len(self.requests))
-        asked = self.requests if self.pool.knows else ()
-        self.chunks = [chunks.of(request)[0].keys for request in asked]
+        looked_up = self.requests if self.pool.looks_up_prefixes else ()
+        self.chunks = [chunks.of(request)[0].keys for request in looked_up]
         self.sent: dict[int, SentPrompt] = {}
         self.left = self.count
-        self.push(TELL_EVERY_S, TELLS, self.all_engines[0], 0)
+        self.push(REPORT_EVERY_S, REPORTS, self.all_engines[0], 0)
 
     def _finish(self) -> SimulatedLevel:
         log = super()._finish()
@@ -481,10 +481,10 @@ class _FluidSystem(System):
         return log
 
     def happens(self, kind: int, engine: Engine, number: int, now_s: float) -> None:
-        if kind == TELLS:
-            self.pool.tell(now_s, self.moving_s)
-            if self.left or self.pool.is_between_looks:
-                self.push(now_s + TELL_EVERY_S, TELLS, engine, 0)
+        if kind == REPORTS:
+            self.pool.report(now_s, self.moving_s)
+            if self.left or self.pool.is_between_decisions:
+                self.push(now_s + REPORT_EVERY_S, REPORTS, engine, 0)
             return
         if kind == ENTERS:
             self.pool.enters(engine, now_s)
