@@ -765,7 +765,8 @@ def _draw_map(
 ) -> None:
     from pdlab.analysis.goodput_map import goodput_map
     from pdlab.plan.open_loop import under_rates
-    from pdlab.report.goodput_map import draw
+    from pdlab.report import goodput_map as picture
+    from pdlab.report import paper
 
     labels = {served.label for served in measured}
     every = [*measured]
@@ -781,14 +782,14 @@ def _draw_map(
     of = "used" if settings.count_gpus == "used" else "of whole nodes"
     cost = f", and cost of a million output tokens at {price:g} per GPU hour" if price is not None else ""
     tables = "".join(f"; {each.text}" for each in scenario.step_findings()[:1])
-    draw(
+    figure = picture.figure(
         goodput_map(every, ttft_s, tpot_s, scenario.slo.quantile),
-        path,
         title=f"Goodput, requests/s per GPU {of}, {scenario.slo.quantile:.0%} of requests within both bounds{cost}; "
         f"{scenario.shape.name}, {workload.label} tokens, Poisson arrivals; "
         f"hatched: simulated{', extrapolated' if scenario.outside() else ''}{tables}",
         price_per_gpu_hour=price,
     )
+    paper.draw(figure, path)
     origin = "measured and simulated" if measured else "simulated"
     print(f"Goodput map ({origin}): {path}")
 
