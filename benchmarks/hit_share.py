@@ -32,7 +32,7 @@ from pdlab.core.workload import Level, Open, Slo, Workload  # noqa: E402
 from pdlab.plan.planner import gain, plan  # noqa: E402
 from pdlab.plan.scenario import Scenario  # noqa: E402
 from pdlab.report import paper  # noqa: E402
-from pdlab.report.figure import DASHED, DOTTED, Axis, Figure, Line, Panel, rising  # noqa: E402
+from pdlab.report.figure import DASHED, DOTTED, Axis, Figure, Line, PlotPanel, rising  # noqa: E402
 from pdlab.report.style import HUES, SOFT  # noqa: E402
 from pdlab.results.slo import stresses  # noqa: E402
 from pdlab.sim.hardware import load_hardware  # noqa: E402
@@ -207,9 +207,9 @@ def figure(rows: list[dict[str, Any]], agents: list[dict[str, Any]]) -> Figure:
     ratio, title = "best PD over best collocated, per GPU", "stated hit shares"
     others = [*of_agents(agents), *beside]
     panels = [
-        Panel(rising("goodput, output tokens/s per GPU", goodputs), x, goodputs, title=title),
-        Panel(Axis(ratio, 0.4, 1.6), x, [*gains, *beside], title=title),
-        Panel(Axis(ratio, 0.4, 2.4), x, others, title="agents, caches simulated, sessions stick"),
+        PlotPanel(rising("goodput, output tokens/s per GPU", goodputs), x, goodputs, title=title),
+        PlotPanel(Axis(ratio, 0.4, 1.6), x, [*gains, *beside], title=title),
+        PlotPanel(Axis(ratio, 0.4, 2.4), x, others, title="agents, caches simulated, sessions stick"),
     ]
     return Figure(
         [[panel._replace(legend="best", height_in=5.4) for panel in panels]],

@@ -26,7 +26,7 @@ from pdlab.report.figure import (
     Figure,
     Legend,
     Line,
-    Panel,
+    PlotPanel,
     Span,
     rising,
     stacked,
@@ -138,8 +138,8 @@ def figure(chaos: Chaos) -> Figure:
         for place, part in enumerate(_parts(chaos))
     ]  # fmt: skip
 
-    def panel(name: str, lines: list[Line], legend: Legend = "", height_in: float = PANEL_IN) -> Panel:
-        return Panel(rising(name, lines, headroom=HEADROOM), lines=lines, height_in=height_in, legend=legend)
+    def panel(name: str, lines: list[Line], legend: Legend = "", height_in: float = PANEL_IN) -> PlotPanel:
+        return PlotPanel(rising(name, lines, headroom=HEADROOM), lines=lines, height_in=height_in, legend=legend)
 
     panels = [
         panel("right answers/s", [rates["right"]], height_in=1.3 * PANEL_IN),

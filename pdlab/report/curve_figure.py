@@ -23,7 +23,7 @@ from pdlab.core.bounds import Metric, Statistic
 from pdlab.core.workload import LoadKind
 from pdlab.report import captions, tables
 from pdlab.report.build import Report
-from pdlab.report.figure import Axis, Label, Line, Panel, Place, page_json
+from pdlab.report.figure import Axis, Label, Line, Place, PlotPanel, page_json
 from pdlab.report.highlight import highlighted, named_groups, panels
 from pdlab.report.scales import LOGARITHMIC, loads_are_logarithmic, logarithmic, spans
 from pdlab.report.style import SOFT, Style, styles, text_color
@@ -203,7 +203,7 @@ class CurveFigure(NamedTuple):
         """The series of a group, by index."""
         return [i for i, each in enumerate(self.series) if group in (EVERY, *each.groups)]
 
-    def shown(self, panel: CurvePanel, group: str = EVERY, **chosen: str) -> Panel:
+    def shown(self, panel: CurvePanel, group: str = EVERY, **chosen: str) -> PlotPanel:
         """A panel of a group as a picture file has it, the main one with names and notes. ``chosen`` overrides the
         choices at first."""
         choice = {**self.chosen, **chosen}
@@ -225,7 +225,7 @@ class CurveFigure(NamedTuple):
         frontiers = [[level for level in each if level in at] for each in frontiers]
         xs, ys = ([place[side] for place in at.values()] for side in (0, 1))
         drawn = [each for line in lines for each in self._lines(line, at, self.band(x, y, line)) if each.points]
-        return Panel(
+        return PlotPanel(
             y.axis(ys, log_y),
             x.axis(xs, log_x),
             drawn,

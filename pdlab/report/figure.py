@@ -90,7 +90,7 @@ class Label(NamedTuple):
     own: bool = False
 
 
-class Panel(NamedTuple):
+class PlotPanel(NamedTuple):
     """``frontiers``: lines of points with rings. ``labels``: only in a picture file. ``legend``: place of the legend of
     the lines with a label, in a picture file; empty: none. ``height_in``: inches. ``empty``: shown if no line has a
     point."""
@@ -117,7 +117,7 @@ class Figure(NamedTuple):
     """``rows`` of panels. ``keys``: (name, colour, meaning) of the colours of blocks. ``one_x``: the panels of a column
     share their x axis. ``width_in``: of a picture file, inches."""
 
-    rows: Sequence[Sequence[Panel]]
+    rows: Sequence[Sequence[PlotPanel]]
     title: str = ""
     keys: Sequence[tuple[str, str, str]] = ()
     one_x: bool = False
@@ -127,7 +127,7 @@ class Figure(NamedTuple):
         """Both, the other one at the right; they have as many rows."""
         return self._replace(rows=[[*ours, *theirs] for ours, theirs in zip(self.rows, other.rows, strict=True)])
 
-    def labelled(self, rows: Sequence[Sequence[Panel]]) -> list[list[Panel]]:
+    def labelled(self, rows: Sequence[Sequence[PlotPanel]]) -> list[list[PlotPanel]]:
         """These rows, of which only the last has the label of a shared x axis."""
         inner = [[panel._replace(x=panel.x._replace(label="")) for panel in row] for row in rows[:-1]]
         return [*(inner if self.one_x else map(list, rows[:-1])), *map(list, rows[-1:])]
@@ -154,7 +154,7 @@ def rising(
 
 
 def stacked(
-    panels: Sequence[Panel], label: str, *, title: str = "", spans: Sequence[Span] = (),
+    panels: Sequence[PlotPanel], label: str, *, title: str = "", spans: Sequence[Span] = (),
     ticks: Sequence[tuple[float, str]] = (), ends: float = 0.0,
 ) -> Figure:  # fmt: skip
     """Panels one above the other on one x axis from 0 to their last point, or to ``ends`` if that is later. The first

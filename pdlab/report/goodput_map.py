@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pdlab.analysis.goodput_map import GoodputMap
-from pdlab.report.figure import Axis, Block, Figure, Panel
+from pdlab.report.figure import Axis, Block, Figure, PlotPanel
 from pdlab.report.style import HUES
 
 PANEL, COLUMNS = (4.2, 3.6), 3  # inches
@@ -23,7 +23,7 @@ def figure(goodputs: GoodputMap, *, title: str, price_per_gpu_hour: float | None
     return Figure(rows, title, width_in=PANEL[0] * len(rows[0]))
 
 
-def _panel(goodputs: GoodputMap, title: str, tile: Callable[[int, int], Tile]) -> Panel:
+def _panel(goodputs: GoodputMap, title: str, tile: Callable[[int, int], Tile]) -> PlotPanel:
     blocks = []
     for row in range(len(goodputs.tpot_s)):
         for column in range(len(goodputs.ttft_s)):
@@ -31,7 +31,7 @@ def _panel(goodputs: GoodputMap, title: str, tile: Callable[[int, int], Tile]) -
             at, to = (column - 0.5, row - 0.5), (column + 0.5, row + 0.5)
             blocks.append(Block(at, to, color, text=text, edge="#ffffff", hatched=simulated))
     x, y = _bounds("TTFT", goodputs.ttft_s), _bounds("TPOT", goodputs.tpot_s)
-    return Panel(y, x, blocks=blocks, title=title, height_in=PANEL[1])
+    return PlotPanel(y, x, blocks=blocks, title=title, height_in=PANEL[1])
 
 
 def _bounds(name: str, bounds_s: Sequence[float]) -> Axis:
@@ -39,7 +39,7 @@ def _bounds(name: str, bounds_s: Sequence[float]) -> Axis:
     return Axis(f"{name} bound (ms)", -0.5, len(bounds_s) - 0.5, ticks=ticks)
 
 
-def _heat(goodputs: GoodputMap, number: int, price: float | None) -> Panel:
+def _heat(goodputs: GoodputMap, number: int, price: float | None) -> PlotPanel:
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
@@ -57,7 +57,7 @@ def _heat(goodputs: GoodputMap, number: int, price: float | None) -> Panel:
     return _panel(goodputs, f"{LETTERS[number % len(LETTERS)]}: {each.label} ({each.origin})", tile)
 
 
-def _winners(goodputs: GoodputMap) -> Panel:
+def _winners(goodputs: GoodputMap) -> PlotPanel:
     def tile(row: int, column: int) -> Tile:
         best = goodputs.winners(row, column)
         if not best:

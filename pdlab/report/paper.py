@@ -12,7 +12,7 @@ from typing import Any
 
 from pdlab.core.errors import StoreError, WriteError
 from pdlab.core.files import replace
-from pdlab.report.figure import Axis, Block, Figure, Label, Line, Panel
+from pdlab.report.figure import Axis, Block, Figure, Label, Line, PlotPanel
 from pdlab.report.label_layout import Box, along, around, fit
 from pdlab.report.style import INK, SOFT, lightness
 
@@ -92,7 +92,7 @@ def _keys(figure: Any, keys: Sequence[tuple[str, str, str]]) -> None:
     figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=8, reverse=True)
 
 
-def paint(axes: Any, panel: Panel, title_size: float | None = None) -> None:
+def paint(axes: Any, panel: PlotPanel, title_size: float | None = None) -> None:
     """Draw a panel. ``title_size``: in points (None: that of the style)."""
     if panel.title:
         axes.set_title(panel.title, **({"fontsize": title_size} if title_size else {}))
@@ -222,7 +222,7 @@ def _legend(axes: Any, where: str) -> None:
     axes.legend(frameon=False, **place)
 
 
-def _labels(axes: Any, panel: Panel) -> None:
+def _labels(axes: Any, panel: PlotPanel) -> None:
     """Each label where it covers nothing; earlier ones first."""
     figure = axes.figure
     figure.canvas.draw()

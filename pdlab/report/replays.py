@@ -20,7 +20,7 @@ from pdlab.core.findings import Finding
 from pdlab.core.rendering import said
 from pdlab.core.workload import Replay, Slo
 from pdlab.report import timelines
-from pdlab.report.figure import DASHED, DOTTED, Figure, Line, Panel, rising, stacked
+from pdlab.report.figure import DASHED, DOTTED, Figure, Line, PlotPanel, rising, stacked
 from pdlab.report.section import Section
 from pdlab.report.style import HUES
 from pdlab.results.published_folders import load_experiment
@@ -242,11 +242,11 @@ def class_figure(levels: Sequence[ReplayedLevel]) -> Figure:
 
 def _class_figure(levels: Sequence[ReplayedLevel], axis: str, of: str, name_of: Callable[[int], str]) -> Figure:
     classes = sorted({key for each in levels for key in getattr(each.facts, of)})
-    panels: list[Panel] = []
+    panels: list[PlotPanel] = []
     for metric in ("ttft", "tpot"):
         lines = [line for number, each in enumerate(levels) for line in _class_lines(each, number, of, metric, classes)]
         y = rising(f"{metric.upper()} by {axis}, ms", lines, log=True)
-        panels.append(Panel(y, lines=lines, height_in=3.0, legend="" if panels else "above"))
+        panels.append(PlotPanel(y, lines=lines, height_in=3.0, legend="" if panels else "above"))
     simulated = any(each.simulated for each in levels)
     looks = "o p50, dashes p90" + (", dots simulated" if simulated else "")  # short, to fit the picture
     ticks = [(_middle(place), name_of(key)) for place, key in enumerate(classes)]

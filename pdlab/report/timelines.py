@@ -11,7 +11,7 @@ from pdlab.analysis.curves import short_labels
 from pdlab.core.deployment import Deployment, Fluid
 from pdlab.core.mixes import Mixes
 from pdlab.core.workload import Open, Replay
-from pdlab.report.figure import DASHED, Figure, Legend, Line, Panel, rising, stacked, steps
+from pdlab.report.figure import DASHED, Figure, Legend, Line, PlotPanel, rising, stacked, steps
 from pdlab.report.section import Section
 from pdlab.report.style import HUES
 from pdlab.results import roles_log
@@ -142,25 +142,25 @@ class TimelineSeries(NamedTuple):
     label: str
 
 
-def panels(series: Sequence[TimelineSeries], *, replayed: bool) -> list[Panel]:
+def panels(series: Sequence[TimelineSeries], *, replayed: bool) -> list[PlotPanel]:
     """Load and latencies over time: medians, and the 95th percentiles dashed. ``replayed``: with the number in flight
     and the hit share."""
 
-    def panel(name: str, value: Callable[[TimeBin], float | None], legend: Legend = "") -> Panel:
+    def panel(name: str, value: Callable[[TimeBin], float | None], legend: Legend = "") -> PlotPanel:
         lines = [
             Line([(one.middle_s, value(one)) for one in each.bins], each.color, each.label if legend else "")
             for each in series
         ]
-        return Panel(rising(name, lines), lines=lines, height_in=PANEL_IN, legend=legend)
+        return PlotPanel(rising(name, lines), lines=lines, height_in=PANEL_IN, legend=legend)
 
-    def latency_panel(name: str, pair_of: Callable[[TimeBin], tuple[float, float] | None], factor: float) -> Panel:
+    def latency_panel(name: str, pair_of: Callable[[TimeBin], tuple[float, float] | None], factor: float) -> PlotPanel:
         def line(each: TimelineSeries, statistic: int) -> Line:
             pairs = [(one.middle_s, pair_of(one)) for one in each.bins]
             points = [(x, None if pair is None else factor * pair[statistic]) for x, pair in pairs]
             return Line(points, each.color, dashes=DASHED if statistic else (), width=0.9 if statistic else 1.3)
 
         lines = [line(each, statistic) for each in series for statistic in (0, 1)]
-        return Panel(rising(name, lines), lines=lines, height_in=PANEL_IN)
+        return PlotPanel(rising(name, lines), lines=lines, height_in=PANEL_IN)
 
     made = [
         panel("requests/s", lambda one: one.requests_per_s, "above"),
@@ -183,7 +183,7 @@ def figure(timelines: Sequence[Timeline]) -> Figure:
     if changing := [(each, color) for each, color in zip(shown, colors, strict=True) if each.changes]:
         total = max(each.changes[0].prefill + each.changes[0].decode for each, _ in changing)
         lines = [Line(_split_steps(each), color) for each, color in changing]
-        made.append(Panel(rising(f"prefill, of {total}", lines, top=total), lines=lines, height_in=PANEL_IN))
+        made.append(PlotPanel(rising(f"prefill, of {total}", lines, top=total), lines=lines, height_in=PANEL_IN))
     return stacked(made, TIME_NAME)
 
 

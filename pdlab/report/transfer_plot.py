@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pdlab.report.figure import DASH_DOT, DASHED, DOTTED, Axis, Figure, Line, Panel, rising
+from pdlab.report.figure import DASH_DOT, DASHED, DOTTED, Axis, Figure, Line, PlotPanel, rising
 from pdlab.report.style import HUES, MARKERS, SOFT
 from pdlab.transfer.check import BackendResult, TransferPlan
 from pdlab.transfer.report import NETWORKS
@@ -18,7 +18,7 @@ def figure(plan: TransferPlan, results: Sequence[BackendResult]) -> Figure:
     ends = (min(sizes) / ASIDE, max(sizes) * ASIDE)
     lines = [line for number, result in enumerate(results) for line in _lines(result, number, ends)]
     fastest = [Line([(0.0, high) for line in lines for _, high in line.reach], SOFT)]
-    panel = Panel(
+    panel = PlotPanel(
         rising("GB/s (median; bars: slowest to fastest)", [*lines, *fastest]),
         Axis("KV cache moved at a time, MB", *ends, log=True),
         lines,

@@ -11,7 +11,7 @@ from pdlab.analysis.ttft_parts import PartsAround, SlowRequest, TtftParts, shown
 from pdlab.core.rendering import said
 from pdlab.core.text import number
 from pdlab.report import tables
-from pdlab.report.figure import Axis, Block, Figure, Panel
+from pdlab.report.figure import Axis, Block, Figure, PlotPanel
 from pdlab.report.section import Section
 from pdlab.results.schema import Experiment
 from pdlab.results.store import MANIFEST, Store
@@ -177,7 +177,7 @@ def _pieces(ttft_s: float, parts: Iterable[tuple[str, float]], names: Sequence[s
         at_ms += ms
 
 
-def _stacked(where: str, levels: Sequence[TtftParts], names: Sequence[str]) -> Panel:
+def _stacked(where: str, levels: Sequence[TtftParts], names: Sequence[str]) -> PlotPanel:
     """The curves at one load: a bar for each percentile."""
     begins, ticks, groups, blocks = 0.0, [], [], []
     for level in levels:
@@ -191,10 +191,10 @@ def _stacked(where: str, levels: Sequence[TtftParts], names: Sequence[str]) -> P
         begins += room + BARS_BETWEEN
     x = Axis("", -0.5 - BARS_BETWEEN / 2, begins - 0.5 - BARS_BETWEEN / 2, ticks=ticks, groups=groups)
     most_ms = max(1e3 * around.ttft_s for level in levels for around in level.around)
-    return Panel(Axis("TTFT, ms", high=ABOVE * most_ms), x, blocks=blocks, title=where, height_in=LOADS_IN)
+    return PlotPanel(Axis("TTFT, ms", high=ABOVE * most_ms), x, blocks=blocks, title=where, height_in=LOADS_IN)
 
 
-def _waterfall(level: TtftParts, names: Sequence[str]) -> Panel:
+def _waterfall(level: TtftParts, names: Sequence[str]) -> PlotPanel:
     """The slowest requests of a curve, from when each was sent."""
     blocks = [
         Block((piece.begins_ms, row - 0.41), (piece.ends_ms, row + 0.41), piece.color, piece.name)
@@ -205,7 +205,7 @@ def _waterfall(level: TtftParts, names: Sequence[str]) -> Panel:
     y = Axis("when it was sent", count - 0.4, -0.6, ticks=ticks)
     x = Axis("ms since the request was sent", high=ABOVE * 1e3 * level.slowest[0].ttft_s)
     title = f"the slowest {count} at {level.where}:\n{level.label}"
-    return Panel(y, x, blocks=blocks, title=title, height_in=SLOWEST_IN)
+    return PlotPanel(y, x, blocks=blocks, title=title, height_in=SLOWEST_IN)
 
 
 def _when(each: SlowRequest) -> str:

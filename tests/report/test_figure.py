@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from pdlab.report import paper
-from pdlab.report.figure import DASHED, Axis, Block, Figure, Line, Panel, Span, page_json, rising, stacked, steps
+from pdlab.report.figure import DASHED, Axis, Block, Figure, Line, PlotPanel, Span, page_json, rising, stacked, steps
 
 GAP = [(0.0, 1.0), (1.0, 3.0), (2.0, None), (3.0, 2.0), (4.0, 4.0)]
 LINES = [Line(GAP, "#0072b2", "a <b> & c", DASHED), Line([(2.0, 1.0)], "#d55e00", marker="x", width=0)]
 
 
 def figure() -> Figure:
-    panels = [Panel(rising("load", LINES), lines=LINES, legend="above"), Panel(rising("none", []))]
+    panels = [PlotPanel(rising("load", LINES), lines=LINES, legend="above"), PlotPanel(rising("none", []))]
     return stacked(panels, "time, s", title="title", spans=[Span(1.0, 2.0, "1")])
 
 
@@ -60,7 +60,10 @@ def bars() -> Figure:
     y = Axis("request", 2.6, -0.6, ticks=[(row, f"r{row}") for row in range(3)])
     ratios = [(10.0, 1.0), (20.0, 8.0)]
     line = Line(ratios, "#0072b2", "p50", marker="o", look="hollow", reach=[(0.5, 2.0), (7.0, 9.0)])
-    panels = [Panel(y, Axis("ms", high=3.0), blocks=blocks), Panel(rising("ratio", [line]), Axis("MB", 5, 40, True))]
+    panels = [
+        PlotPanel(y, Axis("ms", high=3.0), blocks=blocks),
+        PlotPanel(rising("ratio", [line]), Axis("MB", 5, 40, True)),
+    ]
     return Figure([panels, [panels[1]._replace(lines=[line], title="t", legend="right")]], keys=[("a", "#4292c6", "A")])
 
 

@@ -13,7 +13,7 @@ from pdlab.analysis.view import View
 from pdlab.cli import viz
 from pdlab.report.build import build_report
 from pdlab.report.curve_figure import of_report
-from pdlab.report.figure import Axis, Block, Figure, Line, Panel, Span, rising, stacked
+from pdlab.report.figure import Axis, Block, Figure, Line, PlotPanel, Span, rising, stacked
 from pdlab.report.html import ASSETS
 from pdlab.report.load import load
 
@@ -254,7 +254,7 @@ def drawn(page: browser.Page, tmp_path: Path) -> Callable[[Figure], browser.Page
 
 def test_a_line_leaves_gaps_and_more_is_higher(drawn: Callable[[Figure], browser.Page]) -> None:
     lines = [Line([(0, 1.0), (1, 3.0), (2, None), (3, 2.0), (4, 4.0)], "#0072b2", HOSTILE)]
-    panel = Panel(rising("load", lines), lines=lines, legend="best")
+    panel = PlotPanel(rising("load", lines), lines=lines, legend="best")
     opened = drawn(stacked([panel, panel._replace(lines=[])], "s", spans=[Span(1.0, 2.0, "f1")]))
     (path,) = opened.evaluate(PATHS % 1)
     assert re.sub("[^ML]", "", path) == "MLML", "nothing is drawn across what is not known"
@@ -272,7 +272,7 @@ def test_names_of_places_have_room_and_powers_have_equal_heights(
 ) -> None:
     lines = [Line([(place + 0.5, 10.0 ** (place + 1)) for place in range(3)], "#0072b2", marker="o")]
     ticks = [(place + 0.5, f"{place:,} to\n{place + 1:,}") for place in range(count)]
-    opened = drawn(stacked([Panel(rising("ms", lines, log=True), lines=lines)], "tokens", ticks=ticks, ends=count))
+    opened = drawn(stacked([PlotPanel(rising("ms", lines, log=True), lines=lines)], "tokens", ticks=ticks, ends=count))
     path = next(each for each in opened.evaluate(PATHS % 1) if "L" in each)
     heights = [float(place.split()[1]) for place in re.split("[ML]", path)[1:]]
     assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=0.2)
@@ -285,7 +285,7 @@ def test_names_of_places_have_room_and_powers_have_equal_heights(
 def test_blocks_lie_on_the_axes_and_have_their_names(drawn: Callable[[Figure], browser.Page]) -> None:
     blocks = [Block((0.0, row - 0.4), (50.0 * (row + 1), row + 0.4), "#4292c6", f"prefill {row}") for row in range(2)]
     y = Axis("request", 1.6, -0.6, ticks=[(0, "0.1 s"), (1, "0.2 s")])
-    panel = Panel(y, Axis("ms", high=100.0), blocks=blocks)
+    panel = PlotPanel(y, Axis("ms", high=100.0), blocks=blocks)
     opened = drawn(Figure([[panel]], keys=[("prefill", "#4292c6", "its step")]))
     wide = opened.evaluate("[...document.querySelectorAll('.figure rect')].map((r) => +r.getAttribute('width'))")
     up = opened.evaluate("[...document.querySelectorAll('.figure rect')].map((r) => +r.getAttribute('y'))")

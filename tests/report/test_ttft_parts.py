@@ -13,7 +13,7 @@ from support import folders, timelines
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.report import paper, ttft_parts
 from pdlab.report.build import Report, build_report
-from pdlab.report.figure import Panel
+from pdlab.report.figure import PlotPanel
 from pdlab.report.html import render
 from pdlab.report.load import load
 from pdlab.report.pictures import draw
@@ -96,7 +96,7 @@ def test_no_label_of_the_picture_lies_on_another(
     assert overlapping == []
 
 
-def bars(panels: Sequence[Panel], side: int) -> dict[tuple[str, float], float]:
+def bars(panels: Sequence[PlotPanel], side: int) -> dict[tuple[str, float], float]:
     """Where each bar ends whose pieces follow each other from 0. ``side``: 0 if bars go to the right."""
     ends: dict[tuple[str, float], float] = {}
     for panel in panels:
