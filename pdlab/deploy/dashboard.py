@@ -2,7 +2,8 @@
 
 Metrics have the names of Ray's default exporter: the prefix ``ray_``, and the suffix ``_total`` for counters. Means are
 rates of counters, because that exporter computes the sums of histograms from the middles of their buckets. A counter of
-failures appears with the first failure, which ``rate`` and ``increase`` miss: `_times` counts it.
+failures appears with the first failure, which ``rate`` and ``increase`` miss: `_times` counts it. Where nothing was
+served there is no figure, and not the NaN of 0 / 0 or of an empty histogram, across which Grafana draws a line.
 """
 
 from __future__ import annotations
@@ -93,7 +94,11 @@ def _or_none(expression: str) -> str:
 
 
 def _quantile(share: float, metric: str, by: str = "le", only: str = "") -> str:
-    return f"histogram_quantile({share}, sum by ({by}) (rate(ray_{metric}_bucket{only}{RATE})))"
+    return f"histogram_quantile({share}, sum by ({by}) (rate(ray_{metric}_bucket{only}{RATE}))) >= 0"
+
+
+def _ratio(a: str, b: str) -> str:
+    return f"{a} / ({b} > 0)"
 
 
 def _of_pool(by_replica: str) -> str:
@@ -125,7 +130,7 @@ ROWS = (
                 "s",
                 # One expression for each part: they are stacked in this order, and Prometheus sorts lines by name.
                 tuple(
-                    Query(f"{_rate(counted(SECONDS) + _part(part))} / {_rate(counted(REQUESTS))}", part)
+                    Query(_ratio(_rate(counted(SECONDS) + _part(part)), _rate(counted(REQUESTS))), part)
                     for part in PARTS
                     if part != "front"
                 ),
@@ -229,13 +234,13 @@ ROWS = (
         (
             Panel(
                 "KV cache in use",
-                "Share of each engine's pool.",
+                "Share of each engine's pool. An idle engine reports nothing.",
                 "percentunit",
                 (_gauge("kv_cache_usage_perc"),),
             ),
             Panel(
                 "Requests running",
-                "By engine.",
+                "By engine. An idle engine reports nothing.",
                 "short",
                 (_gauge("num_requests_running"),),
             ),
@@ -258,8 +263,10 @@ ROWS = (
                 (
                     Query(
                         _of_pool(
-                            f"{_rate(counted('vllm_prefix_cache_hits'), 'ReplicaId')} / "
-                            f"{_rate(counted('vllm_prefix_cache_queries'), 'ReplicaId')}"
+                            _ratio(
+                                _rate(counted("vllm_prefix_cache_hits"), "ReplicaId"),
+                                _rate(counted("vllm_prefix_cache_queries"), "ReplicaId"),
+                            )
                         ),
                         ENGINE,
                     ),

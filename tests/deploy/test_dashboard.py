@@ -33,6 +33,7 @@ REPLICAS = {"p1": "Prefill:m", "d1": "Decode:m", "d2": "Decode:m"}
 SECONDS = {"server": 0.01, "queue": 0.3, "prefill": 0.5, "transfer": 0.09, "step_lag": 0.1, "first_step": 0.1}
 PARTS_S = {part: SECONDS.get(part, 0.0) for part in PARTS if part != "front"}
 REQUESTS_PER_S = 10.0
+IDLE = "ray_idle_"  # begins the names of counters that do not grow
 # A counter that appears some scrapes later, as one of failures does.
 LATE, LATE_SCRAPES, LATE_TIMES = "ray_pdlab_late_total", 16, 3
 
@@ -130,7 +131,12 @@ def test_a_wrong_prometheus_is_refused(url: str, tmp_path: Path, capsys: pytest.
 
 
 def page(seconds: float, scrapes: int) -> str:
-    """Ray's metrics page that many seconds after the engines began, after so many scrapes."""
+    """Ray's metrics page that many seconds after the engines began, after so many scrapes; and one of idle engines."""
+    idle = [line.replace("ray_", IDLE, 1) for line in metric_lines(1.0, 0)]
+    return "\n".join([*metric_lines(seconds, scrapes), *idle, ""])
+
+
+def metric_lines(seconds: float, scrapes: int) -> list[str]:
     lines: list[str] = []
 
     def say(name: str, value: float, **labels: str) -> None:
@@ -187,7 +193,7 @@ def page(seconds: float, scrapes: int) -> str:
     say("ray_pdlab_old_total", LATE_TIMES)
     if scrapes > LATE_SCRAPES:
         say(LATE, LATE_TIMES)
-    return "\n".join([*lines, ""])
+    return lines
 
 
 class Asked:
@@ -307,6 +313,26 @@ def test_a_failure_that_makes_its_counter_appear_is_counted(asked: Asked) -> Non
     times = dashboard._times(LATE)
     assert highest(times) == LATE_TIMES and highest(f"sum(rate({LATE}[6s]))") == 0
     assert highest(times.replace(LATE, "ray_pdlab_old_total")) == 0
+
+
+def test_where_nothing_is_served_there_is_no_figure(asked: Asked) -> None:
+    """0 / 0 and quantiles of an empty histogram are NaN, and Grafana's library draws a line across them."""
+    empty = set()
+    for row in dashboard.ROWS:
+        for panel in row.panels:
+            for query in panel.queries:
+                values = [one["value"][1] for one in asked.query(query.expression.replace("ray_", IDLE))]
+                assert "NaN" not in values, panel.title
+                if not values:
+                    empty.add(panel.title)
+    assert empty == {
+        "Mean TTFT by part",
+        "TTFT in the server",
+        "Parts, p95",
+        "Time between tokens, p50 and p95",
+        "Transfer and step lag",
+        "Prefix cache hits",
+    }
 
 
 def test_mean_parts_are_exact_and_add_up(asked: Asked) -> None:
