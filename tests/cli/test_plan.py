@@ -317,7 +317,7 @@ class TestRanking:
             return figure(goodput_map, title=title, price_per_gpu_hour=price_per_gpu_hour)
 
         monkeypatch.setattr(picture, "figure", spy)
-        monkeypatch.setattr(open_loop, "RATES", (0.2, 0.7, 1.2))
+        monkeypatch.setattr(open_loop, "MAP_RATES", (0.2, 0.7, 1.2))
         monkeypatch.setattr(scenario_module, "LEAST_OPEN", 600)
         store = Store(tmp_path / "mine")
         deployment = Deployment(topology=parse_label("collocated-2xtp4"))
