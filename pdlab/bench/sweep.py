@@ -27,6 +27,7 @@ from pdlab.bench.recovery import RECOVER_S
 from pdlab.bench.slo_search import SloSearchOptions
 from pdlab.bench.target import Target, normal_url, resolve_target
 from pdlab.bench.traffic import keep_plan, replayed
+from pdlab.core import defaults
 from pdlab.core.arguments import MAX_HOLD_S, MAX_REPEATS, MAX_REQUESTS
 from pdlab.core.errors import DeploymentDied, StoreError, UsageError
 from pdlab.core.findings import Finding, found
@@ -43,7 +44,6 @@ from pdlab.results.schema import Manifest, RequestRecord, Run, SloSearch, Tuning
 from pdlab.results.soak import soak
 from pdlab.results.store import MANIFEST, Store
 
-BASE_URL = "http://127.0.0.1:8000"
 MOST_CLIENTS = 8
 # Gates that a dead replica fails, beside others.
 SIGNS_OF_DEATH = {"failed_requests", "prefill_calls", "restarts"}
@@ -128,7 +128,7 @@ class SweepOptions(LevelOptions):
     smoke: bool = setting(
         False, "measure one short level (the first); results go to EXP_NAME-smoke", REQUESTS, "-s", "--smoke"
     )
-    base_url: str = setting(BASE_URL, "URL of the server", SERVER, "-u", "--base-url", value="URL")
+    base_url: str = setting(defaults.BASE_URL, "URL of the server", SERVER, "-u", "--base-url", value="URL")
     model: str | None = setting(
         None,
         "model name in the requests",
@@ -155,7 +155,7 @@ class SweepOptions(LevelOptions):
         value="NAME",
         otherwise="label of the running deployment; a mode other than mixed is appended",
     )
-    out: Path = setting(Path("bm_results"), "results go to DIR/EXP_NAME", RESULTS, value="DIR")
+    out: Path = setting(defaults.RESULTS, "results go to DIR/EXP_NAME", RESULTS, value="DIR")
     resume: bool = setting(False, "skip levels that are finished", RESULTS)
     force: bool = setting(False, "measure finished levels again and replace them", RESULTS)
     retry_invalid: bool = setting(

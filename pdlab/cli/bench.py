@@ -295,16 +295,13 @@ def sweep_of(settings: BenchSettings, argv: Sequence[str]) -> SweepOptions:
         loads = (Replay(speed=lengths.speed),)
     soak_s = _soak_s(settings, loads)
     timed = bool(searches) or any(not isinstance(load, Closed) for load in loads)
-    own = settings.model_dump(include=set(SweepOptions.model_fields), exclude_unset=True)
-    return SweepOptions(
-        **own
-        | {
-            "loads": loads,
-            "hold_s": soak_s or _hold_s(settings, timed=timed),
-            "searches": searches,
-            "workload": workload,
-            "command": typed("bench", *argv),
-        }
+    return settings.passed_to(
+        SweepOptions,
+        loads=loads,
+        hold_s=soak_s or _hold_s(settings, timed=timed),
+        searches=searches,
+        workload=workload,
+        command=typed("bench", *argv),
     )
 
 

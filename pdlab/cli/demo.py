@@ -13,6 +13,7 @@ from typing import Annotated
 
 from pdlab.cli.bench import CONCURRENCIES
 from pdlab.cluster import machine
+from pdlab.core import defaults
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import command
 from pdlab.core.files import ROOT, cache_dir
@@ -68,14 +69,13 @@ class DemoSettings(Settings):
 def main(settings: DemoSettings) -> int:
     """Run the demo."""
     from pdlab.core.catalog import load_model
-    from pdlab.deploy.options import LOCAL_MODEL
 
-    out = (settings.out or ROOT / "bm_results" / f"demo-{datetime.now():%Y%m%d-%H%M%S}").absolute()
-    shape = load_model(LOCAL_MODEL)
+    out = (settings.out or ROOT / defaults.RESULTS / f"demo-{datetime.now():%Y%m%d-%H%M%S}").absolute()
+    shape = load_model(defaults.LOCAL_MODEL)
     if shape is not None and settings.itl + settings.otl > shape.max_context:
         raise UsageError(
-            f"--itl {settings.itl} and --otl {settings.otl}: {LOCAL_MODEL} has a context of {shape.max_context} "
-            "tokens; shorten one"
+            f"--itl {settings.itl} and --otl {settings.otl}: {shape.name} has a context of {shape.max_context} tokens; "
+            "shorten one"
         )
     check_folder(out, "--out")
     if out.exists() and any(out.iterdir()):

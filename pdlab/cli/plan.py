@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
+from pdlab.core import defaults
 from pdlab.core.arguments import (
     LENGTHS_HELP,
     MAX_LOAD,
@@ -69,7 +70,6 @@ if TYPE_CHECKING:
     from pdlab.sim.simulator import Prompts
 
 
-DEFAULT_MODEL = "gpt-oss-120b"
 FORMATTED = ("gemm", "moe", "kvcache", "fmha")
 MAX_GPUS = 1024  # the best deployment on more GPUs is copies of a smaller one
 MAX_IN_FLIGHT = 20_000
@@ -163,10 +163,10 @@ class PlanSettings(Settings):
         MODEL_HELP,
         WHAT,
         value="NAME|PATH",
-        otherwise=f"{DEFAULT_MODEL}; with --compare the one that was measured",
+        otherwise=f"{defaults.MODEL}; with --compare the one that was measured",
     )
     hardware: str = setting(
-        "h100-vllm-0.11",
+        defaults.HARDWARE,
         "calibrated step times: a name in configs/catalog/, or a file that pdlab calibrate wrote; or a GPU type such "
         "as H200, with step times from tables (pip install 'pdlab[perf]')",
         WHAT,
@@ -368,7 +368,7 @@ class PlanSettings(Settings):
     @property
     def model_name(self) -> str:
         """The model to plan for."""
-        return self.model or DEFAULT_MODEL
+        return self.model or defaults.MODEL
 
     def check(self) -> None:
         """Raises UsageError for flags that would have no effect."""

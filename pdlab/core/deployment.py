@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, get_args
 from annotated_types import Ge, Gt, Le
 from pydantic import Field, field_validator, model_validator
 
+from pdlab.core import defaults
 from pdlab.core.arguments import MODEL_HELP, positive, ucx_transports
 from pdlab.core.environment import Environment
 from pdlab.core.errors import UsageError
@@ -612,7 +613,7 @@ class Deployment(Frozen):
     """A model, a topology, and the settings that all pools share. The fields have their help texts."""
 
     name: Annotated[str | None, Incidental] = None
-    model: str = setting("gpt-oss-120b", MODEL_HELP, MODEL, value="NAME|PATH")
+    model: str = setting(defaults.MODEL, MODEL_HELP, MODEL, value="NAME|PATH")
     model_id: str | None = setting(
         None, "the name that clients use", MODEL, value="ID", otherwise="the model's own", advanced=True
     )

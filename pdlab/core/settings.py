@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import operator
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,8 @@ from pdlab.core.errors import UsageError
 from pdlab.core.help_pages import Argument, HelpPage, parser_of
 from pdlab.core.schema import Frozen, validate
 
+M = TypeVar("M", bound=BaseModel)
+
 
 class Settings(Frozen):
     """Base of a command's settings.
@@ -47,6 +50,11 @@ class Settings(Frozen):
 
     def check(self) -> None:
         """Raises UsageError for settings that contradict each other. A command with such rules overrides this."""
+
+    def passed_to(self, kind: type[M], **more: Any) -> M:
+        """A value of ``kind``: the set fields that both have, and ``more``."""
+        shared = self.model_fields_set & set(kind.model_fields)
+        return kind(**{name: getattr(self, name) for name in shared} | more)
 
 
 S = TypeVar("S", bound=Settings)
@@ -101,14 +109,24 @@ class FlagsOf:
 
     The settings keep the given fields as a mapping, which overrides the values of a file. ``group``: group of its
     flags, in place of the fields' own. ``prefix``: prefix of each flag, such as ``p-``. ``leave_out``: fields without a
-    flag in this command. ``otherwise``: this command's defaults in words.
+    flag in this command; ``only``: the fields with one (empty: all). ``otherwise``: this command's defaults in words.
+    ``needs``: the command's field without which the flags have no effect.
     """
 
     model: type[BaseModel]
     group: str | None = None
     prefix: str = ""
     leave_out: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
     otherwise: Mapping[str, str] = field(default_factory=dict)
+    needs: str | None = None
+
+    @property
+    def fields(self) -> Iterator[Declared]:
+        """The fields that have a flag in the command, as those of their model."""
+        for each in _fields(self.model):
+            if each.path[0] not in self.leave_out and (not self.only or each.path[0] in self.only):
+                yield each
 
 
 def written_numbers(values: Sequence[int]) -> str:
@@ -235,11 +253,14 @@ class Declared(NamedTuple):
     def in_part(self, name: str, part: FlagsOf) -> Declared:
         """The field as a flag of a command whose part ``name`` has the field's model."""
         prefixed = tuple(f"--{part.prefix}{flag.removeprefix('--')}" for flag in self.flags)
-        otherwise = part.otherwise.get(self.name, self.flag.otherwise)
-        group = part.group or self.flag.group
-        return self._replace(
-            path=(name, *self.path), flag=replace(self.flag, names=prefixed, otherwise=otherwise, group=group)
+        changed = replace(
+            self.flag,
+            names=prefixed,
+            otherwise=part.otherwise.get(self.name, self.flag.otherwise),
+            group=part.group or self.flag.group,
+            needs=part.needs if self.flag.needs is None else f"{name}.{self.flag.needs}",
         )
+        return self._replace(path=(name, *self.path), flag=changed)
 
 
 @cache
@@ -247,7 +268,11 @@ def declared(kind: type[BaseModel]) -> tuple[Declared, ...]:
     """The flags of a command's settings and their parts, in the order of the help."""
     groups = kind.GROUPS if issubclass(kind, Settings) else ()
     rank = {group: number for number, group in enumerate(groups)}
-    return tuple(sorted(_fields(kind), key=lambda each: rank.get(each.flag.group, len(rank))))
+
+    def place(each: Declared) -> tuple[int, bool]:
+        return rank.get(each.flag.group, len(rank)), each.flag.group in rank and not each.flag.positional
+
+    return tuple(sorted(_fields(kind), key=place))
 
 
 def _fields(kind: type[BaseModel]) -> Iterator[Declared]:
@@ -261,7 +286,7 @@ def _fields(kind: type[BaseModel]) -> Iterator[Declared]:
         if part is None and isinstance(inner, type) and issubclass(inner, Frozen):
             part = FlagsOf(inner)
         if part is not None:
-            yield from (each.in_part(name, part) for each in _fields(part.model) if each.path[0] not in part.leave_out)
+            yield from (each.in_part(name, part) for each in part.fields)
 
 
 def settings_of(command: str) -> type[Settings]:
@@ -286,7 +311,8 @@ def _unwrapped(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
     if origin is Annotated:
         inner, *said = get_args(annotation)
         kind, more = _unwrapped(inner)
-        return kind, (*said, *more)
+        bounds = (rule for each in said if isinstance(each, FieldInfo) for rule in each.metadata)
+        return kind, (*said, *bounds, *more)
     if origin in (Union, types.UnionType):
         kinds = [part for part in get_args(annotation) if part is not type(None)]
         if len(kinds) == 1:
@@ -318,14 +344,13 @@ def parse(kind: type[S], argv: Sequence[str]) -> S:
         place[last] = pairs.read(value, flags[name].long_flag) if pairs else value
     names = flag_names(kind)
     settings = validate(kind, given, where="the command line", names=names)
-    for each in flags.values():
+    named, first = given_flags(settings), dict[str, str]()
+    for each in (flags[name] for name in named):
         needs = each.flag.needs
-        if needs is not None and each.name in settings.model_fields_set and not getattr(settings, needs):
+        if needs is not None and not _value_at(settings, needs.split("."))[1]:
             needed = names[needs]
             raise UsageError(f"{each.long_flag} is for {needed}, which is not given: add {needed}, or leave it out")
-    first: dict[str, str] = {}
-    for each in flags.values():
-        if each.flag.one_of is not None and each.name in settings.model_fields_set:
+        if each.flag.one_of is not None:
             other = first.setdefault(each.flag.one_of, each.long_flag)
             if other != each.long_flag:
                 raise UsageError(f"{each.long_flag} and {other} exclude each other: leave one out")
@@ -422,19 +447,19 @@ def _whole_number_reader(each: Declared) -> Callable[[str], int]:
 
 
 def _number_reader(each: Declared) -> Callable[[str], float]:
-    low, from_low = each.one(Gt), each.one(Ge)
-    below = each.one(Lt)
+    """Reads a number in the unit of the flag, within the bounds of the field."""
     noun = said.text if (said := each.one(Noun)) else "a number"
-    words = [f"above {low.gt:g}"] if low else [f"from {from_low.ge:g}"] if from_low else []
-    words += [f"below {below.lt:g}"] if below else []
+    factor = per.factor if (per := each.one(PerUnit)) else 1
+    above, least, below, most = (each.one(bound) for bound in (Gt, Ge, Lt, Le))
+    rules = [("above", operator.gt, above.gt)] if above else [("from", operator.ge, least.ge)] if least else []
+    rules += [("and below", operator.lt, below.lt)] if below else []
+    rules += [("to" if least and not above else "and at most", operator.le, most.le)] if most else []
+    limits = " ".join(f"{word} {factor * bound:.12g}" for word, _, bound in rules).removeprefix("and ")
 
     def accepts(value: float) -> bool:
-        over = value > low.gt if low else value >= from_low.ge if from_low else value > -math.inf
-        return bool(over and value < (below.lt if below else math.inf))
+        return math.isfinite(value) and all(holds(value, factor * bound) for _, holds, bound in rules)
 
-    factor = per.factor if (per := each.one(PerUnit)) else 1
-    expected = f"{noun} {' and '.join(words)}".rstrip()
-    return lambda text: checked_number(text, accepts, expected) / factor
+    return lambda text: checked_number(text, accepts, f"{noun} {limits}".rstrip()) / factor
 
 
 def written(each: Declared, value: Any) -> str:
@@ -453,17 +478,10 @@ def given_flags(settings: Settings) -> dict[str, str]:
     for each in declared(type(settings)):
         if each.path[0] not in settings.model_fields_set:
             continue
-        value: Any = settings
-        for name in each.path:
-            value = getattr(value, name) if isinstance(value, BaseModel) else value.get(name, _ABSENT)
-            if value is _ABSENT:
-                break
-        else:
+        holder, _ = _value_at(settings, each.path)
+        if each.path[-1] in (holder.model_fields_set if isinstance(holder, BaseModel) else holder or ()):
             given[each.name] = each.long_flag
     return given
-
-
-_ABSENT: Mapping[str, Any] = {}
 
 
 def not_given(settings: Settings, names: Sequence[str], what: str) -> None:
@@ -484,8 +502,7 @@ def to_words(settings: BaseModel, only: Sequence[str] | None = None) -> list[str
 def part_words(value: BaseModel, part: FlagsOf, always: Sequence[str] = ()) -> list[str]:
     """The flags for ``value`` in a command that has its model as ``part``, without defaults except those of fields in
     ``always``."""
-    fields = [each.in_part("", part) for each in _fields(part.model) if each.path[0] not in part.leave_out]
-    return _words({"": value}, fields, always)
+    return _words({"": value}, [each.in_part("", part) for each in part.fields], always)
 
 
 def _words(settings: Any, fields: Sequence[Declared], always: Sequence[str]) -> list[str]:

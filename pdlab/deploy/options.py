@@ -15,6 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from pdlab.cluster.two_hosts import parse_shape
+from pdlab.core import defaults
 from pdlab.core.arguments import LENGTHS_HELP
 from pdlab.core.catalog import known_models, load_cluster, load_deployment, local_cluster, two_hosts_cluster
 from pdlab.core.commands import typed
@@ -41,7 +42,7 @@ from pdlab.core.environment import with_values
 from pdlab.core.errors import UsageError
 from pdlab.core.length_distribution import LengthDistribution
 from pdlab.core.nodes import ClusterView, LinkShape
-from pdlab.core.rehearsal import DEFAULT_HARDWARE, Rehearsal
+from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.schema import validate
 from pdlab.core.settings import (
     LENGTHS,
@@ -65,7 +66,6 @@ from pdlab.deploy.export_options import EXPORT, KUBERNETES, ExportOptions
 from pdlab.deploy.pool_agreement import speculation
 
 FROM_STDIN = "--request-from-stdin"
-LOCAL_MODEL = "tiny-gptoss"
 REHEARSED_CLUSTER = "p5.48xlarge-x2"
 MAX_LOCAL_NODES = 64
 CLUSTER_TP, LOCAL_TP = 4, 1
@@ -75,8 +75,6 @@ LOCAL_WORKLOAD = Workload(input_tokens=512, output_tokens=64)
 DEFAULT_WORKLOAD = Workload()
 # The canary's longest prompt and the request that proves the wire have some thousand tokens.
 LEAST_MODEL_LEN, LENGTH_STEP = 8192, 1024
-DEFAULT_HOST = "127.0.0.1"
-DEFAULT_PORT = 8000
 # Titles of groups of flags.
 WHAT, WHERE = "what to serve (one is required, or --config)", "where"
 WORKLOAD = "workload that the engines must hold (sets --max-model-len)"
@@ -131,9 +129,9 @@ class LaunchOptions(Settings):
         advanced=True,
     )
     host: Annotated[str, Text(_host)] = setting(
-        DEFAULT_HOST, "address to serve on; only this machine can reach the default", WHERE, value="ADDRESS"
+        "127.0.0.1", "address to serve on; only this machine can reach the default", WHERE, value="ADDRESS"
     )
-    port: Port = setting(DEFAULT_PORT, "port to serve on", WHERE)
+    port: Port = setting(defaults.PORT, "port to serve on", WHERE)
     api_key: bool | None = setting(
         None,
         "clients must send an API key: that of --api-key-file; else that of the variable PDLAB_API_KEY; else one that "
@@ -224,7 +222,7 @@ class LaunchSettings(ExportOptions, LaunchOptions):
             Deployment,
             leave_out=("name", "topology"),
             otherwise={
-                "model": f"gpt-oss-120b, with --local {LOCAL_MODEL}",
+                "model": f"{defaults.MODEL}, with --local {defaults.LOCAL_MODEL}",
                 "ingress_replicas": "one per GPU of the pool that answers clients, "
                 f"{serving_path.LEAST_INGRESS} to {serving_path.MOST_INGRESS}",
                 "serving.direct_streaming": f"on with --local and with --host {serving_path.EVERYWHERE}, else off",
@@ -255,7 +253,8 @@ class LaunchSettings(ExportOptions, LaunchOptions):
     )
     local: Annotated[int, Ge(1), Le(MAX_LOCAL_NODES), Noun("a number of nodes")] | None = setting(
         None,
-        f"start N Ray nodes (2 without a number) on this machine, with CPU engines; the default model is {LOCAL_MODEL}",
+        f"start N Ray nodes (2 without a number) on this machine, with CPU engines; the default model is "
+        f"{defaults.LOCAL_MODEL}",
         WHERE,
         bare=2,
     )
@@ -282,39 +281,8 @@ class LaunchSettings(ExportOptions, LaunchOptions):
         "simulated engines (docs/rehearsal.md)",
         WHERE,
     )
-    slow_down: Seconds | None = setting(
-        None,
-        "run simulated time K times slower than real time",
-        WHERE,
-        value="K",
-        otherwise="by requests/s, GPUs and this machine's cores",
-        needs="rehearse",
-        advanced=True,
-    )
-    hardware: str | None = setting(
-        None,
-        "with --rehearse: calibrated step times of the engines, as with plan.py --hardware",
-        WHERE,
-        value="NAME",
-        otherwise=DEFAULT_HARDWARE,
-        needs="rehearse",
-        advanced=True,
-    )
-    chunk_per_token: bool = setting(
-        False,
-        "with --rehearse: stream one chunk per token, as real engines do, not three per answer; shows the cost of the "
-        "serving path, and needs a larger --slow-down",
-        WHERE,
-        needs="rehearse",
-        advanced=True,
-    )
-    assume_merged: bool = setting(
-        False,
-        "with --rehearse: assume that scattered KV blocks transfer as fast as contiguous ones; default: within a node "
-        "they are copied one by one, as with vLLM 0.11",
-        WHERE,
-        needs="rehearse",
-        advanced=True,
+    rehearsal: Annotated[dict[str, Any], FlagsOf(Rehearsal, WHERE, leave_out=("caches",), needs="rehearse")] = Field(
+        default_factory=dict
     )
     itl: Positive | None = setting(
         None,
@@ -420,7 +388,7 @@ def deployment_from(settings: LaunchSettings) -> Deployment:
     if base and data["topology"].label != base.label:
         data["name"] = None  # it was the file's name for something else
     if settings.local:
-        data["model"] = LOCAL_MODEL  # a configuration names the model of its cluster; CPUs serve the tiny one
+        data["model"] = defaults.LOCAL_MODEL  # a configuration names the model of its cluster; CPUs serve the tiny one
     data |= {name: value for name, value in given.items() if name not in ("engine_kwargs", "env", "serving")}
     data["engine_kwargs"] = {**data.get("engine_kwargs", {}), **given.get("engine_kwargs", {})}
     data["env"] = with_values({**data.get("env", {}), **given.get("env", {})}, os.environ, "--env")
@@ -606,20 +574,17 @@ def request_from(settings: LaunchSettings, words: Sequence[str]) -> LaunchReques
     if settings.local and settings.cluster:
         raise UsageError("--local and --cluster exclude each other: --local starts its own Ray nodes on this machine")
     deployment = deployment_from(settings)
-    own = settings.model_dump(include=set(LaunchOptions.model_fields), exclude_unset=True)
-    return LaunchRequest(
-        **own
-        | {
-            "link": _link(settings),
-            "deployment": deployment,
-            "rehearsal": _rehearsal(settings, deployment),
-            "cluster": _cluster(settings),
-            "local_nodes": settings.local,
-            "detach": settings.detach or not settings.wait,
-            "choose_backend": chooses_backend(settings),
-            "workload": workload_from(settings),
-            "command": (command_line(words),),
-        }
+    return settings.passed_to(
+        LaunchRequest,
+        link=_link(settings),
+        deployment=deployment,
+        rehearsal=_rehearsal(settings, deployment),
+        cluster=_cluster(settings),
+        local_nodes=settings.local,
+        detach=settings.detach or not settings.wait,
+        choose_backend=chooses_backend(settings),
+        workload=workload_from(settings),
+        command=(command_line(words),),
     )
 
 
@@ -644,13 +609,7 @@ def _rehearsal(settings: LaunchSettings, deployment: Deployment) -> Rehearsal | 
         raise UsageError(f"--rehearse and {other} exclude each other: simulated engines keep no KV cache beside theirs")
     if deployment.serving.otlp_endpoint is not None:
         raise UsageError("--rehearse and --otlp-endpoint exclude each other: simulated engines make no spans")
-    data = {
-        "hardware": settings.hardware or DEFAULT_HARDWARE,
-        "slow_down": settings.slow_down,
-        "chunk_per_token": settings.chunk_per_token,
-        "assume_merged": settings.assume_merged,
-    }
-    return validate(Rehearsal, data, where="the flags", names=flag_names(LaunchSettings))
+    return validate(Rehearsal, settings.rehearsal, where="the flags", names=flag_names(LaunchSettings, "rehearsal"))
 
 
 def command_line(words: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pdlab.core import defaults
 from pdlab.steps.runner import RAN, StepVerdict
 
 # Where it runs. A rehearsal has the deployments of the cluster, but no real wires and no weights.
@@ -168,8 +169,8 @@ def _afterwards(out: Path, where: RunsOn, port: int) -> list[Step]:
         Step(
             name="prediction",
             title="measured beside the plan's prediction",
-            command=("plan", "--compare", *folders, *(["--hardware", "cpu-vllm-0.29"] if local else []), "--plot",
-                     str(out / "prediction.png")),
+            command=("plan", "--compare", *folders, *(["--hardware", defaults.LOCAL_HARDWARE] if local else []),
+                     "--plot", str(out / "prediction.png")),
             estimate_s=60.0,
             advice="python plan.py --compare ... by hand; the measured results are there all the same",
             codes={0: "ok"},

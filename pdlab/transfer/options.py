@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
+from pdlab.core import defaults
 from pdlab.core.arguments import MAX_TOKENS, MODEL_HELP, ucx_transports
 from pdlab.core.catalog import ModelShape, known_models, require_shape
 from pdlab.core.errors import UsageError
@@ -22,7 +23,6 @@ from pdlab.transfer.rank.layout import refusal as tp_refusal
 BLOCK_TOKENS = 16
 TOKENS = (1000, 5000, 20000)
 MAX_TRANSFERS = 100_000  # takes minutes to hours; more is a typing error
-MODEL = "gpt-oss-120b"
 LOCAL_NODES, MAX_LOCAL_NODES = 2, 64
 
 _EPILOG = f"""exit codes: 0 right wire and fast, 3 slow or wrong wire, 4 corrupt, 5 cannot run, 2 bad flags
@@ -65,7 +65,7 @@ class CheckTransferSettings(Settings):
     prefill_tp: Positive = setting(1, "tensor parallel ranks of prefill", WHERE)
     decode_tp: Positive = setting(1, "tensor parallel ranks of decode", WHERE)
     model: str | None = setting(
-        None, f"model whose KV cache is moved: {MODEL_HELP}", WHAT, value="NAME|PATH", otherwise=MODEL
+        None, f"model whose KV cache is moved: {MODEL_HELP}", WHAT, value="NAME|PATH", otherwise=defaults.MODEL
     )
     num_layers: Positive | None = setting(None, "number of layers, in place of --model", WHAT)
     block_len_bytes: Positive | None = setting(
@@ -192,4 +192,4 @@ def _shape(settings: CheckTransferSettings) -> KvShape:
             return plain_kv_shape(layers, block_bytes, heads, BLOCK_TOKENS)
         except ValueError as error:
             raise UsageError(f"--block-len-bytes {block_bytes}: {error}; give a multiple of {16 * heads}") from error
-    return kv_shape(require_shape(settings.model or MODEL))
+    return kv_shape(require_shape(settings.model or defaults.MODEL))

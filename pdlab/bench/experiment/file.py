@@ -18,6 +18,7 @@ from pydantic import Field, field_validator, model_validator
 from pdlab.bench.slo_search import SearchOptions, SloSearchOptions
 from pdlab.bench.sweep import LevelOptions
 from pdlab.bench.traffic import read_traffic, replayed
+from pdlab.core import defaults
 from pdlab.core.arguments import MAX_REPEATS, SLO_QUANTILE
 from pdlab.core.bounds import parse_bounds
 from pdlab.core.catalog import find_config
@@ -29,7 +30,6 @@ from pdlab.core.served_model import served_model
 from pdlab.core.settings import flag_names, parse, to_words
 from pdlab.core.workload import SLO_BOUNDS, Closed, Load, Open, Ramp, Replay, Slo, Workload
 from pdlab.deploy.options import (
-    DEFAULT_PORT,
     FROM_STDIN,
     LaunchRequest,
     LaunchSettings,
@@ -380,7 +380,7 @@ def configurations(file: ExperimentFile, path: Path) -> tuple[Configuration, ...
     for number, entry in enumerate(file.deployments, start=1):
         try:
             settings = launch_settings(file, entry, path)
-            request = _request(started(file, settings, DEFAULT_PORT))
+            request = _request(started(file, settings, defaults.PORT))
         except UsageError as error:
             raise UsageError(f"{path}: deployments.{number}: {error}") from error
         deployment = request.deployment

@@ -27,11 +27,12 @@ from pdlab.bench.experiment.schedule import (
 )
 from pdlab.bench.progress import ExperimentProgress, Progress
 from pdlab.bench.sweep import LevelOptions, SweepOptions, SweepResult, all_answered, run_sweep
+from pdlab.core import defaults
 from pdlab.core.commands import python_words
 from pdlab.core.errors import DeploymentDied, PdlabError, WriteError
 from pdlab.core.files import ROOT
 from pdlab.core.schema import Frozen
-from pdlab.core.settings import to_words
+from pdlab.core.settings import Port, Processes, Settings, setting, to_words
 from pdlab.core.workload import Workload
 from pdlab.deploy.endpoint import reach
 from pdlab.deploy.options import FROM_STDIN, LaunchRequest, command_line, request_to_json
@@ -44,13 +45,16 @@ LAUNCHER = [str(ROOT / word) if word.endswith(".py") else word for word in pytho
 STOP_TIMEOUT_S = 120.0
 
 
-class RunOptions(Frozen):
-    """How to run a plan: results go to ``out``/NAME/; ``command`` is the exact command line."""
+EXPERIMENT, WHERE = "experiment", "where"  # titles of groups of flags
 
-    out: Path = Path("bm_results")
-    port: int = 8000
-    resume: bool = False
-    client_processes: int | None = None
+
+class RunOptions(Settings):
+    """How to run a plan. ``command``: the exact command line."""
+
+    resume: bool = setting(False, "measure only levels without a result; launch failed deployments again", EXPERIMENT)
+    out: Path = setting(defaults.RESULTS, "results go to DIR/NAME", WHERE, value="DIR")
+    port: Port = setting(defaults.PORT, "port to serve on", WHERE)
+    client_processes: Processes | None = setting(None, "a saturated load generator may grow to N processes", WHERE)
     command: str = "pdlab.bench.experiment.run.run(...)"
 
 
