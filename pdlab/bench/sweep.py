@@ -35,7 +35,7 @@ from pdlab.core.replayed import COMPILED
 from pdlab.core.schema import Frozen, Incidental
 from pdlab.core.settings import PerUnit, Positive, Processes, Seconds, SecondsOrNone, Settings, setting
 from pdlab.core.text import minutes
-from pdlab.core.workload import Closed, Level, Load, Open, Ramp, RunKey, Sweep, Workload
+from pdlab.core.workload import REQUESTS, Closed, Level, Load, Open, Ramp, RunKey, Sweep, Workload
 from pdlab.deploy import canary
 from pdlab.deploy.endpoint import key_of, measured, next_attempt
 from pdlab.results.level_data import LevelData
@@ -50,13 +50,7 @@ SIGNS_OF_DEATH = {"failed_requests", "prefill_calls", "restarts"}
 FIRST_ROUND_S = 30.0  # of an open loop that is held for long
 
 
-LOAD, REQUESTS, SLO_SEARCH, SERVER, RESULTS = (
-    "load",
-    "requests",
-    "search for the highest rate within an SLO",
-    "server",
-    "results",
-)
+LOAD, SERVER, RESULTS = "load", "server", "results"  # titles of groups of flags
 Minutes = Annotated[float, Gt(0), PerUnit(1 / 60)]
 HoldSeconds = Annotated[Seconds, Le(MAX_HOLD_S)]
 
@@ -97,24 +91,8 @@ class LevelOptions(Settings):
     )
 
 
-class SweepOptions(LevelOptions):
-    """All settings of a sweep.
-
-    The fields with a flag are the sweep's own; `pdlab.cli.bench.BenchSettings` adds the flags from which the other
-    fields are made: ``loads``, ``per_gpu``: closed loops of that many requests per GPU of the deployment,
-    ``searches`` and ``workload``. ``only_repeat``: measure that repeat only. ``shuffle``: a seed that orders the levels
-    at random. ``tuning``: the search that the deployment's settings come from, for the manifest. ``command`` is kept in
-    the manifest as the exact command line.
-    """
-
-    loads: tuple[Load, ...] = ()
-    per_gpu: tuple[float, ...] = ()
-    searches: tuple[SloSearchOptions, ...] = ()
-    workload: Workload = Workload()
-    only_repeat: int | None = None
-    shuffle: str | None = None
-    tuning: Tuning | None = None
-    command: str = "pdlab.bench.sweep.run_sweep(...)"
+class SweepFlags(LevelOptions):
+    """The settings of a sweep that have a flag of their own."""
 
     client_processes: Processes | None = setting(
         None, "a saturated load generator may grow to N processes", LOAD, otherwise="half of the cores"
@@ -164,6 +142,24 @@ class SweepOptions(LevelOptions):
         "result counts, the first moves to EXP_NAME/replaced/",
         RESULTS,
     )
+
+
+class SweepOptions(SweepFlags):
+    """All settings of a sweep.
+
+    ``per_gpu``: closed loops of that many requests per GPU of the deployment. ``only_repeat``: measure that repeat
+    only. ``shuffle``: a seed that orders the levels at random. ``tuning``: the search that the deployment's settings
+    come from, for the manifest. ``command`` is kept in the manifest as the exact command line.
+    """
+
+    loads: tuple[Load, ...] = ()
+    per_gpu: tuple[float, ...] = ()
+    searches: tuple[SloSearchOptions, ...] = ()
+    workload: Workload = Workload()
+    only_repeat: int | None = None
+    shuffle: str | None = None
+    tuning: Tuning | None = None
+    command: str = "pdlab.bench.sweep.run_sweep(...)"
 
 
 class SweepResult(Frozen):

@@ -110,7 +110,8 @@ class FlagsOf:
     The settings keep the given fields as a mapping, which overrides the values of a file. ``group``: group of its
     flags, in place of the fields' own. ``prefix``: prefix of each flag, such as ``p-``. ``leave_out``: fields without a
     flag in this command; ``only``: the fields with one (empty: all). ``otherwise``: this command's defaults in words.
-    ``needs``: the command's field without which the flags have no effect.
+    ``needs``: the command's field without which the flags have no effect. ``advanced``: fields whose flags
+    only --help-all shows, beside those whose own declaration tells so.
     """
 
     model: type[BaseModel]
@@ -120,6 +121,7 @@ class FlagsOf:
     only: tuple[str, ...] = ()
     otherwise: Mapping[str, str] = field(default_factory=dict)
     needs: str | None = None
+    advanced: tuple[str, ...] = ()
 
     @property
     def fields(self) -> Iterator[Declared]:
@@ -259,6 +261,7 @@ class Declared(NamedTuple):
             otherwise=part.otherwise.get(self.name, self.flag.otherwise),
             group=part.group or self.flag.group,
             needs=part.needs if self.flag.needs is None else f"{name}.{self.flag.needs}",
+            advanced=self.flag.advanced or self.name in part.advanced,
         )
         return self._replace(path=(name, *self.path), flag=changed)
 
@@ -484,11 +487,16 @@ def given_flags(settings: Settings) -> dict[str, str]:
     return given
 
 
+def given_of(settings: Settings, names: Sequence[str]) -> list[str]:
+    """The flags of those of the fields, or of the parts, that were set."""
+    given = given_flags(settings).items()
+    return [flag for name, flag in given if name in names or name.partition(".")[0] in names]
+
+
 def not_given(settings: Settings, names: Sequence[str], what: str) -> None:
     """Raises UsageError if one of the fields, also in parts, was set, because it has no effect with ``what``."""
-    for name, flag in given_flags(settings).items():
-        if name in names:
-            raise UsageError(f"{flag} does nothing with {what}; leave it out")
+    for flag in given_of(settings, names):
+        raise UsageError(f"{flag} does nothing with {what}; leave it out")
 
 
 def to_words(settings: BaseModel, only: Sequence[str] | None = None) -> list[str]:

@@ -16,7 +16,6 @@ from pydantic_core import PydanticSerializationError
 
 from pdlab.cluster.two_hosts import parse_shape
 from pdlab.core import defaults
-from pdlab.core.arguments import LENGTHS_HELP
 from pdlab.core.catalog import known_models, load_cluster, load_deployment, local_cluster, two_hosts_cluster
 from pdlab.core.commands import typed
 from pdlab.core.deployment import (
@@ -40,17 +39,14 @@ from pdlab.core.deployment import (
 )
 from pdlab.core.environment import with_values
 from pdlab.core.errors import UsageError
-from pdlab.core.length_distribution import LengthDistribution
 from pdlab.core.nodes import ClusterView, LinkShape
 from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.schema import validate
 from pdlab.core.settings import (
-    LENGTHS,
     FlagsOf,
     Milliseconds,
     Noun,
     Port,
-    Positive,
     Seconds,
     Settings,
     Text,
@@ -284,29 +280,19 @@ class LaunchSettings(ExportOptions, LaunchOptions):
     rehearsal: Annotated[dict[str, Any], FlagsOf(Rehearsal, WHERE, leave_out=("caches",), needs="rehearse")] = Field(
         default_factory=dict
     )
-    itl: Positive | None = setting(
-        None,
-        "input tokens of a request",
-        WORKLOAD,
-        "--itl",
-        "--isl",
-        "--input-len",
-        value="TOKENS",
-        otherwise=f"{DEFAULT_WORKLOAD.input_tokens}, with --local {LOCAL_WORKLOAD.input_tokens}",
-    )
-    otl: Positive | None = setting(
-        None,
-        "output tokens of a request",
-        WORKLOAD,
-        "--otl",
-        "--osl",
-        "--output-len",
-        value="TOKENS",
-        otherwise=f"{DEFAULT_WORKLOAD.output_tokens}, with --local {LOCAL_WORKLOAD.output_tokens}",
-    )
-    lengths: Annotated[LengthDistribution, LENGTHS] | None = setting(
-        None, LENGTHS_HELP, WORKLOAD, value="KIND", advanced=True
-    )
+    workload: Annotated[
+        dict[str, Any],
+        FlagsOf(
+            Workload,
+            WORKLOAD,
+            only=("input_tokens", "output_tokens", "lengths"),
+            otherwise={
+                "input_tokens": f"{DEFAULT_WORKLOAD.input_tokens}, with --local {LOCAL_WORKLOAD.input_tokens}",
+                "output_tokens": f"{DEFAULT_WORKLOAD.output_tokens}, with --local {LOCAL_WORKLOAD.output_tokens}",
+            },
+            advanced=("lengths",),
+        ),
+    ] = Field(default_factory=dict)
     dry_run: bool = setting(False, "print placement, links and arguments; start nothing", HOW)
     shutdown: bool = setting(False, "stop the running deployment and all processes of its launch", HOW)
     request_from_stdin: bool = setting(
@@ -426,13 +412,13 @@ def _refuse_first_token(deployment: Deployment) -> None:
 def workload_from(settings: LaunchSettings) -> Workload:
     """The requests that the engines are to hold."""
     default = LOCAL_WORKLOAD if settings.local else DEFAULT_WORKLOAD
-    return workload_of_flags(settings.itl, settings.otl, settings.lengths, default)
+    return workload_of_flags(settings.workload, default)
 
 
 def _max_model_len(settings: LaunchSettings, base: Deployment | None) -> int | None:
     """What is given, else what a workload that is given needs; None: as the model's file says. Raises UsageError."""
     max_model_len: int | None = settings.deployment.get("max_model_len") or (base.max_model_len if base else None)
-    if settings.itl is None and settings.otl is None and settings.lengths is None:
+    if not settings.workload:
         return max_model_len
     workload = workload_from(settings)
     needed = sum(workload.longest)

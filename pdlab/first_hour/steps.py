@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from pdlab.core import defaults
+from pdlab.core.workload import Workload
 from pdlab.steps.runner import RAN, StepVerdict
 
 # Where it runs. A rehearsal has the deployments of the cluster, but no real wires and no weights.
@@ -203,7 +204,7 @@ def _deployment(
 ) -> list[Step]:
     launch, sweep = f"launch {deployed.name}", f"sweep {deployed.name}"
     url = ("-u", f"http://127.0.0.1:{port}")
-    workload = ("--itl", str(lengths[0]), "--otl", str(lengths[1]))
+    workload = Workload(input_tokens=lengths[0], output_tokens=lengths[1]).flags
     limit_s = limit_of(LAUNCH_S[where])
     rehearsed = where == "rehearsal"
     target = ("--local",) if where == "local" else ("--model", model, *(("--rehearse",) if rehearsed else ()))
