@@ -196,7 +196,7 @@ class BenchSettings(SweepFlags):
         SLO_SEARCH,
         value="ttft_ms=N,tpot_ms=N[,...]",
     )
-    share: Annotated[dict[str, Any], FlagsOf(Slo, SLO_SEARCH, only=("quantile",), needs="slo")] = Field(
+    share: Annotated[dict[str, Any], FlagsOf(Slo, SLO_SEARCH, "slo-", only=("quantile",), needs="slo")] = Field(
         default_factory=dict
     )
     search: Annotated[dict[str, Any], FlagsOf(SearchOptions, needs="slo")] = Field(default_factory=dict)

@@ -36,7 +36,6 @@ did not end, or something was left.
 
 
 OWN, KEPT = "with deployments of its own", "what is kept"
-OF_THE_PLAN = {"seed": "", "duration_s": "", "concurrency": ""}
 
 
 class ChaosSettings(ChaosOptions):
@@ -51,7 +50,7 @@ class ChaosSettings(ChaosOptions):
         None, "plan of the faults: a YAML file, or a name in configs/faults/", WHAT, positional=True, value="FILE"
     )
     all: bool = setting(False, "the plan named all: every kind of fault that applies to the deployment", WHAT)
-    changes: Annotated[dict[str, Any], FlagsOf(FaultPlan, otherwise=OF_THE_PLAN)] = Field(default_factory=dict)
+    changes: Annotated[dict[str, Any], FlagsOf(FaultPlan, over_file=True)] = Field(default_factory=dict)
     dry_run: bool = setting(False, "print the faults and their times; do nothing", WHAT)
     launch: bool = setting(False, "launch 1P1D, 2P2D and (as root) two hosts here in turn; break each", OWN)
     short: bool = setting(False, "with --launch: only 1P1D and the short plan", OWN, needs="launch")

@@ -287,7 +287,9 @@ class PlanSettings(Settings):
     prefix_hit_rate: float = setting(
         0.0, "share of each prompt that is in the prefix cache", WORKLOAD, value="SHARE", advanced=True
     )
-    slo: Annotated[dict[str, Any], FlagsOf(Slo, SLO, leave_out=("itl_p99_s", "stall_s"))] = Field(default_factory=dict)
+    slo: Annotated[dict[str, Any], FlagsOf(Slo, SLO, "slo-", leave_out=("itl_p99_s", "stall_s"))] = Field(
+        default_factory=dict
+    )
     placement: Literal["pack", "spread", "any"] = setting(
         "any", "placement of PD deployments; any: pack if the deployment fits one node, else spread", HOW
     )

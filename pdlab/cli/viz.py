@@ -193,7 +193,7 @@ class VizSettings(Settings):
         value="BOUNDS",
         otherwise="the SLOs that the experiments searched for",
     )
-    share: Annotated[dict[str, Any], FlagsOf(Slo, ANSWERED, only=("quantile",), needs="slo")] = Field(
+    share: Annotated[dict[str, Any], FlagsOf(Slo, ANSWERED, "slo-", only=("quantile",), needs="slo")] = Field(
         default_factory=dict
     )
     price_per_gpu_hour: AboveZero | None = setting(

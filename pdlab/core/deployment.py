@@ -392,16 +392,6 @@ class Fluid(Frozen):
         advanced=True,
     )
 
-    @field_validator("roles")
-    @classmethod
-    def _roles(cls, value: str) -> str:
-        if value != AUTO:
-            try:
-                parse_split(value)
-            except UsageError as error:
-                raise ValueError(str(error)) from error
-        return value
-
     @field_validator("prefill_locally_below")
     @classmethod
     def _tokens(cls, value: int | str | None) -> int | str | None:
@@ -584,16 +574,6 @@ class Serving(Frozen):
         value="STEP[,STEP]",
         advanced=True,
     )
-
-    @field_validator("otlp_endpoint")
-    @classmethod
-    def _endpoint(cls, endpoint: str | None) -> str | None:
-        if endpoint is not None:
-            try:
-                _otlp_endpoint(endpoint)
-            except argparse.ArgumentTypeError as error:
-                raise ValueError(str(error)) from error
-        return endpoint
 
     @field_validator("on_prefill_failure")
     @classmethod

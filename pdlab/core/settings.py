@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, GetCoreSchemaHandler
 from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import no_info_before_validator_function
 
 from pdlab.core.arguments import (
     MAX_SEED,
@@ -32,6 +34,7 @@ from pdlab.core.commands import program
 from pdlab.core.errors import UsageError
 from pdlab.core.help_pages import Argument, HelpPage, parser_of
 from pdlab.core.schema import Frozen, validate
+from pdlab.core.text import choices
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -76,13 +79,34 @@ class PerUnit:
 
 @dataclass(frozen=True)
 class Text:
-    """How to read a value from a word and write it as one, if it is no number, name or path.
+    """How to read a value from a word, of a command line or a file, and write it as one, if it is no number, name or
+    path.
 
-    ``read`` raises argparse.ArgumentTypeError.
+    ``read`` raises argparse.ArgumentTypeError. ``none``: the word for None.
     """
 
     read: Callable[[str], Any]
     write: Callable[[Any], str] = str
+    none: str | None = None
+
+    def value(self, word: str) -> Any:
+        """The value of a word. Raises argparse.ArgumentTypeError."""
+        return None if word == self.none else self.read(word)
+
+    def word(self, value: Any) -> str:
+        """The word for a value."""
+        return self.none if value is None and self.none is not None else self.write(value)
+
+    def __get_pydantic_core_schema__(self, kind: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Called by pydantic: reads a text in plain data as a word."""
+
+        def of_text(value: Any) -> Any:
+            try:
+                return self.value(value) if isinstance(value, str) else value
+            except argparse.ArgumentTypeError as error:
+                raise ValueError(str(error)) from error
+
+        return no_info_before_validator_function(of_text, handler(kind))
 
 
 @dataclass(frozen=True)
@@ -111,7 +135,8 @@ class FlagsOf:
     flags, in place of the fields' own. ``prefix``: prefix of each flag, such as ``p-``. ``leave_out``: fields without a
     flag in this command; ``only``: the fields with one (empty: all). ``otherwise``: this command's defaults in words.
     ``needs``: the command's field without which the flags have no effect. ``advanced``: fields whose flags
-    only --help-all shows, beside those whose own declaration tells so.
+    only --help-all shows, beside those whose own declaration tells so. ``over_file``: the flags replace values of a
+    file, so the help has no defaults.
     """
 
     model: type[BaseModel]
@@ -122,6 +147,7 @@ class FlagsOf:
     otherwise: Mapping[str, str] = field(default_factory=dict)
     needs: str | None = None
     advanced: tuple[str, ...] = ()
+    over_file: bool = False
 
     @property
     def fields(self) -> Iterator[Declared]:
@@ -258,7 +284,7 @@ class Declared(NamedTuple):
         changed = replace(
             self.flag,
             names=prefixed,
-            otherwise=part.otherwise.get(self.name, self.flag.otherwise),
+            otherwise=part.otherwise.get(self.name, "" if part.over_file else self.flag.otherwise),
             group=part.group or self.flag.group,
             needs=part.needs if self.flag.needs is None else f"{name}.{self.flag.needs}",
             advanced=self.flag.advanced or self.name in part.advanced,
@@ -290,6 +316,23 @@ def _fields(kind: type[BaseModel]) -> Iterator[Declared]:
             part = FlagsOf(inner)
         if part is not None:
             yield from (each.in_part(name, part) for each in part.fields)
+
+
+def from_flag_keys(part: FlagsOf, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Field -> value, of a mapping in a file whose keys are the flags, such as ``delay_ms`` for --delay-ms. Raises
+    ValueError."""
+    fields = {each.long_flag.removeprefix("--").replace("-", "_"): each for each in part.fields}
+    given = {}
+    for key, value in data.items():
+        if key not in fields:
+            raise ValueError(f"{key} is not a known key; {choices(key, fields)}")
+        each = fields[key]
+        of_number = isinstance(value, int | float) and not isinstance(value, bool)
+        try:
+            given[each.name] = _reader(each)(str(value)) if of_number else value
+        except argparse.ArgumentTypeError as error:
+            raise ValueError(f"{key}: {error}") from error
+    return given
 
 
 def settings_of(command: str) -> type[Settings]:
@@ -430,7 +473,7 @@ def default_text(each: Declared) -> str:
 def _reader(each: Declared) -> Callable[[str], Any]:
     text: Text | None = each.one(Text)
     if text is not None:
-        return text.read
+        return text.value
     kind = get_args(each.kind)[0] if each.flag.several else each.kind
     if kind is int:
         return _whole_number_reader(each)
@@ -469,7 +512,7 @@ def written(each: Declared, value: Any) -> str:
     """A value as a word for the flag."""
     text: Text | None = each.one(Text)
     if text is not None:
-        return text.write(value)
+        return text.word(value)
     if isinstance(value, float):
         return f"{value * (per.factor if (per := each.one(PerUnit)) else 1):.12g}"
     return str(value)
@@ -522,7 +565,11 @@ def _words(settings: Any, fields: Sequence[Declared], always: Sequence[str]) -> 
         default = None if each.info.is_required() else each.default
         # A mapping has only given fields. They are kept: the command's default may differ from the model's.
         given = each.path[-1] in always or (isinstance(holder, Mapping) and len(each.path) > 1)
-        if value is None or (value == default and not given):
+        reader: Text | None = each.one(Text)
+        none_given = (
+            value is None and each.path[-1] in (holder or ()) and reader is not None and reader.none is not None
+        )
+        if (value is None and not none_given) or (value == default and not given):
             continue
         pairs: NamedValues | None = each.one(NamedValues)
         if pairs is not None:

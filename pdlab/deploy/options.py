@@ -14,7 +14,6 @@ from annotated_types import Ge, Le
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from pdlab.cluster.two_hosts import parse_shape
 from pdlab.core import defaults
 from pdlab.core.catalog import known_models, load_cluster, load_deployment, local_cluster, two_hosts_cluster
 from pdlab.core.commands import typed
@@ -44,7 +43,6 @@ from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.schema import validate
 from pdlab.core.settings import (
     FlagsOf,
-    Milliseconds,
     Noun,
     Port,
     Seconds,
@@ -254,22 +252,8 @@ class LaunchSettings(ExportOptions, LaunchOptions):
         WHERE,
         bare=2,
     )
-    link_rate: str | None = setting(
-        None,
-        "bandwidth of the two-hosts link, for example 1gbit or 20mbit",
-        WHERE,
-        value="RATE",
-        otherwise="no limit",
-        advanced=True,
-    )
-    link_delay_s: Milliseconds | None = setting(
-        None,
-        "one-way delay of the two-hosts link",
-        WHERE,
-        "--link-delay-ms",
-        value="MS",
-        otherwise="0",
-        advanced=True,
+    link: Annotated[dict[str, Any], FlagsOf(LinkShape, WHERE, prefix="link-", advanced=("gbit_per_s", "delay_s"))] = (
+        Field(default_factory=dict)
     )
     rehearse: bool = setting(
         False,
@@ -353,7 +337,11 @@ def merged(one: LaunchSettings, other: LaunchSettings) -> LaunchSettings:
     twice = [flag for name, flag in given_flags(one).items() if name in given_flags(other) and name not in repeated]
     if twice:
         raise UsageError(f"{twice[0]} is given twice: give it once")
-    return LaunchSettings(**_laid_over(one.model_dump(exclude_unset=True), other.model_dump(exclude_unset=True)))
+    return LaunchSettings(**_laid_over(_set_fields(one), _set_fields(other)))
+
+
+def _set_fields(settings: LaunchSettings) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in settings.model_fields_set}
 
 
 def _laid_over(base: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -631,11 +619,10 @@ def request_from_json(text: str | bytes) -> LaunchRequest:
 
 def _link(settings: LaunchSettings) -> LinkShape | None:
     """The rate and delay of the link of --two-hosts; None: as it is. Raises UsageError."""
-    shaped = settings.link_rate is not None or settings.link_delay_s is not None
-    if shaped and not settings.two_hosts:
+    if settings.link and not settings.two_hosts:
         raise UsageError("--link-rate and --link-delay-ms are for the link of --local --two-hosts")
     if settings.two_hosts and settings.local != 2:
         where_text = f"--local {settings.local}" if settings.local else f"--cluster {settings.cluster or 'auto'}"
         raise UsageError(f"--two-hosts needs --local with two nodes, not {where_text}")
-    delay_ms = None if settings.link_delay_s is None else 1000 * settings.link_delay_s
-    return parse_shape(settings.link_rate, delay_ms) if shaped else None
+    names = flag_names(LaunchSettings, "link")
+    return validate(LinkShape, settings.link, where="the flags", names=names) if settings.link else None

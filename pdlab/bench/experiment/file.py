@@ -10,24 +10,26 @@ import itertools
 import math
 import random
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from pdlab.bench.slo_search import SearchOptions, SloSearchOptions
 from pdlab.bench.sweep import LevelOptions
 from pdlab.bench.traffic import read_traffic, replayed
 from pdlab.core import defaults
-from pdlab.core.arguments import MAX_REPEATS, SLO_QUANTILE
+from pdlab.core.arguments import MAX_REPEATS
 from pdlab.core.bounds import parse_bounds
 from pdlab.core.catalog import find_config
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import relative_to_folder
+from pdlab.core.nodes import LinkShape
 from pdlab.core.schema import Frozen, Incidental, load_yaml, validate
 from pdlab.core.served_model import served_model
-from pdlab.core.settings import flag_names, parse, to_words
+from pdlab.core.settings import FlagsOf, flag_names, from_flag_keys, parse, to_words
 from pdlab.core.workload import SLO_BOUNDS, Closed, Load, Open, Ramp, Replay, Slo, Workload
 from pdlab.deploy.options import (
     FROM_STDIN,
@@ -67,19 +69,13 @@ class ExperimentHosts(Frozen):
         return self
 
 
-class HostLink(Frozen):
-    """The two nodes of ``local: 2`` on two hosts of this machine, with a link of that rate and delay."""
-
-    rate: str | None = None
-    delay_ms: float | None = Field(default=None, ge=0)
-
-
 class Entry(Frozen):
     """One configuration to deploy: a ``label`` (collocated-4xtp2, pd-pack-p1xtp1-d1xtp1) or a ``config``
     (a name of configs/deployments/ or a path relative to the experiment's file), and what differs from it.
 
-    ``name``: name of its results (default: the label). ``workloads`` restricts it to some of the experiment's workloads
-    (default: all that fit). ``flags`` are further flags of launch_gptoss.py.
+    ``two_hosts``: the two nodes of ``local: 2`` on two hosts of this machine, with a link of that ``rate`` and
+    ``delay_ms``. ``name``: name of its results (default: the label). ``workloads`` restricts it to some of the
+    experiment's workloads (default: all that fit). ``flags`` are further flags of launch_gptoss.py.
     """
 
     name: str | None = Field(default=None, pattern=f"^{NAME}$")
@@ -91,7 +87,7 @@ class Entry(Frozen):
     kv_backends: tuple[str, ...] | None = None
     max_model_len: int | None = Field(default=None, ge=1)
     engine_args: dict[str, Any] = Field(default_factory=dict)
-    two_hosts: HostLink | None = None
+    two_hosts: Annotated[dict[str, Any], BeforeValidator(partial(from_flag_keys, FlagsOf(LinkShape)))] | None = None
     flags: tuple[str, ...] = ()
     workloads: tuple[str, ...] | None = None
 
@@ -122,24 +118,22 @@ class NamedWorkload(Workload):
 
 
 class SloSettings(SearchOptions):
-    """A search for the highest rate under an SLO; bounds in ms."""
+    """A search for the highest rate under an SLO. Keys of its bounds are the flags of `Slo`, such as ``ttft_ms``."""
 
-    ttft_ms: float | None = Field(default=None, gt=0)
-    tpot_ms: float | None = Field(default=None, gt=0)
-    e2el_ms: float | None = Field(default=None, gt=0)
-    itl_p99_ms: float | None = Field(default=None, gt=0)
-    stall_ms: float | None = Field(default=None, gt=0)
-    quantile: float = Field(default=SLO_QUANTILE, gt=0, lt=1)
+    slo: Slo
 
-    @property
-    def slo(self) -> Slo:
-        """Raises UsageError without a bound."""
-        bounds = {f"{n}_s": ms / 1000 for n in SLO_BOUNDS if (ms := getattr(self, f"{n}_ms")) is not None}
-        return validate(Slo, {**bounds, "quantile": self.quantile}, where="slo")
+    @model_validator(mode="before")
+    @classmethod
+    def _keys(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or "slo" in data:
+            return data
+        own = {name: value for name, value in data.items() if name in SearchOptions.model_fields}
+        bounds = {name: value for name, value in data.items() if name not in own}
+        return {**own, "slo": from_flag_keys(FlagsOf(Slo), bounds)}
 
     @model_validator(mode="after")
     def _some_bound(self) -> SloSettings:
-        if all(getattr(self, f"{name}_ms") is None for name in SLO_BOUNDS):
+        if not self.slo.bounded:
             raise ValueError(f"give at least one bound: {', '.join(f'{name}_ms' for name in SLO_BOUNDS)}")
         return self
 
@@ -194,8 +188,7 @@ class LoadSettings(Frozen):
         """The search of this group, if it is one. Raises UsageError."""
         if self.slo is None:
             return None
-        limits = self.slo.model_dump(include=set(SearchOptions.model_fields))
-        return validate(SloSearchOptions, {**limits, "slo": self.slo.slo, "burstiness": self.burstiness}, where="slo")
+        return validate(SloSearchOptions, {**dict(self.slo), "burstiness": self.burstiness}, where="slo")
 
 
 class TuneBaseline(Frozen):
@@ -446,9 +439,7 @@ def launch_settings(file: ExperimentFile, entry: Entry, path: Path) -> LaunchSet
     transport = {"ucx_tls": entry.ucx_tls, "backends": entry.kv_backends}
     own["transport"] = {**own.get("transport", {}), **{name: value for name, value in transport.items() if value}}
     if entry.two_hosts is not None:
-        link: dict[str, Any] = {"link_rate": entry.two_hosts.rate}
-        link |= {"link_delay_s": None if entry.two_hosts.delay_ms is None else entry.two_hosts.delay_ms / 1000}
-        own |= {"two_hosts": True, **{name: value for name, value in link.items() if value is not None}}
+        own |= {"two_hosts": True, "link": entry.two_hosts}
     settings = validate(LaunchSettings, own, where="the entry", names=flag_names(LaunchSettings))
     return merged(settings, parse(LaunchSettings, list(entry.flags)))
 
