@@ -781,8 +781,10 @@ OTHERS = [
     case("check-transfer", "--prefill-tp 3 --decode-tp 2", "one must divide the other"),
     case("demo", "--itl 99999999", "tiny-gptoss has a context of 131072 tokens"),
     case("two-hosts", "down now", "unexpected argument 'now': only shell takes a command"),
-    case("two-hosts", "up --rate 0", "link rate '0': from 1mbit to 100gbit"),
-    case("two-hosts", "up --delay-ms 99999999", "from 0 to 1000 ms one way"),
+    case("two-hosts", "up --rate 0", "--rate: '0' is not a rate from 1mbit to 100gbit"),
+    case(
+        "two-hosts", "up --delay-ms 99999999", "--delay-ms: '99999999' is not a number of milliseconds from 0 to 1000"
+    ),
     case("weights", "--here --model ./nowhere", "model ./nowhere: no such folder"),
     case("experiment", "local-pack-vs-spread --dry-run --port 0", "--port", "from 1 to 65535"),
     case("experiment", "local-pack-vs-spread --dry-run --client-processes 0", "--client-processes"),
