@@ -94,8 +94,10 @@ class Text:
         return None if word == self.none else self.read(word)
 
     def word(self, value: Any) -> str:
-        """The word for a value."""
-        return self.none if value is None and self.none is not None else self.write(value)
+        """The word for a value, which may be a word of a file."""
+        if value is None and self.none is not None:
+            return self.none
+        return value if isinstance(value, str) else self.write(value)
 
     def __get_pydantic_core_schema__(self, kind: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Called by pydantic: reads a text in plain data as a word."""
@@ -319,20 +321,27 @@ def _fields(kind: type[BaseModel]) -> Iterator[Declared]:
 
 
 def from_flag_keys(part: FlagsOf, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Field -> value, of a mapping in a file whose keys are the flags, such as ``delay_ms`` for --delay-ms. Raises
-    ValueError."""
+    """Field -> value, also in parts, of a mapping in a file whose keys are the flags, such as ``delay_ms`` for
+    --delay-ms. Raises ValueError."""
     fields = {each.long_flag.removeprefix("--").replace("-", "_"): each for each in part.fields}
-    given = {}
+    given: dict[str, Any] = {}
     for key, value in data.items():
         if key not in fields:
             raise ValueError(f"{key} is not a known key; {choices(key, fields)}")
         each = fields[key]
         of_number = isinstance(value, int | float) and not isinstance(value, bool)
         try:
-            given[each.name] = _reader(each)(str(value)) if of_number else value
+            _put(given, each.path, _reader(each)(str(value)) if of_number else value)
         except argparse.ArgumentTypeError as error:
             raise ValueError(f"{key}: {error}") from error
     return given
+
+
+def _put(given: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    *parts, last = path
+    for part in parts:
+        given = given.setdefault(part, {})
+    given[last] = value
 
 
 def settings_of(command: str) -> type[Settings]:
@@ -382,12 +391,8 @@ def parse(kind: type[S], argv: Sequence[str]) -> S:
     for name, value in namespace.items():
         if name not in flags:
             continue
-        *parts, last = flags[name].path
-        place = given
-        for part in parts:
-            place = place.setdefault(part, {})
         pairs: NamedValues | None = flags[name].one(NamedValues)
-        place[last] = pairs.read(value, flags[name].long_flag) if pairs else value
+        _put(given, flags[name].path, pairs.read(value, flags[name].long_flag) if pairs else value)
     names = flag_names(kind)
     settings = validate(kind, given, where="the command line", names=names)
     named, first = given_flags(settings), dict[str, str]()

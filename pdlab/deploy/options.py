@@ -48,7 +48,6 @@ from pdlab.core.settings import (
     Seconds,
     Settings,
     Text,
-    declared,
     flag_names,
     given_flags,
     setting,
@@ -331,21 +330,9 @@ def _sized(pool: Pool) -> dict[str, Any]:
     return {"replicas": pool.replicas, "tp": pool.tp, **pool.model_dump(exclude_defaults=True)}
 
 
-def merged(one: LaunchSettings, other: LaunchSettings) -> LaunchSettings:
-    """The settings of both. Raises UsageError for a flag that both give, unless it may be given several times."""
-    repeated = {each.name for each in declared(LaunchSettings) if each.flag.several}
-    twice = [flag for name, flag in given_flags(one).items() if name in given_flags(other) and name not in repeated]
-    if twice:
-        raise UsageError(f"{twice[0]} is given twice: give it once")
-    return LaunchSettings(**_laid_over(_set_fields(one), _set_fields(other)))
-
-
-def _set_fields(settings: LaunchSettings) -> dict[str, Any]:
-    return {name: getattr(settings, name) for name in settings.model_fields_set}
-
-
-def _laid_over(base: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    both = {name: _laid_over(base[name], value) for name, value in more.items() if isinstance(base.get(name), dict)}
+def laid_over(base: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with the values of ``more``, also within its mappings."""
+    both = {name: laid_over(base[name], value) for name, value in more.items() if isinstance(base.get(name), dict)}
     return {**base, **more, **both}
 
 

@@ -16,14 +16,13 @@ from pdlab.cluster.connection import Cluster
 from pdlab.cluster.local_nodes import LocalNodes
 from pdlab.cluster.namespaces import INSIDE
 from pdlab.core import defaults
-from pdlab.core.deployment import parse_split
+from pdlab.core.deployment import Split
 from pdlab.core.errors import ClusterError, UsageError
 from pdlab.core.settings import Settings, setting
 from pdlab.core.text import aligned
 from pdlab.deploy.application import board_names
 from pdlab.deploy.endpoint import load_running
 from pdlab.deploy.serving.role_board import NAMESPACE, PLAYING
-from pdlab.roles.spec import AUTO
 
 ANSWER_S = 30.0
 DECISIONS_SHOWN = 5
@@ -49,7 +48,7 @@ class RolesSettings(Settings):
     ABOUT = "Look at the roles of a deployment of launch_gptoss.py --pd-fluid, or set them."
     EXAMPLES = EPILOG
 
-    split: str | None = setting(
+    split: Split | None = setting(
         None, "set the roles; without it: show them", "roles", positional=True, value="P:D|auto"
     )
     log: bool = setting(False, "print every decision as a line of JSON", "roles")
@@ -58,8 +57,6 @@ class RolesSettings(Settings):
     def check(self) -> None:
         if self.split is not None and self.log:
             raise UsageError("--log prints decisions: leave it out to set the roles")
-        if self.split not in (None, AUTO):
-            parse_split(self.split)
 
 
 def execute(settings: RolesSettings) -> None:

@@ -16,12 +16,12 @@ from pdlab.core.deployment import (
     Transport,
     launch_flags,
     parse_label,
-    parse_split,
     unguarded,
 )
 from pdlab.core.errors import UsageError
 from pdlab.core.notation import parse
 from pdlab.core.schema import Frozen, Incidental, InLabel, incidental, label_words
+from pdlab.roles.spec import counts_of
 
 
 def test_a_pool_with_engine_arguments_is_a_key() -> None:
@@ -160,9 +160,9 @@ def test_a_label_of_no_split_is_refused(label: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "3", "3:", ":5", "3:5:1", "-1:2", "03:5", "3 : 5"])
 def test_a_split_is_two_counts(text: str) -> None:
-    with pytest.raises(UsageError, match="expected PREFILL:DECODE"):
-        parse_split(text)
-    assert parse_split("3:5") == (3, 5)
+    with pytest.raises(ValueError, match="is not a split: give PREFILL:DECODE"):
+        counts_of(text)
+    assert counts_of("3:5") == (3, 5)
 
 
 def changed(deployment: Deployment) -> dict[str, Deployment]:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from pdlab.bench.slo_search import SearchOptions, SloSearchOptions
 from pdlab.bench.sweep import LevelOptions
@@ -26,16 +25,15 @@ from pdlab.core.catalog import find_config
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import relative_to_folder
-from pdlab.core.nodes import LinkShape
 from pdlab.core.schema import Frozen, Incidental, load_yaml, validate
 from pdlab.core.served_model import served_model
-from pdlab.core.settings import FlagsOf, flag_names, from_flag_keys, parse, to_words
+from pdlab.core.settings import FlagsOf, flag_names, from_flag_keys, to_words
 from pdlab.core.workload import SLO_BOUNDS, Closed, Load, Open, Ramp, Replay, Slo, Workload
+from pdlab.deploy.export_options import ExportOptions
 from pdlab.deploy.options import (
-    FROM_STDIN,
     LaunchRequest,
     LaunchSettings,
-    merged,
+    laid_over,
     request_from,
     request_to_json,
     topology_settings,
@@ -69,27 +67,49 @@ class ExperimentHosts(Frozen):
         return self
 
 
+# The experiment itself sets where, on which port and how its entries are launched.
+OF_AN_ENTRY = FlagsOf(
+    LaunchSettings,
+    leave_out=(
+        *("config", "local", "cluster", "port", "wait", "detach", "timeout_s", "dry_run", "shutdown"),
+        *("request_from_stdin", *ExportOptions.model_fields),
+    ),
+)
+
+
 class Entry(Frozen):
     """One configuration to deploy: a ``label`` (collocated-4xtp2, pd-pack-p1xtp1-d1xtp1) or a ``config``
     (a name of configs/deployments/ or a path relative to the experiment's file), and what differs from it.
 
-    ``two_hosts``: the two nodes of ``local: 2`` on two hosts of this machine, with a link of that ``rate`` and
-    ``delay_ms``. ``name``: name of its results (default: the label). ``workloads`` restricts it to some of the
-    experiment's workloads (default: all that fit). ``flags`` are further flags of launch_gptoss.py.
+    ``name``: name of its results (default: the label). ``workloads`` restricts it to some of the experiment's workloads
+    (default: all that fit). All other keys are flags of launch_gptoss.py, such as ``ucx_tls`` for --ucx-tls; ``launch``
+    has them as fields of `LaunchSettings`.
     """
 
     name: str | None = Field(default=None, pattern=f"^{NAME}$")
     label: str | None = None
     config: str | None = None
-    model: str | None = None
-    decode_bench: bool = False
-    ucx_tls: str | None = None
-    kv_backends: tuple[str, ...] | None = None
-    max_model_len: int | None = Field(default=None, ge=1)
-    engine_args: dict[str, Any] = Field(default_factory=dict)
-    two_hosts: Annotated[dict[str, Any], BeforeValidator(partial(from_flag_keys, FlagsOf(LinkShape)))] | None = None
-    flags: tuple[str, ...] = ()
     workloads: tuple[str, ...] | None = None
+    launch: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flags(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or "launch" in data:
+            return data
+        own = {name: value for name, value in data.items() if name in cls.model_fields}
+        return {**own, "launch": from_flag_keys(OF_AN_ENTRY, {k: v for k, v in data.items() if k not in own})}
+
+    @property
+    def engine_arguments(self) -> dict[str, Any]:
+        """The entry's engine arguments of every pool."""
+        given: dict[str, Any] = self.launch.get("deployment", {}).get("engine_kwargs", {})
+        return given
+
+    def with_engine_arguments(self, more: Mapping[str, Any]) -> Entry:
+        """The entry with these engine arguments too."""
+        launch = laid_over(self.launch, {"deployment": {"engine_kwargs": {**self.engine_arguments, **more}}})
+        return self.model_copy(update={"launch": launch})
 
     @model_validator(mode="after")
     def _one(self) -> Entry:
@@ -433,26 +453,16 @@ def launch_settings(file: ExperimentFile, entry: Entry, path: Path) -> LaunchSet
         own["local"] = file.where.local
     elif file.where.cluster != "auto":
         own["cluster"] = str(file.where.cluster)
-    given = {"model": entry.model, "max_model_len": entry.max_model_len, "engine_kwargs": entry.engine_args}
-    given |= {"decode_bench": entry.decode_bench}
-    own["deployment"] = {name: value for name, value in given.items() if value}
-    transport = {"ucx_tls": entry.ucx_tls, "backends": entry.kv_backends}
-    own["transport"] = {**own.get("transport", {}), **{name: value for name, value in transport.items() if value}}
-    if entry.two_hosts is not None:
-        own |= {"two_hosts": True, "link": entry.two_hosts}
-    settings = validate(LaunchSettings, own, where="the entry", names=flag_names(LaunchSettings))
-    return merged(settings, parse(LaunchSettings, list(entry.flags)))
+    return validate(LaunchSettings, laid_over(own, entry.launch), where="the entry", names=flag_names(LaunchSettings))
 
 
 def started(file: ExperimentFile, settings: LaunchSettings, port: int) -> LaunchSettings:
-    """The settings of one start: those of its entry, and those of the experiment. Raises UsageError."""
-    return merged(settings, LaunchSettings(detach=True, port=port, timeout_s=file.launch_timeout_s))
+    """The settings of one start: those of its entry, and those of the experiment."""
+    return settings.model_copy(update={"detach": True, "port": port, "timeout_s": file.launch_timeout_s})
 
 
 def _request(settings: LaunchSettings) -> LaunchRequest:
-    """Raises UsageError for settings that launch nothing, and for what cannot be handed to the launcher."""
-    if settings.dry_run or settings.target or settings.shutdown or settings.request_from_stdin:
-        raise UsageError(f"flags: an experiment launches; leave out --dry-run, --export, --shutdown and {FROM_STDIN}")
+    """Raises UsageError for what cannot be handed to the launcher."""
     request = request_from(settings, to_words(settings))
     request_to_json(request)
     return request
