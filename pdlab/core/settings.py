@@ -320,14 +320,14 @@ def _fields(kind: type[BaseModel]) -> Iterator[Declared]:
             yield from (each.in_part(name, part) for each in part.fields)
 
 
-def from_flag_keys(part: FlagsOf, data: Mapping[str, Any]) -> dict[str, Any]:
+def from_flag_keys(part: FlagsOf, data: Mapping[str, Any], others: Sequence[str] = ()) -> dict[str, Any]:
     """Field -> value, also in parts, of a mapping in a file whose keys are the flags, such as ``delay_ms`` for
-    --delay-ms. Raises ValueError."""
+    --delay-ms. Raises ValueError. ``others``: known keys that are no flags."""
     fields = {each.long_flag.removeprefix("--").replace("-", "_"): each for each in part.fields}
     given: dict[str, Any] = {}
     for key, value in data.items():
         if key not in fields:
-            raise ValueError(f"{key} is not a known key; {choices(key, fields)}")
+            raise ValueError(f"{key} is not a known key; {choices(key, [*others, *fields])}")
         each = fields[key]
         of_number = isinstance(value, int | float) and not isinstance(value, bool)
         try:

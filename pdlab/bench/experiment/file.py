@@ -98,7 +98,8 @@ class Entry(Frozen):
         if not isinstance(data, dict) or "launch" in data:
             return data
         own = {name: value for name, value in data.items() if name in cls.model_fields}
-        return {**own, "launch": from_flag_keys(OF_AN_ENTRY, {k: v for k, v in data.items() if k not in own})}
+        flags = {name: value for name, value in data.items() if name not in own}
+        return {**own, "launch": from_flag_keys(OF_AN_ENTRY, flags, list(cls.model_fields))}
 
     @property
     def engine_arguments(self) -> dict[str, Any]:
@@ -108,6 +109,8 @@ class Entry(Frozen):
 
     def with_engine_arguments(self, more: Mapping[str, Any]) -> Entry:
         """The entry with these engine arguments too."""
+        if not more:
+            return self
         launch = laid_over(self.launch, {"deployment": {"engine_kwargs": {**self.engine_arguments, **more}}})
         return self.model_copy(update={"launch": launch})
 
@@ -149,7 +152,7 @@ class SloSettings(SearchOptions):
             return data
         own = {name: value for name, value in data.items() if name in SearchOptions.model_fields}
         bounds = {name: value for name, value in data.items() if name not in own}
-        return {**own, "slo": from_flag_keys(FlagsOf(Slo), bounds)}
+        return {**own, "slo": from_flag_keys(FlagsOf(Slo), bounds, list(SearchOptions.model_fields))}
 
     @model_validator(mode="after")
     def _some_bound(self) -> SloSettings:

@@ -111,7 +111,7 @@ def test_local_variants_are_planned_for_less_than_half_an_hour(name: str, tmp_pa
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("unknown key", {"deploymets": []}, "deploymets: is not a known key; did you mean deployments?"),
     ("name", {"name": "../x"}, "name: must be a name for a folder"),
-    ("key of a list", {"deployments": [{"lable": "collocated-1xtp1"}]}, "deployments.0.lable: is not a"),
+    ("key of a list", {"deployments": [{"lable": "collocated-1xtp1"}]}, "deployments.0: lable is not a known key; did you mean label"),
     ("no where", {"where": {}}, "where: give either local"),
     ("both", {"where": {"local": 2, "cluster": "auto"}}, "where: give either local"),
     ("no deployment", {"deployments": []}, "deployments: must have at least 1 of them"),
@@ -219,7 +219,8 @@ def test_an_entry_becomes_the_launchers_flags(tmp_path: Path) -> None:
         ("--ingress-replicas", "2"), ("--otl", "100"), ("--lengths", "uniform:0.5-1.0"),
     }  # fmt: skip
     assert words[0] == "--pd-spread" and "--two-hosts" in words
-    assert request_from(parse(LaunchSettings, words), words) == configurations(file, path)[0].request
+    settings = launch_settings(file, file.deployments[0], path)
+    assert request_from(parse(LaunchSettings, words), words) == request_from(settings, words)
     (made,) = configurations(file, path)
     assert made.deployment.engine_kwargs == {"max_num_seqs": 8, "dtype": "bfloat16", "eplb_config": {"window_size": 1}}
     assert made.deployment.ingress_replicas == 2
