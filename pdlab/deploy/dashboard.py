@@ -23,6 +23,8 @@ SOURCE = {"type": "prometheus", "uid": "${source}"}
 UID, TITLE = "pdlab", "pdlab: prefill-decode serving"
 WIDTH, HEIGHT = 8, 8  # of a panel; a row is 24 wide
 MINUTES = 5  # of an alert's rates
+SCRAPED_EVERY = "10s"
+ENGINE = "{{deployment}} {{ReplicaId}}"  # the legend of an engine's line
 # What `pdlab.guard.receives` counts and users ask for; a test compares them.
 GUARD_ACTIONS = ("recomputed", "refused", "failed_reads", "stale", "unconfirmed", "deadlines", "errors", "unhealed")
 SHOWN_CALLS = tuple(name for name in PREFILL_CALLS if name not in ("calls", "answered"))
@@ -78,10 +80,23 @@ def _quantile(share: float, metric: str, by: str = "le", only: str = "") -> str:
     return f"histogram_quantile({share}, sum by ({by}) (rate(ray_{metric}_bucket{only}{RATE})))"
 
 
-def _of_pool(gauge: str) -> str:
-    """A gauge of engines, by the deployment that they are of: the counter of KV pools knows which."""
+def _of_pool(by_replica: str) -> str:
+    """Values by ReplicaId, with the deployment that each engine is of: the counter of KV pools knows which."""
     pools = f"max by (ReplicaId, deployment) ({counted('pdlab_kv_pool_tokens')} > bool 0)"
-    return f"max by (ReplicaId) ({gauge}) * on (ReplicaId) group_left (deployment) {pools}"
+    return f"{by_replica} * on (ReplicaId) group_left (deployment) {pools}"
+
+
+def _gauge(name: str) -> Query:
+    """A gauge of each engine."""
+    return Query(_of_pool(f"max by (ReplicaId) (ray_vllm_{name})"), ENGINE)
+
+
+def _rate_of(name: str, *, absent_is_0: bool = False) -> Query:
+    """A counter of each engine, per second. ``absent_is_0``: engines that have not counted yet are shown as 0."""
+    rate = _rate(counted(name), "ReplicaId")
+    if absent_is_0:
+        rate = f"({rate} or 0 * max by (ReplicaId) ({counted('pdlab_kv_pool_tokens')}))"
+    return Query(_of_pool(rate), ENGINE)
 
 
 ROWS = (
@@ -149,14 +164,14 @@ ROWS = (
                 "Bytes read",
                 "By decode engines, for requests that were answered.",
                 "Bps",
-                (Query(_rate(counted(READ_BYTES), "ReplicaId"), "{{ReplicaId}}"),),
+                (_rate_of(READ_BYTES),),
                 stacked=True,
             ),
             Panel(
                 "Reads",
                 "By decode ranks, for requests that were answered.",
                 "ops",
-                (Query(_rate(counted(READS), "ReplicaId"), "{{ReplicaId}}"),),
+                (_rate_of(READS),),
             ),
             Panel(
                 "Transfer and step lag",
@@ -200,25 +215,25 @@ ROWS = (
                 "KV cache in use",
                 "Share of each engine's pool.",
                 "percentunit",
-                (Query(_of_pool("ray_vllm_kv_cache_usage_perc"), "{{deployment}} {{ReplicaId}}"),),
+                (_gauge("kv_cache_usage_perc"),),
             ),
             Panel(
                 "Requests running",
                 "By engine.",
                 "short",
-                (Query(_of_pool("ray_vllm_num_requests_running"), "{{deployment}} {{ReplicaId}}"),),
+                (_gauge("num_requests_running"),),
             ),
             Panel(
                 "Requests waiting",
                 "By engine. On decode they wait for room, for KV cache or for a step.",
                 "short",
-                (Query(_of_pool("ray_vllm_num_requests_waiting"), "{{deployment}} {{ReplicaId}}"),),
+                (_gauge("num_requests_waiting"),),
             ),
             Panel(
                 "Preemptions",
                 "Requests whose KV cache was taken away and is computed again.",
                 "ops",
-                (Query(_rate(counted("vllm_num_preemptions"), "ReplicaId"), "{{ReplicaId}}"),),
+                (_rate_of("vllm_num_preemptions", absent_is_0=True),),
             ),
             Panel(
                 "Prefix cache hits",
@@ -226,15 +241,17 @@ ROWS = (
                 "percentunit",
                 (
                     Query(
-                        f"{_rate(counted('vllm_prefix_cache_hits'), 'ReplicaId')} / "
-                        f"{_rate(counted('vllm_prefix_cache_queries'), 'ReplicaId')}",
-                        "{{ReplicaId}}",
+                        _of_pool(
+                            f"{_rate(counted('vllm_prefix_cache_hits'), 'ReplicaId')} / "
+                            f"{_rate(counted('vllm_prefix_cache_queries'), 'ReplicaId')}"
+                        ),
+                        ENGINE,
                     ),
                 ),
             ),
             Panel(
                 "Roles of a fluid pool",
-                "Engines that prefill and decode; changed: the split was set by hand.",
+                "Engines that prefill and decode; changed: the split was set by hand. Empty without --pd-fluid.",
                 "short",
                 tuple(
                     Query(f"max(ray_pdlab_roles_{name})", name)
@@ -385,7 +402,7 @@ def prometheus_config(targets: Sequence[str], discovery: str) -> dict[str, Any]:
         {"static_configs": [{"targets": list(targets)}]} if targets else {"file_sd_configs": [{"files": [discovery]}]}
     )
     return {
-        "global": {"scrape_interval": "10s", "evaluation_interval": "10s"},
+        "global": {"scrape_interval": SCRAPED_EVERY, "evaluation_interval": SCRAPED_EVERY},
         "rule_files": ["alerts.yml"],
         "scrape_configs": [{"job_name": "ray", **found}],
     }
@@ -401,6 +418,7 @@ def write(folder: Path, targets: Sequence[str], discovery: str, prometheus_url: 
         "access": "proxy",
         "url": prometheus_url,
         "isDefault": True,
+        "jsonData": {"timeInterval": SCRAPED_EVERY},  # Grafana's default is 15s: it makes $__rate_interval of it
     }
     provider = {
         "name": "pdlab",

@@ -81,6 +81,8 @@ def test_everything_is_provisioned_by_one_command(tmp_path: Path, capsys: pytest
     assert json.loads((Path(provider["options"]["path"]) / "pdlab.json").read_text()) == dashboard.dashboard()
     source = yaml.safe_load((out / "provisioning" / "datasources" / "pdlab.yaml").read_text())["datasources"][0]
     assert (source["type"], source["url"]) == ("prometheus", "http://127.0.0.1:9090")
+    # Grafana makes $__rate_interval of it.
+    assert source["jsonData"]["timeInterval"] == config["global"]["scrape_interval"] == "10s"
 
 
 @pytest.mark.parametrize(
@@ -248,6 +250,24 @@ def test_failures_that_never_happened_are_shown_as_none(asked: Asked) -> None:
     for expression in shown:
         never = expression.replace("ray_", "ray_never_")
         assert [one["value"][1] for one in asked.query(never)] == ["0"], never
+
+
+def test_engines_without_a_preemption_are_shown_with_none(asked: Asked) -> None:
+    (panel,) = (panel for row in dashboard.ROWS for panel in row.panels if panel.title == "Preemptions")
+    never = panel.queries[0].expression.replace("ray_vllm_", "ray_never_")
+    shown = {one["metric"]["ReplicaId"]: (one["metric"]["deployment"], one["value"][1]) for one in asked.query(never)}
+    assert shown == {name: (pool, "0") for name, pool in REPLICAS.items()}
+
+
+def test_every_line_of_an_engine_has_its_pool(asked: Asked) -> None:
+    """An id says nothing to a reader."""
+    for row in dashboard.ROWS:
+        for panel in row.panels:
+            for query in panel.queries:
+                for one in asked.query(query.expression):
+                    if "ReplicaId" in one["metric"]:
+                        assert one["metric"]["deployment"] == REPLICAS[one["metric"]["ReplicaId"]], panel.title
+                        assert query.legend == dashboard.ENGINE, panel.title
 
 
 def test_mean_parts_are_exact_and_add_up(asked: Asked) -> None:
