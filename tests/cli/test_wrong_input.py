@@ -39,7 +39,7 @@ FILES = {
     "twice.yaml": "model: gpt-oss-120b\nmodel: gpt-oss-20b\ntopology: {kind: collocated, pool: {tp: 2}}\n",
     "unknown-key.yaml": "modle: gpt-oss-120b\ntopology: {kind: collocated, pool: {tp: 2}}\n",
     "engine.yaml": "topology: {kind: collocated, pool: {tp: 2}}\nengine_kwargs: {max_num_seq: 4}\n",
-    "impossible.yaml": "name: x\nwhere: {local: 2}\ndeployments: [{label: collocated-1xtp1, engine_args: "
+    "impossible.yaml": "name: x\nwhere: {local: 2}\ndeployments: [{label: collocated-1xtp1, engine_arg: "
     "{gpu_memory_utilization: 9}}]\nworkloads: [{}]\nloads: [{concurrency: [1]}]\n",
     "until.yaml": "name: x\nwhere: {local: 2}\ndeployments: [{label: collocated-2xtp1}, {label: collocated-1xtp1}]\n"
     "workloads: [{}]\nloads: [{concurrency: [1, 4]}]\nrepeats: 3\n",
@@ -56,7 +56,7 @@ FILES = {
     "huge.csv": "config,concurrency\ncollocated-99999999999xtp8,8\n",
     "repeats.yaml": "name: x\nwhere: {local: 2}\ndeployments: [{label: collocated-1xtp1}]\nworkloads: [{}]\n"
     "loads: [{concurrency: [1]}]\nrepeats: 1000000000\n",
-    "tokenizer.yaml": "name: x\nwhere: {local: 2}\ndeployments: [{label: collocated-1xtp1, engine_args: "
+    "tokenizer.yaml": "name: x\nwhere: {local: 2}\ndeployments: [{label: collocated-1xtp1, engine_arg: "
     "{tokenizer: ./nowhere}}]\nworkloads: [{}]\nloads: [{concurrency: [1]}]\n",
     "cut-model/config.json": '{"model_type": "gp',
     "list-model/config.json": "[]",

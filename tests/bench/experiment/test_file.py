@@ -111,7 +111,7 @@ def test_local_variants_are_planned_for_less_than_half_an_hour(name: str, tmp_pa
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("unknown key", {"deploymets": []}, "deploymets: is not a known key; did you mean deployments?"),
     ("name", {"name": "../x"}, "name: must be a name for a folder"),
-    ("key of a list", {"deployments": [{"lable": "collocated-1xtp1"}]}, "0: lable is not a known key; did you mean label"),
+    ("key of a list", {"deployments": [{"lable": "collocated-1xtp1"}]}, "lable is not a known key; did you mean label"),
     ("no where", {"where": {}}, "where: give either local"),
     ("both", {"where": {"local": 2, "cluster": "auto"}}, "where: give either local"),
     ("no deployment", {"deployments": []}, "deployments: must have at least 1 of them"),
