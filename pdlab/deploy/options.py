@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Le
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
@@ -43,7 +42,7 @@ from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.schema import validate
 from pdlab.core.settings import (
     FlagsOf,
-    Noun,
+    LocalNodes,
     Port,
     Seconds,
     Settings,
@@ -60,7 +59,6 @@ from pdlab.deploy.pool_agreement import speculation
 
 FROM_STDIN = "--request-from-stdin"
 REHEARSED_CLUSTER = "p5.48xlarge-x2"
-MAX_LOCAL_NODES = 64
 CLUSTER_TP, LOCAL_TP = 4, 1
 FLUID_REPLICAS = 2
 # A CPU engine answers it in reasonable time.
@@ -244,7 +242,7 @@ class LaunchSettings(ExportOptions, LaunchOptions):
         value="auto|FILE",
         otherwise="auto",
     )
-    local: Annotated[int, Ge(1), Le(MAX_LOCAL_NODES), Noun("a number of nodes")] | None = setting(
+    local: LocalNodes | None = setting(
         None,
         f"start N Ray nodes (2 without a number) on this machine, with CPU engines; the default model is "
         f"{defaults.LOCAL_MODEL}",
