@@ -322,8 +322,8 @@ def _fields(kind: type[BaseModel]) -> Iterator[Declared]:
 
 
 def from_flag_keys(part: FlagsOf, data: Mapping[str, Any], others: Sequence[str] = ()) -> dict[str, Any]:
-    """Field -> value, also in parts, of a mapping in a file whose keys are the flags, such as ``delay_ms`` for
-    --delay-ms. Raises ValueError. ``others``: known keys that are no flags."""
+    """Field -> value, also in parts, of a mapping in a file whose keys are the flags without dashes before
+    them and with underscores for dashes in them. Raises ValueError. ``others``: known keys that are no flags."""
     fields = {each.long_flag.removeprefix("--").replace("-", "_"): each for each in part.fields}
     given: dict[str, Any] = {}
     for key, value in data.items():
@@ -504,9 +504,10 @@ def _number_reader(each: Declared) -> Callable[[str], float]:
     factor = per.factor if (per := each.one(PerUnit)) else 1
     above, least, below, most = (each.one(bound) for bound in (Gt, Ge, Lt, Le))
     rules = [("above", operator.gt, above.gt)] if above else [("from", operator.ge, least.ge)] if least else []
-    rules += [("and below", operator.lt, below.lt)] if below else []
-    rules += [("to" if least and not above else "and at most", operator.le, most.le)] if most else []
-    limits = " ".join(f"{word} {factor * bound:.12g}" for word, _, bound in rules).removeprefix("and ")
+    rules += [("below", operator.lt, below.lt)] if below else []
+    rules += [("at most", operator.le, most.le)] if most else []
+    words = [f"{word} {factor * bound:.12g}" for word, _, bound in rules]
+    limits = f"{words[0]} to {factor * most.le:.12g}" if least and most and not above else " and ".join(words)
 
     def accepts(value: float) -> bool:
         return math.isfinite(value) and all(holds(value, factor * bound) for _, holds, bound in rules)

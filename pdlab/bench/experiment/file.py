@@ -82,8 +82,8 @@ class Entry(Frozen):
     (a name of configs/deployments/ or a path relative to the experiment's file), and what differs from it.
 
     ``name``: name of its results (default: the label). ``workloads`` restricts it to some of the experiment's workloads
-    (default: all that fit). All other keys are flags of launch_gptoss.py, such as ``ucx_tls`` for --ucx-tls; ``launch``
-    has them as fields of `LaunchSettings`.
+    (default: all that fit). All other keys are flags of launch_gptoss.py, with underscores for dashes; ``launch`` has
+    them as fields of `LaunchSettings`.
     """
 
     name: str | None = Field(default=None, pattern=f"^{NAME}$")
@@ -141,7 +141,7 @@ class NamedWorkload(Workload):
 
 
 class SloSettings(SearchOptions):
-    """A search for the highest rate under an SLO. Keys of its bounds are the flags of `Slo`, such as ``ttft_ms``."""
+    """A search for the highest rate under an SLO. The keys of its bounds are the flags of `Slo`."""
 
     slo: Slo
 
