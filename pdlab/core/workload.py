@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -174,7 +175,12 @@ class Workload(Frozen):
         return " ".join(filter(None, [f"{self.sent_input_tokens}:{self.sent_output_tokens}", self.lengths.label]))
 
     @property
-    def flags(self) -> tuple[str, ...]:
+    def flags(self) -> str:
+        """`flag_words` for a shell."""
+        return shlex.join(self.flag_words)
+
+    @property
+    def flag_words(self) -> tuple[str, ...]:
         """The flags of run_bm.sh for these lengths."""
         if isinstance(self.lengths, Replayed):
             return "--workload", self.lengths.flag_value

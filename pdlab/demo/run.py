@@ -83,7 +83,7 @@ class Demo:
         self._out = out
         self._port = port
         self._levels = levels
-        load = ["-t", "concurrency", "-c", ",".join(map(str, levels)), *workload.flags]
+        load = ["-t", "concurrency", "-c", ",".join(map(str, levels)), *workload.flag_words]
         self._load = [*load, "--retry-invalid", "-u", f"http://127.0.0.1:{port}", "--out", _shown_path(out)]
         sweep_s = SWEEP_START_S + REQUEST_S * sum(num_requests(Closed(concurrency=level)) for level in levels)
         steps = [("launch", LAUNCH_S * slower), ("sweep", sweep_s * slower)]

@@ -154,7 +154,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 def _commands(prepared: Prepared, launch_command: str, base_url: str) -> list[str]:
     name = prepared.deployment.name or prepared.deployment.label
-    sent = shlex.join([*prepared.workload.flags, "-u", base_url, "-m", prepared.model_id])
+    sent = shlex.join([*prepared.workload.flag_words, "-u", base_url, "-m", prepared.model_id])
     return [
         launch_command,
         f"{typed('bench', '-e', name)} -t concurrency -c {LOADS[prepared.placement.device]} {sent}",

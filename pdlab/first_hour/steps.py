@@ -204,7 +204,7 @@ def _deployment(
 ) -> list[Step]:
     launch, sweep = f"launch {deployed.name}", f"sweep {deployed.name}"
     url = ("-u", f"http://127.0.0.1:{port}")
-    workload = Workload(input_tokens=lengths[0], output_tokens=lengths[1]).flags
+    workload = Workload(input_tokens=lengths[0], output_tokens=lengths[1]).flag_words
     limit_s = limit_of(LAUNCH_S[where])
     rehearsed = where == "rehearsal"
     target = ("--local",) if where == "local" else ("--model", model, *(("--rehearse",) if rehearsed else ()))
