@@ -683,12 +683,13 @@ def _draw_map(
     settings: PlanSettings, path: Path, scenario: Scenario, ranked_plan: Plan, measured: Sequence[RateSweep]
 ) -> None:
     from pdlab.plan.pictures import map_over_bounds, map_title, simulated_sweeps
-    from pdlab.report.goodput_map import draw
+    from pdlab.report import goodput_map as picture
+    from pdlab.report import paper
 
     simulated = simulated_sweeps(ranked_plan, scenario, settings.top, {sweep.label for sweep in measured})
     price = settings.price_per_gpu_hour
     goodputs = map_over_bounds([*measured, *simulated], scenario.slo)
-    draw(goodputs, path, title=map_title(scenario, price), price_per_gpu_hour=price)
+    paper.draw(picture.figure(goodputs, title=map_title(scenario, price), price_per_gpu_hour=price), path)
     print(f"Goodput map ({'measured and simulated' if measured else 'simulated'}): {path}")
 
 
