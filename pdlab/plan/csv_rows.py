@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from pdlab.core import defaults
 from pdlab.core.deployment import (
     Collocated,
     Deployment,
@@ -146,7 +147,7 @@ class CsvFile(NamedTuple):
     unread: list[str]
 
 
-def read(text: str, source: str, model: str = "gpt-oss-120b", *, refuse_rows: bool = False) -> CsvFile:
+def read(text: str, source: str, model: str = defaults.MODEL, *, refuse_rows: bool = False) -> CsvFile:
     """The rows of a CSV. ``source``: the name of the file in messages. ``model``: the model of rows that name none.
     ``refuse_rows``: a wrong cell refuses only its row, for tables that nobody can correct. Raises UsageError with the
     line and the column."""
