@@ -34,7 +34,7 @@ from pdlab.core.commands import python_words
 from pdlab.core.errors import DeploymentDied, PdlabError, WriteError
 from pdlab.core.files import ROOT
 from pdlab.core.schema import Frozen
-from pdlab.core.settings import FlagsOf, Port, Settings, setting, to_words
+from pdlab.core.settings import FlagsOf, Port, Settings, serving_port, setting, to_words
 from pdlab.core.workload import Workload
 from pdlab.deploy.endpoint import reach
 from pdlab.deploy.options import FROM_STDIN, LaunchRequest, command_line, request_to_json
@@ -55,7 +55,7 @@ class RunOptions(Settings):
 
     resume: bool = setting(False, "measure only levels without a result; launch failed deployments again", EXPERIMENT)
     out: Path = setting(defaults.RESULTS, "results go to DIR/NAME", WHERE, value="DIR")
-    port: Port = setting(defaults.PORT, "port to serve on", WHERE)
+    port: Port = serving_port(WHERE)
     sweep: Annotated[dict[str, Any], FlagsOf(SweepFlags, WHERE, only=("client_processes",))] = Field(
         default_factory=dict
     )
