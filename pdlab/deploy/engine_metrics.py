@@ -227,20 +227,13 @@ def read_snapshot(
     return parse_snapshot(read_pages(metrics_urls), replicas, pools or {})
 
 
-def parse_counters(pages: Iterable[str], replicas: Collection[str] = ()) -> NixlCounters:
-    """Sum vLLM's NIXL metrics over Prometheus pages, under vLLM's names or Ray's (``ray_vllm_...``).
-
-    With ``replicas`` only samples of those Ray Serve replicas count.
-
-    A counter that no page has is None, unless transfers are counted: vLLM creates its failure
-    counters at the first failure, so beside counted transfers their absence is a true zero. The same holds for
-    the KV guard's counters beside the receives that it watched.
-    """
-    read = (sample for page in pages for sample in samples(page, _NIXL_FIELDS.__contains__))
-    return _nixl_counters(read, replicas)
-
-
 def _nixl_counters(read: Iterable[MetricSample], replicas: Collection[str]) -> NixlCounters:
+    """The sums of vLLM's NIXL metrics and of the KV guard's counters.
+
+    A counter that no page has is None, unless transfers are counted. vLLM creates its failure counters at the first
+    failure, so their absence beside counted transfers is a true zero. The same holds for the KV guard's counters beside
+    the receives that the guard watched.
+    """
     total: dict[str, float] = {}
     for sample in read:
         field = _NIXL_FIELDS.get(sample.name)
@@ -253,8 +246,3 @@ def _nixl_counters(read: Iterable[MetricSample], replicas: Collection[str]) -> N
         for field in (field for field in _NIXL_FIELDS.values() if field.startswith("guard_")):
             total.setdefault(field, 0.0)
     return NixlCounters(**total)
-
-
-def scrape_counters(metrics_urls: Iterable[str], replicas: Collection[str] = ()) -> NixlCounters:
-    """Read the NIXL counters of a running deployment. Raises ClusterError when a page does not answer."""
-    return parse_counters(read_pages(metrics_urls), replicas)

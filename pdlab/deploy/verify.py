@@ -19,7 +19,7 @@ from pdlab.core.served_model import served_model
 from pdlab.deploy import canary, http_client
 from pdlab.deploy.application import APP, Application
 from pdlab.deploy.endpoint import Running
-from pdlab.deploy.engine_metrics import scrape_counters
+from pdlab.deploy.engine_metrics import read_snapshot
 from pdlab.deploy.serve_config import KV_GUARD_SCHEDULER, engine_kwargs
 from pdlab.remote.logs import root_cause
 from pdlab.results.schema import CanaryResult, NixlCounters
@@ -204,7 +204,7 @@ def _await_transfers(running: Running) -> NixlCounters:
     """The counters once they show a transfer; Ray exports metrics with a delay."""
     deadline = time.monotonic() + COUNTERS_TIMEOUT_S
     while True:
-        counters = scrape_counters(running.metrics_urls, running.replicas)
+        counters = read_snapshot(running.metrics_urls, running.replicas).nixl
         if counters.transfers or time.monotonic() > deadline:
             return counters
         time.sleep(COUNTERS_POLL_S)

@@ -22,7 +22,7 @@ from pdlab.core.model_size import kv_bytes
 from pdlab.core.nodes import NODE_ID_LABEL, WIRE_OF_NIC, ClusterView, Placement, Role, WireKind
 from pdlab.deploy.application import Application
 from pdlab.deploy.endpoint import Running
-from pdlab.deploy.engine_metrics import scrape_counters
+from pdlab.deploy.engine_metrics import read_snapshot
 from pdlab.deploy.http_client import NoAnswer, complete
 from pdlab.deploy.serve_config import engine_kwargs
 from pdlab.placement.place import link_wire, links
@@ -215,7 +215,7 @@ def prove(
 
     def proven(planned: WireKind | None, prefill: Sequence[str], decode: Sequence[str], send: Send) -> WireProof:
         before = _readings(app, view)
-        bytes_before = None if shape else scrape_counters(running.metrics_urls, running.replicas).bytes_transferred
+        bytes_before = None if shape else read_snapshot(running.metrics_urls, running.replicas).nixl.bytes_transferred
         sent = _ask(send, running.model_id, tokens, shape)
         payload = int(kv_bytes(shape, sent, hybrid=True)) if shape else _by_vllm(running, bytes_before or 0.0)
         machines = [{view.node(node).machine for node in nodes} for nodes in (prefill, decode)]
@@ -312,7 +312,7 @@ def _by_vllm(running: Running, before: float) -> int:
     """Bytes that certainly moved, by vLLM's counter; 0 when it does not grow. Ray exports it with a delay."""
     deadline = time.monotonic() + COUNTERS_TIMEOUT_S
     while time.monotonic() < deadline:
-        now = scrape_counters(running.metrics_urls, running.replicas).bytes_transferred or 0.0
+        now = read_snapshot(running.metrics_urls, running.replicas).nixl.bytes_transferred or 0.0
         if now > before:
             return int(SURE_SHARE * (now - before))
         time.sleep(COUNTERS_POLL_S)
