@@ -82,8 +82,9 @@ def check(app: Application, deployment: Deployment, running: Running, progress: 
         reference, source = stored, "reference: a collocated launch"
     else:
         fluid = isinstance(topology, Fluid)
-        ask_alone, source = (app.ask_alone, "an engine") if fluid else (app.ask_prefill, "a prefill engine")
-        alone = ask_alone(running.model_id, canary.requests(running.model_id)[: len(canary_answers)])
+        source = "an engine" if fluid else "a prefill engine"
+        asked = canary.requests(running.model_id)[: len(canary_answers)]
+        alone = app.ask_alone("fluid" if fluid else "prefill", running.model_id, asked)
         reference, source = tuple(canary.read_answer(answer) for answer in alone), f"reference: {source} alone"
     result = canary.compare(canary_answers, reference, source, rounding=rounding)
     progress(f"{'warning: ' if result.rounded else ''}canary: {result.detail}")

@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, cast
 
 from pdlab.core import api_key
@@ -20,7 +21,7 @@ from pdlab.core.deployment import Deployment, Fluid
 from pdlab.core.errors import WireError
 from pdlab.core.model_size import kv_bytes
 from pdlab.core.nodes import NODE_ID_LABEL, WIRE_OF_NIC, ClusterView, Placement, Role, WireKind
-from pdlab.deploy.application import Application
+from pdlab.deploy.application import Application, ReplicaState
 from pdlab.deploy.endpoint import Running
 from pdlab.deploy.engine_metrics import read_snapshot
 from pdlab.deploy.http_client import NoAnswer, complete
@@ -240,8 +241,8 @@ def prove(
         return proven(planned, placement.nodes_of("prefill"), placement.nodes_of("decode"), _over_http(running))
     proofs = []
     for planned, (prefill, decode) in _pair_of_each_wire(app, deployment, running, view).items():
-        send = _over_pair(app, running.model_id, prefill.replica, decode.replica)
-        proofs.append(proven(planned, (prefill.node,), (decode.node,), send))
+        send = partial(app.pair_answers, running.model_id, wanted={decode.replica: [prefill.replica]})
+        proofs.append(proven(planned, (str(prefill.node),), (str(decode.node),), send))
     # The manifest has one: that of a network before others, what is not proven before what is.
     return min(proofs, key=lambda proof: (proof.proven is True, proof.planned not in NETWORKS), default=None)
 
@@ -249,37 +250,28 @@ def prove(
 Send = Callable[[dict[str, Any]], object]
 
 
-@dataclass(frozen=True)
-class _PlacedEngine:
-    replica: str
-    node: str
-
-
 def _pair_of_each_wire(
     app: Application, deployment: Deployment, running: Running, view: ClusterView
-) -> dict[WireKind, tuple[_PlacedEngine, _PlacedEngine]]:
-    """Planned wire -> two fluid engines between which KV cache takes it, one pair of each."""
+) -> dict[WireKind, tuple[ReplicaState, ReplicaState]]:
+    """Planned wire -> two fluid engines between which KV cache takes it, one pair of each. ``node``: by its id in the
+    view."""
     ids = {node.labels.get(NODE_ID_LABEL): node.id for node in view.nodes}
     engines = [
-        _PlacedEngine(each.replica, ids[each.node])
+        each.model_copy(update={"node": ids[each.node]})
         for each in app.state().replicas
         if each.replica in running.pools and each.node in ids
     ]
-    pairs: dict[WireKind, tuple[_PlacedEngine, _PlacedEngine]] = {}
+    pairs: dict[WireKind, tuple[ReplicaState, ReplicaState]] = {}
     for prefill in engines:
         for decode in engines:
             if prefill is not decode:
-                wire = link_wire(view.node(prefill.node), view.node(decode.node))
+                wire = link_wire(view.node(str(prefill.node)), view.node(str(decode.node)))
                 pairs.setdefault(_allowed(deployment, wire), (prefill, decode))
     return pairs
 
 
 def _over_http(running: Running) -> Send:
     return lambda body: complete(running.base_url, body, api_key.client_key(running.api_key_file, {}), TIMEOUT_S)
-
-
-def _over_pair(app: Application, model_id: str, prefill: str, decode: str) -> Send:
-    return lambda body: app.pair_answers(model_id, body, {decode: [prefill]})
 
 
 def _longest(deployment: Deployment, shape: ModelShape | None, view: ClusterView) -> int:

@@ -48,7 +48,7 @@ with Cluster(nodes) as cluster:
         if counted.bytes_transferred:
             break
         time.sleep(1)
-    answers = Application(cluster).ask_prefill(sys.argv[2], canary.requests(sys.argv[2]))
+    answers = Application(cluster).ask_alone("prefill", sys.argv[2], canary.requests(sys.argv[2]))
 answers = [canary.read_answer(answer).model_dump(mode="json") for answer in answers]
 print(json.dumps([counted.transfers, counted.failed_transfers, answers]))
 """

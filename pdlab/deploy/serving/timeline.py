@@ -18,10 +18,11 @@ import logging
 import sys
 import time
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pdlab.deploy.serving.guard import Message, Send
 from pdlab.deploy.serving.step_watch import connector_stats
 from pdlab.deploy.serving.traces import TRACEPARENT, TRACESTATE, RequestTrace, SpanMaker
 from pdlab.deploy.serving.ttft_metrics import CountsParts
@@ -46,9 +47,6 @@ _ID_CHARS = 128
 _HEADER_BYTES = 4096
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _BOOT_CHARS = 8
-
-Message = MutableMapping[str, Any]
-Send = Callable[[Message], Awaitable[None]]
 
 
 class _RequestContext:
