@@ -260,7 +260,7 @@ def _run_held(
                 plan=plan,
             )
             warmup = levels.warmup_requests(target.manifest.deployment)
-            progress.begin(warmup + sum(level.num_requests for level in todo), len(todo))
+            progress.extend(warmup + sum(level.num_requests for level in todo), len(todo))
             sweeper = _Sweeper(driver, store, options, progress, attempt)
             try:
                 sweeper.run(todo, built, manifest)

@@ -277,7 +277,7 @@ def sweep_of(settings: BenchSettings, argv: Sequence[str]) -> SweepOptions:
     """The sweep of the settings. Raises UsageError."""
     varied: LengthDistribution | None = settings.lengths
     if settings.replay_file is not None:
-        varied = read_traffic(settings.replay_file).lengths
+        varied = read_traffic(settings.replay_file)
     if settings.mixes is not None:
         every = "" if settings.mix_every is None else f",every={settings.mix_every:g}"
         varied = parse_mixes(f"{settings.mixes}{every}")

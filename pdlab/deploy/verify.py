@@ -73,7 +73,7 @@ def check(app: Application, deployment: Deployment, running: Running, progress: 
         return CheckedLaunch(
             CanaryResult(equal=None, detail="collocated: this is the reference"), tuple(canary_answers)
         )
-    if isinstance(topology, Disaggregated) and topology.prefill.replicas * topology.prefill.dp > 1:
+    if isinstance(topology, Disaggregated) and topology.prefill.ranks > 1:
         progress(f"warmed {app.warm_pairs(running.model_id)} prefill x decode pairs")
     tps = [pool.tp for pool in deployment.pools.values()]
     rounding = canary.ROUNDING if len(set(tps)) == 1 else canary.ROUNDING_UNEQUAL_TP

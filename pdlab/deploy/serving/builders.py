@@ -47,7 +47,7 @@ _UNCHANGING = (str, int, float, bytes, type(None))
 FLUID_PREFIX = "Fluid:"  # of the engines' deployment
 FLUID_ROUTER = "pdlab.deploy.serving.fluid_router.FluidRouter"
 # Packages whose modules go to the nodes with the classes.
-BY_VALUE = ("pdlab.deploy.serving", "pdlab.roles")
+BY_VALUE = ("pdlab.deploy.serving", "pdlab.marks", "pdlab.roles")
 
 
 class HttpFront:
