@@ -621,6 +621,10 @@ def rehearsed_pace(evidence: Evidence) -> Iterator[Finding]:
         yield found("pace_late", late_ms=1000 * late_s / requests, limit=PACE_LATE)
 
 
+def _replays(evidence: Evidence) -> bool:
+    return isinstance(evidence.run.load, Replay)
+
+
 Judge = Callable[[Evidence], Iterator[Finding]]
 
 
@@ -799,24 +803,11 @@ GATES: tuple[Gate, ...] = (
         prefix_cache,
         _needs("prefix_cache_hits"),
         # decode-only is served without a prefix cache; what a replay may find there no share says
-        applies=lambda evidence: (
-            evidence.run.workload.mode != "decode-only" and not isinstance(evidence.run.load, Replay)
-        ),
+        applies=lambda evidence: evidence.run.workload.mode != "decode-only" and not _replays(evidence),
         counted=True,
     ),
-    Gate(
-        "cache_hits",
-        cache_hits,
-        _hits_missing,
-        applies=lambda evidence: isinstance(evidence.run.load, Replay),
-        counted=True,
-    ),
-    Gate(
-        "affinity",
-        affinity,
-        _affinity_missing,
-        applies=lambda evidence: bool(evidence.by_session) and isinstance(evidence.run.load, Replay),
-    ),
+    Gate("cache_hits", cache_hits, _hits_missing, applies=_replays, counted=True),
+    Gate("affinity", affinity, _affinity_missing, applies=lambda each: bool(each.by_session) and _replays(each)),
     Gate(
         "decode_context",
         decode_context,
@@ -833,19 +824,9 @@ GATES: tuple[Gate, ...] = (
         applies=lambda evidence: evidence.ingress_replicas is not None or bool(evidence.run.front_cores),
     ),
     Gate("lateness", lateness, _lateness_missing),
-    Gate(
-        "dependencies",
-        dependencies,
-        _dependencies_missing,
-        applies=lambda evidence: isinstance(evidence.run.load, Replay),
-    ),
+    Gate("dependencies", dependencies, _dependencies_missing, applies=_replays),
     Gate("clock", clock, _clock_missing),
-    Gate(
-        "rehearsed_pace",
-        rehearsed_pace,
-        _pace_missing,
-        applies=lambda evidence: evidence.run.rehearsal is not None,
-    ),
+    Gate("rehearsed_pace", rehearsed_pace, _pace_missing, applies=lambda each: each.run.rehearsal is not None),
     Gate("few_requests", few_requests, _short),
     Gate("steady_state", steady_state, _trend_missing),
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from pydantic import Field
 
@@ -11,6 +12,7 @@ from pdlab.core.schema import Frozen
 from pdlab.deploy.metrics_page import MetricSample, read_pages, samples
 from pdlab.results.schema import EngineCounters, NixlCounters
 
+NIXL_TIMEOUT_S, NIXL_POLL_S = 30.0, 0.5
 PREFILLED = "prefill_answered"
 _FIELDS = {
     "request_success": "requests",
@@ -225,6 +227,19 @@ def read_snapshot(
 ) -> Snapshot:
     """Read the pages of a running deployment. Raises ClusterError when one does not answer."""
     return parse_snapshot(read_pages(metrics_urls), replicas, pools or {})
+
+
+def await_nixl(
+    metrics_urls: Iterable[str], replicas: tuple[str, ...], enough: Callable[[NixlCounters], object]
+) -> NixlCounters:
+    """The NIXL counters once they are ``enough``, or after `NIXL_TIMEOUT_S`: Ray exports metrics with a delay. Raises
+    ClusterError when a page does not answer."""
+    urls, deadline = tuple(metrics_urls), time.monotonic() + NIXL_TIMEOUT_S
+    while True:
+        counters = read_snapshot(urls, replicas).nixl
+        if enough(counters) or time.monotonic() > deadline:
+            return counters
+        time.sleep(NIXL_POLL_S)
 
 
 def _nixl_counters(read: Iterable[MetricSample], replicas: Collection[str]) -> NixlCounters:

@@ -19,13 +19,11 @@ from pdlab.core.served_model import served_model
 from pdlab.deploy import canary, http_client
 from pdlab.deploy.application import APP, Application
 from pdlab.deploy.endpoint import Running
-from pdlab.deploy.engine_metrics import read_snapshot
+from pdlab.deploy.engine_metrics import await_nixl
 from pdlab.deploy.serve_config import KV_GUARD_SCHEDULER, engine_kwargs
 from pdlab.remote.logs import root_cause
 from pdlab.results.schema import CanaryResult, NixlCounters
 
-COUNTERS_TIMEOUT_S = 30.0
-COUNTERS_POLL_S = 0.5
 ROUTE_TIMEOUT_S = 30.0
 ROUTE_POLL_S = 0.2
 
@@ -97,7 +95,7 @@ def check(app: Application, deployment: Deployment, running: Running, progress: 
         _check_pairs(app, running, reference, rounding, progress)
     if result.equal is None and tps[0] > tps[-1]:
         raise CanaryError(f"prefill TP > decode TP is only served when the canary can be compared; {result.detail}")
-    counters = _await_transfers(running)
+    counters = await_nixl(running.metrics_urls, running.replicas, lambda read: read.transfers)
     progress(describe_counters(counters))
     if counters.guard_recomputed:
         progress(
@@ -199,16 +197,6 @@ def _reference_key(deployment: Deployment, running: Running) -> str | None:
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:12]
         keys.add(f"{running.model_id}-{digest}")
     return keys.pop() if len(keys) == 1 else None
-
-
-def _await_transfers(running: Running) -> NixlCounters:
-    """The counters once they show a transfer; Ray exports metrics with a delay."""
-    deadline = time.monotonic() + COUNTERS_TIMEOUT_S
-    while True:
-        counters = read_snapshot(running.metrics_urls, running.replicas).nixl
-        if counters.transfers or time.monotonic() > deadline:
-            return counters
-        time.sleep(COUNTERS_POLL_S)
 
 
 def describe_counters(counters: NixlCounters) -> str:

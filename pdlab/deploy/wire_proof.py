@@ -23,7 +23,7 @@ from pdlab.core.model_size import kv_bytes
 from pdlab.core.nodes import NODE_ID_LABEL, WIRE_OF_NIC, ClusterView, Placement, Role, WireKind
 from pdlab.deploy.application import Application, ReplicaState
 from pdlab.deploy.endpoint import Running
-from pdlab.deploy.engine_metrics import read_snapshot
+from pdlab.deploy.engine_metrics import await_nixl, read_snapshot
 from pdlab.deploy.http_client import NoAnswer, complete
 from pdlab.deploy.serve_config import engine_kwargs
 from pdlab.placement.place import link_wire, links
@@ -35,7 +35,6 @@ from pdlab.transfer.verdict import EFA, FABRIC, SHARED_MEMORY, VERBS, allows
 
 TOKENS, LEAST_TOKENS = 4000, 256
 TIMEOUT_S = 300.0
-COUNTERS_TIMEOUT_S, COUNTERS_POLL_S = 30.0, 0.5
 # Share of the payload that a wire's interfaces must have counted on both sides.
 CARRIED = 0.5
 # vLLM's bytes come as middles of a histogram's buckets: half of them are sure to have moved.
@@ -301,14 +300,9 @@ def _ask(send: Send, model_id: str, tokens: int, shape: ModelShape | None) -> in
 
 
 def _by_vllm(running: Running, before: float) -> int:
-    """Bytes that certainly moved, by vLLM's counter; 0 when it does not grow. Ray exports it with a delay."""
-    deadline = time.monotonic() + COUNTERS_TIMEOUT_S
-    while time.monotonic() < deadline:
-        now = read_snapshot(running.metrics_urls, running.replicas).nixl.bytes_transferred or 0.0
-        if now > before:
-            return int(SURE_SHARE * (now - before))
-        time.sleep(COUNTERS_POLL_S)
-    return 0
+    """Bytes that certainly moved, by vLLM's counter; 0 when it does not grow."""
+    counters = await_nixl(running.metrics_urls, running.replicas, lambda read: (read.bytes_transferred or 0.0) > before)
+    return int(SURE_SHARE * max(0.0, (counters.bytes_transferred or 0.0) - before))
 
 
 def _readings(app: Application, view: ClusterView) -> dict[str, NodeCounters]:
