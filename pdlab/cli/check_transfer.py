@@ -70,8 +70,8 @@ def _run(argv: list[str]) -> int:
 
 
 def _plot(plan, outcomes: Sequence[BackendOutcome], path: Path) -> None:  # type: ignore[no-untyped-def]
-    from pdlab.report import transfer_plot
+    from pdlab.report import paper, transfer_plot
 
     results = [outcome.result for outcome in outcomes if outcome.result is not None]
     if results:
-        transfer_plot.draw(plan, results, path)
+        paper.draw(transfer_plot.figure(plan, results), path)
