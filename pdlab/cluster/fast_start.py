@@ -7,7 +7,7 @@
 - Ray Serve LLM's helpers import torch at its first use, so that the router does not import it.
 - Ray's agents record a bucket of a histogram in one call. Ray itself makes one call per observation, which is one per
   token for inter-token latencies.
-- The router of direct streaming runs only on the head node. HAProxy runs there and needs no other router.
+- On two hosts the router of direct streaming runs only on the head's host. HAProxy runs there and uses no other router.
 - HAProxy wakes for every chunk; ``SCHED_BATCH`` (sched(7)) keeps it from interrupting other processes. Its turn comes
   before that of an engine core (`pdlab.cluster.priority`).
 - HAProxy calls no router where one replica answers clients.
@@ -36,6 +36,7 @@ from types import ModuleType
 from typing import Any
 
 from pdlab.cluster.after_import import change_after_import
+from pdlab.cluster.loopback import LISTEN, LOOPBACK
 from pdlab.cluster.priority import ANSWERING, set_niceness
 from pdlab.cluster.ray_names import COMMANDS, CONTROLLER, DEPLOYMENTS, HAPROXY, IMPORTS, RECORDER, SETUP_WORKER
 
@@ -190,7 +191,8 @@ def _count_times(module: Any) -> None:
 def _change_controller(module: Any) -> None:
     """Change Ray Serve's controller."""
     _look_seldom_at_rest(module)
-    _route_on_the_head(module)
+    if os.environ.get(LISTEN, LOOPBACK) != LOOPBACK:  # on loopback HAProxy goes on to another router if one is dead
+        _route_on_the_head(module)
 
 
 def _look_seldom_at_rest(module: Any) -> None:

@@ -20,6 +20,7 @@ from contract.conftest import quietly
 
 from pdlab.cluster import connection, fast_start, ray_names
 from pdlab.cluster.local_nodes import hold_port
+from pdlab.cluster.loopback import LISTEN
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -182,8 +183,11 @@ print("ASKED", *(server.host for server in asked["b"]))
 """
 
 
-def test_only_the_router_beside_haproxy_runs() -> None:
-    assert _run(ROUTERS)[-2:] == ["NODES head", "ASKED 10.0.0.2"]
+@pytest.mark.parametrize(
+    ("address", "nodes"), [("127.0.0.1", "head other"), ("10.77.0.1", "head")], ids=["side by side", "two hosts"]
+)
+def test_a_router_that_haproxy_does_not_ask_does_not_run(address: str, nodes: str) -> None:
+    assert _run(ROUTERS, {LISTEN: address})[-2:] == [f"NODES {nodes}", "ASKED 10.0.0.2"]
 
 
 CHOICE = """
