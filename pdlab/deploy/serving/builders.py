@@ -37,7 +37,7 @@ from pdlab.deploy.serving.ray_names import BUILDER, INGRESS, PD, SERVER, SERVER_
 from pdlab.deploy.serving.role_board import BOARD_PREFIX
 from pdlab.deploy.serving.sequences import for_one_engine, join, split
 from pdlab.deploy.serving.step_watch import WatchesSteps
-from pdlab.deploy.serving.timeline import SendsTimeline, TimelineHeader, TimelineMiddleware, current
+from pdlab.deploy.serving.timeline import SendsTimeline, StreamsPast, TimelineHeader, TimelineMiddleware, current
 from pdlab.deploy.serving.vllm_costs import CostsLess, EmptiesStats
 from pdlab.roles.spec import FluidSpec
 
@@ -121,13 +121,16 @@ class SplitsSequences:
 
 
 def _parsing_once(handler: Callable[[Any], Any]) -> Any:
-    """The application of a FastAPI route, whose requests have the JSON that the guard has parsed."""
+    """The application of a FastAPI route, whose requests have the JSON that the guard has parsed. Its streams pass the
+    middlewares that need only their ends."""
 
     async def handle(request: Any) -> Any:
         if (parsed := request.scope.get(PARSED)) is not None:
             request._json = parsed  # Starlette's own, once it has parsed the body
-        return await handler(request)
+        answer = await handler(request)
+        return StreamsPast(answer) if isinstance(answer, responses.StreamingResponse) else answer
 
+    responses: Any = importlib.import_module("starlette.responses")
     return importlib.import_module("fastapi.routing").request_response(handle)
 
 

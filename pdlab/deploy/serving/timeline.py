@@ -37,6 +37,8 @@ TIMES_KEY = "pdlab_times"
 IDS_KEY = "pdlab_ids"
 # The field of an answer that is not streamed and goes through an ingress, which makes a header of it.
 FIELD = "pdlab_timeline"
+# Where an ASGI scope has the `_Sending` of its request.
+SENDING = "pdlab.sending"
 _TRACE = (TRACEPARENT, TRACESTATE)
 ROUTES = ("/v1/completions", "/v1/chat/completions")
 # `pdlab.guard.marks`, which the replica may not import; a test compares them.
@@ -438,11 +440,40 @@ class TimelineMiddleware:
             kept = [pair for pair in scope["headers"] if pair[0].lower().decode("latin-1") not in _TRACE]
             scope = {**scope, "headers": [*kept, *((name.encode(), text.encode()) for name, text in told.items())]}
         _context.set(timing)
+        sending = _Sending(self.server, timing, send)
         try:
-            await self.app(scope, receive, _Sending(self.server, timing, send))
+            await self.app({**scope, SENDING: sending}, receive, sending)
         finally:
             self.server.over(timing)
             _context.set(None)
+
+
+class StreamsPast:
+    """ASGI: a streamed answer whose middle pieces go to `TimelineMiddleware` at once, where there is one.
+
+    The middlewares between do nothing with them, but each costs a coroutine for every token. They see the beginning and
+    the end of the answer.
+    """
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Send) -> None:
+        sending: Send | None = scope.get(SENDING)
+        if sending is None:
+            await self._answer(scope, receive, send)
+            return
+        begun = False
+
+        async def forward(message: Message) -> None:
+            nonlocal begun
+            if begun and message.get("more_body"):
+                await sending(message)
+                return
+            await send(message)
+            begun = message["type"] == "http.response.start" and message["status"] == 200
+
+        await self._answer(scope, receive, forward)
 
 
 class _Sending:
