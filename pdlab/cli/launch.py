@@ -12,9 +12,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pdlab.cluster.two_hosts import require
+from pdlab.core import defaults
 from pdlab.core.api_key import KEY, chosen, read, serve_env
 from pdlab.core.catalog import ModelShape
 from pdlab.core.environment import secret_values
@@ -32,7 +33,6 @@ from pdlab.deploy.dry_run import describe
 from pdlab.deploy.export_options import ExportOptions
 from pdlab.deploy.options import (
     FROM_STDIN,
-    LOCAL_MODEL,
     LaunchRequest,
     LaunchSettings,
     command_line,
@@ -130,7 +130,7 @@ def _checked_model(request: LaunchRequest) -> Model:
     if request.local_nodes and not ((shape and shape.local) or (source and Path(source).is_dir())):
         raise UsageError(
             f"--local serves on this machine's CPUs, too little for {deployment.model}: "
-            f"leave --model out ({LOCAL_MODEL}) or give a folder"
+            f"leave --model out ({defaults.LOCAL_MODEL}) or give a folder"
         )
     check_context(deployment, shape)
     for warning in check_divisibility(deployment, shape):
@@ -269,20 +269,18 @@ def _serve_export(
     """The Serve config of --export or --export-plain."""
     from pdlab.deploy import exports
 
-    common: dict[str, Any] = {
-        "host": request.host,
-        "port": request.port,
-        "path_env": path_env,
-        "wants_key": wants_key,
-        "env_file": settings.export_env,
-        "choose_backend": request.choose_backend,
-    }
-    if settings.export_plain is not None:
-        exported = exports.plain(prepared, **common)
-    else:
-        key_file = _key_file(request) if wants_key and settings.code_url is None else None
-        key_env = serve_env(read(key_file)) if key_file is not None else {}
-        exported = exports.served(prepared, key_env=key_env, code_url=settings.code_url, **common)
+    checked = wants_key and settings.export_plain is None and settings.code_url is None
+    key_file = _key_file(request) if checked else None
+    exported = exports.serve_export(
+        prepared,
+        settings,
+        host=request.host,
+        port=request.port,
+        path_env=path_env,
+        key_env=serve_env(read(key_file)) if key_file is not None else {},
+        wants_key=wants_key,
+        choose_backend=request.choose_backend,
+    )
     pinned = pinned_to_ids(prepared.placement, prepared.view)
     return exported.with_note(_pinned(pinned)) if pinned else exported
 

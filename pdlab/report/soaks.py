@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from pdlab.analysis.curves import short_labels
+from pdlab.analysis.loading import Loaded
 from pdlab.core import text as core_text
+from pdlab.report.figure import DASHED, Figure, Line, PlotPanel, line_panel, stacked
 from pdlab.report.section import Section
 from pdlab.report.style import HUES
-from pdlab.report.time_figure import TimeFigure, TimeLine, TimePanel
-from pdlab.results.schema import Distribution, Experiment, Run, SoakWindow
+from pdlab.results.schema import Distribution, Run, SoakWindow
 from pdlab.results.soak import changes
 
 ROWS = 20  # most rows of a table; longer soaks show every second minute, and so on
@@ -47,11 +47,11 @@ def _of(window: SoakWindow, metric: SoakMetric) -> Distribution | None:
     return window.tpot if metric == "tpot" else window.ttft
 
 
-def held(experiments: Sequence[Experiment]) -> list[SoakRun]:
-    """Every soak of the experiments."""
+def held(labelled: Sequence[tuple[str, Loaded]]) -> list[SoakRun]:
+    """Every soak of these experiments."""
     soaks = []
-    for label, experiment in zip(short_labels(experiments), experiments, strict=True):
-        for run in experiment.runs:
+    for label, each in labelled:
+        for run in each.experiment.runs:
             if run.soak is not None:
                 load = f"{run.load.value:g} requests/s" if run.key.kind == "rate" else f"concurrency {run.load.value:g}"
                 invalid = "" if run.validity.valid else ", not valid"
@@ -75,15 +75,15 @@ def section(each: SoakRun) -> Section:
     return Section(f"Over time: {each.sentence}", core_text.table([*head, "output tok/s"], rows, left=(0,)))
 
 
-def figure(soaks: Sequence[SoakRun]) -> TimeFigure:
+def figure(soaks: Sequence[SoakRun]) -> Figure:
     """TPOT and TTFT against time: medians, and the 95th percentiles dashed."""
-    panels = []
+    panels: list[PlotPanel] = []
     for metric in METRICS:
         lines = []
         for number, each in enumerate(soaks):
             color = HUES[number % len(HUES)]
-            lines.append(TimeLine(each.line(metric, "p50"), color, each.label))
-            lines.append(TimeLine(each.line(metric, "p95"), color, dash="dashed"))
-        legend: Literal["", "best"] = "best" if metric == METRICS[0] else ""
-        panels.append(TimePanel(f"{metric.upper()}, ms (dashed: p95)", lines, height_in=2.9, legend=legend))
-    return TimeFigure(panels, "minutes since the load began", "minutes")
+            lines.append(Line(each.line(metric, "p50"), color, each.label))
+            lines.append(Line(each.line(metric, "p95"), color, dashes=DASHED))
+        name = f"{metric.upper()}, ms (dashed: p95)"
+        panels.append(line_panel(name, lines, height_in=2.9, legend="" if panels else "best"))
+    return stacked(panels, "minutes since the load began")

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from pdlab.analysis.curves import short_labels
+from pdlab.analysis.loading import Loaded
+from pdlab.analysis.replays import hit_share
 from pdlab.core.deployment import Deployment, Fluid
 from pdlab.core.mixes import Mixes
 from pdlab.core.workload import Open, Replay
+from pdlab.report.figure import DASHED, Figure, Legend, Line, PlotPanel, line_panel, stacked, steps
 from pdlab.report.section import Section
 from pdlab.report.style import HUES
-from pdlab.report.time_figure import TimeFigure, TimeLine, TimePanel, steps
 from pdlab.results import roles_log
+from pdlab.results.metrics import percentile
 from pdlab.results.roles_log import RoleChange
-from pdlab.results.schema import Experiment, RequestRecord, Run
+from pdlab.results.schema import RequestRecord, Run
 from pdlab.results.store import Store
 
 MOST = 6  # in one picture
@@ -53,11 +53,10 @@ class TimeBin(NamedTuple):
     tpot_s: tuple[float, float] | None
 
 
-def moving(experiments: Sequence[tuple[Path, Experiment]]) -> list[Timeline]:
+def moving(labelled: Sequence[tuple[str, Loaded]]) -> list[Timeline]:
     """The levels with a mix that changes, a replay, or role changes. Raises StoreError."""
     found = []
-    labels = short_labels([experiment for _, experiment in experiments])
-    for label, (folder, experiment) in zip(labels, experiments, strict=True):
+    for label, (folder, experiment, *_) in labelled:
         for run in experiment.runs:
             changes = roles_log.read(folder, run)
             if changes or isinstance(run.workload.lengths, Mixes) or isinstance(run.load, Replay):
@@ -102,7 +101,7 @@ def bins(records: Sequence[RequestRecord]) -> list[TimeBin]:
             requests_per_s=len(group) / width_s,
             prompt_tokens_per_s=sum(record.input_tokens for record in group) / width_s,
             in_flight=busy_s[index] / width_s,
-            hit_share=_hit_share(group),
+            hit_share=hit_share(group),
             ttft_s=_middle_and_tail(record.ttft_s for record in group),
             tpot_s=_middle_and_tail(record.tpot_s for record in group),
         )
@@ -110,20 +109,9 @@ def bins(records: Sequence[RequestRecord]) -> list[TimeBin]:
     ]
 
 
-def _hit_share(records: Sequence[RequestRecord]) -> float | None:
-    known = [
-        (r.replayed.hit_tokens, r.input_tokens) for r in records if r.replayed and r.replayed.hit_tokens is not None
-    ]
-    tokens = sum(prompt for _, prompt in known)
-    return sum(hits or 0 for hits, _ in known) / tokens if tokens else None
-
-
 def _middle_and_tail(values: Iterable[float | None]) -> tuple[float, float] | None:
     ordered = sorted(value for value in values if value is not None)
-    if not ordered:
-        return None
-    median, tail = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.5, 0.95))
-    return median, tail
+    return (percentile(ordered, 50), percentile(ordered, 95)) if ordered else None
 
 
 def section(each: Timeline) -> Section:
@@ -142,27 +130,25 @@ class TimelineSeries(NamedTuple):
     label: str
 
 
-def panels(series: Sequence[TimelineSeries], *, replayed: bool) -> list[TimePanel]:
+def panels(series: Sequence[TimelineSeries], *, replayed: bool) -> list[PlotPanel]:
     """Load and latencies over time: medians, and the 95th percentiles dashed. ``replayed``: with the number in flight
     and the hit share."""
 
-    def panel(name: str, value: Callable[[TimeBin], float | None], legend: Literal["", "above"] = "") -> TimePanel:
+    def panel(name: str, value: Callable[[TimeBin], float | None], legend: Legend = "") -> PlotPanel:
         lines = [
-            TimeLine([(one.middle_s, value(one)) for one in each.bins], each.color, each.label if legend else "")
+            Line([(one.middle_s, value(one)) for one in each.bins], each.color, each.label if legend else "")
             for each in series
         ]
-        return TimePanel(name, lines, height_in=PANEL_IN, legend=legend)
+        return line_panel(name, lines, height_in=PANEL_IN, legend=legend)
 
-    def latency_panel(name: str, pair_of: Callable[[TimeBin], tuple[float, float] | None], factor: float) -> TimePanel:
-        def line(each: TimelineSeries, statistic: int) -> TimeLine:
+    def latency_panel(name: str, pair_of: Callable[[TimeBin], tuple[float, float] | None], factor: float) -> PlotPanel:
+        def line(each: TimelineSeries, statistic: int) -> Line:
             pairs = [(one.middle_s, pair_of(one)) for one in each.bins]
             points = [(x, None if pair is None else factor * pair[statistic]) for x, pair in pairs]
-            return TimeLine(
-                points, each.color, dash="dashed" if statistic else "solid", width=0.9 if statistic else 1.3
-            )
+            return Line(points, each.color, dashes=DASHED if statistic else (), width=0.9 if statistic else 1.3)
 
         lines = [line(each, statistic) for each in series for statistic in (0, 1)]
-        return TimePanel(name, lines, height_in=PANEL_IN)
+        return line_panel(name, lines, height_in=PANEL_IN)
 
     made = [
         panel("requests/s", lambda one: one.requests_per_s, "above"),
@@ -176,7 +162,7 @@ def panels(series: Sequence[TimelineSeries], *, replayed: bool) -> list[TimePane
     return made
 
 
-def figure(timelines: Sequence[Timeline]) -> TimeFigure:
+def figure(timelines: Sequence[Timeline]) -> Figure:
     """At most `MOST` of them on one axis of time."""
     shown = timelines[:MOST]
     colors = [HUES[number % len(HUES)] for number in range(len(shown))]
@@ -184,9 +170,9 @@ def figure(timelines: Sequence[Timeline]) -> TimeFigure:
     made = panels(series, replayed=any(each.replays for each in shown))
     if changing := [(each, color) for each, color in zip(shown, colors, strict=True) if each.changes]:
         total = max(each.changes[0].prefill + each.changes[0].decode for each, _ in changing)
-        lines = [TimeLine(_split_steps(each), color) for each, color in changing]
-        made.append(TimePanel(f"prefill, of {total}", lines, top=total, height_in=PANEL_IN))
-    return TimeFigure(made, TIME_NAME, "s")
+        lines = [Line(_split_steps(each), color) for each, color in changing]
+        made.append(line_panel(f"prefill, of {total}", lines, top=total, height_in=PANEL_IN))
+    return stacked(made, TIME_NAME)
 
 
 def _split_steps(each: Timeline) -> list[tuple[float, float | None]]:
