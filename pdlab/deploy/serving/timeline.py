@@ -18,11 +18,12 @@ import logging
 import sys
 import time
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pdlab.deploy.serving.step_watch import connector_stats
+from pdlab.deploy.serving.guard import Message, Send
+from pdlab.deploy.serving.step_watch import connector_stats, on_outputs
 from pdlab.deploy.serving.traces import TRACEPARENT, TRACESTATE, RequestTrace, SpanMaker
 from pdlab.deploy.serving.ttft_metrics import CountsParts
 
@@ -48,9 +49,6 @@ _ID_CHARS = 128
 _HEADER_BYTES = 4096
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _BOOT_CHARS = 8
-
-Message = MutableMapping[str, Any]
-Send = Callable[[Message], Awaitable[None]]
 
 
 class _RequestContext:
@@ -298,19 +296,15 @@ def listen(client: Any, book: TimingBook) -> None:
     """Let the book see the messages between vLLM's client and its engine core. Raises AttributeError for another
     version of vLLM.
     """
-    processor, core = client.output_processor, client.engine_core
-    add, receive = processor.add_request, core.get_output_async
+    processor = client.output_processor
+    add = processor.add_request
 
     def add_request(request: Any, *args: Any, **kwargs: Any) -> Any:
         book.enter(request.request_id, request.prompt_token_ids)
         return add(request, *args, **kwargs)
 
-    async def get_output() -> Any:
-        outputs = await receive()
-        book.hear(outputs)
-        return outputs
-
-    processor.add_request, core.get_output_async = add_request, get_output
+    on_outputs(client, book.hear)
+    processor.add_request = add_request
 
 
 class SendsTimeline:
