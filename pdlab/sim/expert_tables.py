@@ -54,7 +54,8 @@ def concave(xs: Sequence[float], ys: Sequence[float]) -> list[float]:
         while len(hull) > 1 and _below(hull[-1], hull[-2], (x, y)):
             hull.pop()
         hull.append((x, y))
-    return [float(each) for each in np.interp(xs, *zip(*hull, strict=True))] if hull else []
+    at, values = [x for x, _ in hull], [y for _, y in hull]
+    return [float(each) for each in np.interp(xs, at, values)] if hull else []
 
 
 def _below(point: tuple[float, float], before: tuple[float, float], after: tuple[float, float]) -> bool:
