@@ -16,6 +16,7 @@ from stack_scores.scoring import (
     GroupScore,
     ReferenceStacks,
     StackScore,
+    banded,
     errors_after,
     others_of,
     shares_of,
@@ -25,14 +26,15 @@ from stack_scores.scoring import (
 def _after(everything: ReferenceStacks, without: Mapping[Stack, ReferenceStacks], count: int) -> ErrorsAfterLevels:
     medians: dict[str, list[float]] = {}
     held: dict[str, list[float]] = {}
-    for stack, others in without.items():
+    for stack in banded(list(without)):
+        others = without[stack]
         theirs = errors_after(others.found, others, count)
         for metric, own in errors_after({stack: everything.found[stack]}, others, count).items():
             if own:
-                errors = [abs(each.error) for each in own]
-                half = error_components(metric, theirs[metric]).half_width(())
-                medians.setdefault(metric, []).append(statistics.median(errors))
-                held.setdefault(metric, []).append(statistics.fmean(error <= half for error in errors))
+                parts = error_components(metric, theirs[metric])
+                inside = [abs(each.error) <= parts.half_width((), each.predicted_s) for each in own]
+                medians.setdefault(metric, []).append(statistics.median(abs(each.error) for each in own))
+                held.setdefault(metric, []).append(statistics.fmean(inside))
     return ErrorsAfterLevels(
         components={
             metric: error_components(metric, each)

@@ -51,8 +51,6 @@ COLUMNS = (
     "predicted_requests_per_s_low",
     "predicted_requests_per_s_high",
 )
-# Ends of bands that say nothing near saturation.
-OF_A_QUEUE = [name for name in COLUMNS if name.endswith(("_low", "_high")) and "tpot" not in name]
 NOTE = "prediction_note"  # why a row has no figures, or what they leave out
 
 
@@ -117,13 +115,11 @@ def predict(
                 if unlike
                 else band_of(hardware, shape, deployment, row.workload, row.load, in_flight, outside)
             )
-            full = saturation(own) if hardware.steps is not None else None
+            full = saturation(own, hardware, shape, deployment) if hardware.steps is not None else None
             said = [*step_findings(hardware, shape, deployment.pools.values(), own), *band.findings]
             said += [full] if full is not None else []
             notes = [_caveat(deployment, hardware), *(each.text for each in said), outside_text(outside)]
-            columns = _columns(own, other, deployment, hardware, band.error)
-            if full is not None:
-                columns |= dict.fromkeys(OF_A_QUEUE, "")
+            columns = _columns(own, other, deployment, hardware, None if full is not None else band.error)
             predictions[number] = {**columns, NOTE: "; ".join(filter(None, notes))}
     if requested and not any(row[COLUMNS[0]] or row[COLUMNS[2]] for row in predictions.values()):
         raise UsageError(f"{_named(requested[0])}: {predictions[0][NOTE]}")
@@ -309,7 +305,7 @@ def _interval(
     if value is None or error is None:
         return None, None
     known = prediction_intervals.scatter(seeds, statistics.fmean(merged) if merged else None)
-    factor = math.exp(prediction_intervals.of(error, metric, known))
+    factor = math.exp(prediction_intervals.of(error, metric, known, value))
     return value / factor, value * factor
 
 
