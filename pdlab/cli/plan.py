@@ -12,7 +12,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -56,25 +56,20 @@ from pdlab.core.status_line import StatusLine
 if TYPE_CHECKING:
     from pdlab.analysis.goodput_map import RateSweep
     from pdlab.core.catalog import ModelShape
-    from pdlab.core.deployment import Deployment
-    from pdlab.core.findings import Finding
-    from pdlab.core.nodes import ClusterNode, ClusterView
     from pdlab.core.workload import Slo, Workload
-    from pdlab.plan.extrapolation import OutsideFit
-    from pdlab.plan.planner import Candidate, Plan
+    from pdlab.plan.pictures import PredictedCurve
+    from pdlab.plan.planner import Plan
     from pdlab.plan.scenario import Scenario
     from pdlab.results.schema import Experiment
     from pdlab.sim.hardware import Hardware
     from pdlab.sim.level import Trace
-    from pdlab.sim.simulator import Prompts
 
 
 DEFAULT_MODEL = "gpt-oss-120b"
 FORMATTED = ("gemm", "moe", "kvcache", "fmha")
 MAX_GPUS = 1024  # the best deployment on more GPUs is copies of a smaller one
 MAX_IN_FLIGHT = 20_000
-MOST_UNREAD = 12  # names of columns in a note
-DRAWN = 5  # at least this many candidates are drawn
+MOST_UNREAD = 12  # columns that a note names
 SHOWN_AFTER_S, SHOWN_EVERY_S = 2.0, 5.0
 
 EPILOG = """\
@@ -143,10 +138,10 @@ def _in_flight(text: str) -> tuple[int, ...]:
 WHAT, WORKLOAD, HOW, INSTEAD = "what to serve, on what", "workload", "how", "instead of a ranking"
 SLO = "SLO: what a request must meet to count as goodput (unbounded if it is not given)"
 Bound = Annotated[float, Gt(0), PerUnit(1000)]
-OF_HARDWARE = (
+HARDWARE_FIELDS = (
     *("hardware", "p_hardware", "d_hardware", "engine", "engine_version", "table_mode", "quant", "without_ray"),
     *("acceptance_length", "draft_tokens"),
-)  # fields on which step times depend
+)  # step times depend on these fields
 ANSWER = "answer"  # group of the fields that replace the ranking
 
 
@@ -372,30 +367,31 @@ class PlanSettings(Settings):
 
     def check(self) -> None:
         """Raises UsageError for flags that would have no effect."""
-        load: tuple[str, ...] = ("itl", "otl", "lengths", "workload", "rate", "burstiness", "concurrency")
-        load = (*load, "prefix_hit_rate", "kv_offload_gb")
+        load = (
+            *("itl", "otl", "lengths", "workload", "rate", "burstiness", "concurrency"),
+            *("prefix_hit_rate", "kv_offload_gb"),
+        )
         slo = ("slo_ttft_s", "slo_tpot_s", "slo_e2el_s", "slo_quantile")
         cluster = ("node", "gpus", "placement", "top", "fidelity")
-        of_map = ("goodput_map", "measured", "price_per_gpu_hour")
-        blocks = ("assume_merged", "blocks", *of_map)
+        goodput_map = ("goodput_map", "measured", "price_per_gpu_hour")
+        blocks = ("assume_merged", "blocks")
         if self.predict:
-            of_columns = ("itl", "otl", "lengths", "rate", "burstiness", "concurrency", "prompts")
-            not_given(self, of_columns, "--predict, whose file has columns for it")
-            unused: tuple[str, ...] = ("plot", "seed", *cluster, *load, *slo, *blocks, "count_gpus")
+            columns = ("itl", "otl", "lengths", "rate", "burstiness", "concurrency", "prompts")
+            not_given(self, columns, "--predict, whose file has columns for it")
+            unused = ("plot", "seed", *cluster, *load, *slo, *blocks, *goodput_map, "count_gpus")
             not_given(self, unused, "--predict, which predicts each row of a file as it is")
         elif self.compare:
-            unused = (*cluster, *load, *slo, *blocks)
-            not_given(self, unused, "--compare, which predicts the measured runs")
+            not_given(self, (*cluster, *load, *slo, *blocks, *goodput_map), "--compare, which predicts measured runs")
         elif self.explain:
-            not_given(self, ("plot", "out", "prompts", *cluster, *of_map, "count_gpus"), "--explain")
+            not_given(self, ("plot", "out", "prompts", *cluster, *goodput_map, "count_gpus"), "--explain")
         elif self.fluid:
-            unused = ("plot", "out", "prompts", "top", "fidelity", "placement", "rate", "burstiness", "concurrency")
-            not_given(self, (*unused, "trace", *of_map, "count_gpus"), "--fluid")
+            ranking = ("plot", "out", "prompts", "top", "fidelity", "placement", "rate", "burstiness", "concurrency")
+            not_given(self, (*ranking, *goodput_map, "count_gpus"), "--fluid")
             not_given(self, ("kv_offload_gb",), "--fluid: engines that also decode keep no KV cache in host memory")
         else:
             not_given(self, ("prompts",), "a ranking: it is for --compare")
             if self.goodput_map is None:
-                not_given(self, of_map, "a plan without --goodput-map")
+                not_given(self, goodput_map, "a plan without --goodput-map")
         if self.p_hardware:
             not_given(self, ("hardware", "compare", "predict", "fluid"), "--p-hardware and --d-hardware")
             if self.placement == "pack" or self.count_gpus != DEFAULT_COUNT:
@@ -416,12 +412,12 @@ class PlanSettings(Settings):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code."""
-    with _uncollected():
+    with _without_garbage_collection():
         return exit_code(lambda: _run(parse(PlanSettings, sys.argv[1:] if argv is None else argv)))
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def _without_garbage_collection() -> Iterator[None]:
     """Turn the garbage collector off: it takes 7 % of a plan's time, and simulations make hardly any cycles."""
     collects = gc.isenabled()
     gc.disable()
@@ -436,10 +432,11 @@ def _hardware(settings: PlanSettings) -> Hardware:
     """The hardware of the flags, with its engine and speculative decoding. Raises UsageError."""
     from pdlab.core.schema import validate
     from pdlab.core.text import choices
+    from pdlab.plan.planned_nodes import nodes_of
     from pdlab.sim.computed_hardware import beside, computed_gpus, hardware_of, is_gpu
     from pdlab.sim.hardware import Speculation
 
-    node = _base_node(settings)
+    node_gpus = nodes_of(settings.node)[0].gpus if "node" in settings.model_fields_set else None
 
     def named(word: str) -> Hardware:
         return hardware_of(
@@ -450,7 +447,7 @@ def _hardware(settings: PlanSettings) -> Hardware:
             quant=settings.quant,
             mode=settings.table_mode,
             bare=settings.without_ray,
-            gpus_per_node=node.gpus if node is not None else None,
+            gpus_per_node=node_gpus,
         )
 
     if settings.p_hardware and settings.d_hardware:
@@ -464,36 +461,19 @@ def _hardware(settings: PlanSettings) -> Hardware:
         hardware = named(settings.hardware)
     if settings.acceptance_length is None:
         return hardware
-    guessed = settings.draft_tokens or max(math.ceil(settings.acceptance_length) - 1, 1)
-    given = {"acceptance_length": settings.acceptance_length, "draft_tokens": guessed}
-    speculation = {"speculation": validate(Speculation, given, where="--acceptance-length")}
-    others = tuple(each.model_copy(update=speculation) for each in hardware.beside)
-    return hardware.model_copy(update={**speculation, "beside": others})
+    draft_tokens = settings.draft_tokens or max(math.ceil(settings.acceptance_length) - 1, 1)
+    given = {"acceptance_length": settings.acceptance_length, "draft_tokens": draft_tokens}
+    return hardware.with_speculation(validate(Speculation, given, where="--acceptance-length"))
 
 
-def _base_node(settings: PlanSettings) -> ClusterNode | None:
-    """The first node of --node; None without the flag. Raises UsageError."""
-    if "node" not in settings.model_fields_set:
-        return None
-    return _nodes(settings.node)[0]
-
-
-def _nodes(name: str) -> tuple[ClusterNode, ...]:
-    """The nodes of a type of configs/clusters/, or of a cluster's file. Raises UsageError."""
-    from pdlab.core.catalog import load_cluster, node_types
-    from pdlab.core.text import choices
-
-    of_file = name.endswith((".yaml", ".yml"))
-    try:
-        return load_cluster(name if of_file else f"{name}-x1").engine_nodes
-    except UsageError as error:
-        if of_file:
-            raise
-        raise UsageError(f"--node {name}: no node type of configs/clusters/; {choices(name, node_types())}") from error
+def _node(settings: PlanSettings, hardware: Hardware) -> str | None:
+    """The node type or cluster file to plan for; None: nodes as the tables of step times describe them."""
+    return settings.node if hardware.steps is None or "node" in settings.model_fields_set else None
 
 
 def _run(settings: PlanSettings) -> int:
     from pdlab.core.catalog import require_shape
+    from pdlab.plan.error_catalog import with_stack_prior
     from pdlab.sim.computed_hardware import as_served
 
     hardware = _hardware(settings)
@@ -502,21 +482,12 @@ def _run(settings: PlanSettings) -> int:
     if settings.compare:
         return _compare(settings, hardware)
     shape = as_served(require_shape(settings.model_name), hardware)
-    hardware = _with_prior(hardware, shape)
+    hardware = with_stack_prior(hardware, shape)
     if settings.explain:
         return _explain(settings, settings.explain, hardware, shape)
     if settings.fluid:
         return _fluid(settings, hardware, shape)
     return _rank(settings, hardware, shape)
-
-
-def _with_prior(hardware: Hardware, shape: ModelShape) -> Hardware:
-    """Tabulated steps with the prior of public stacks; fitted constants unchanged."""
-    if hardware.steps is None and not hardware.beside:
-        return hardware
-    from pdlab.plan.error_catalog import with_stack_prior
-
-    return with_stack_prior(hardware, shape)
 
 
 def _slo(settings: PlanSettings) -> Slo:
@@ -542,12 +513,12 @@ def _workload(settings: PlanSettings) -> Workload:
 
 
 def _trace(settings: PlanSettings) -> Trace | None:
-    """The requests of a --workload file that has their lengths and times; None for another one or none."""
+    """The requests of --workload, if its file has their lengths and times; else None. Raises UsageError."""
     if settings.workload is None:
         return None
-    from pdlab.plan.traffic import says_requests, trace_of_file
+    from pdlab.plan.traffic import has_requests, trace_of_file
 
-    if not says_requests(Path(settings.workload)):
+    if not has_requests(Path(settings.workload)):
         return None
     for name in ("rate", "concurrency", "itl", "otl", "lengths", "burstiness"):
         if name in settings.model_fields_set:
@@ -560,54 +531,8 @@ def _trace(settings: PlanSettings) -> Trace | None:
     return trace
 
 
-def _view(settings: PlanSettings, hardware: Hardware) -> ClusterView:
-    """Enough nodes of --node for --gpus GPUs; only part of the last node is free if they are no multiple of a node.
-
-    For hardware of CPUs: nodes of this machine, whose slots for engine ranks count as GPUs. Raises UsageError for nodes
-    that the hardware file does not describe.
-    """
-    from pdlab.core.nodes import ClusterNode, ClusterView
-    from pdlab.placement.copies import CPUS_PER_GPU
-    from pdlab.plan.extrapolation import require_node
-
-    of_file = settings.node.endswith((".yaml", ".yml"))
-    types = (hardware, *hardware.beside)
-    if hardware.steps is not None and "node" not in settings.model_fields_set:
-        found: tuple[ClusterNode, ...] = tuple(
-            ClusterNode(
-                id="node", gpu_type=each.gpu_type, gpus=each.gpus_per_node, cpus=CPUS_PER_GPU * each.gpus_per_node
-            )
-            for each in types
-        )
-        kind = f"node of {hardware.gpus_per_node} {' and of '.join(each.gpu_type or '' for each in types)}"
-    else:
-        found = _nodes(settings.node)
-        kind = "local Ray node" if hardware.cpu else Path(settings.node).stem if of_file else settings.node
-    bases = []
-    for own in types:
-        of_type = [node for node in found if not hardware.beside or node.gpu_type == own.gpu_type]
-        if not of_type:
-            raise UsageError(f"--node {settings.node} has no nodes of {own.gpu_type}; give a file with both types")
-        for each in of_type:
-            require_node(own, each, settings.node)
-        bases.append(of_type[0])
-    if hardware.cpu:
-        not_given(settings, ("node",), f"--hardware {settings.hardware}, which is CPUs of this machine")
-        bases = [base.model_copy(update={"gpus": hardware.gpus_per_node}) for base in bases]
-    count = -(-settings.gpus // bases[0].gpus)
-    spread = settings.placement == "spread"
-    nodes: list[ClusterNode] = []
-    for number in range(1, max(count, 2 if spread and not hardware.beside else 1) + 1):
-        for base in bases:
-            name = f"node-{len(nodes) + 1}"
-            free = base.gpus if spread else min(base.gpus, settings.gpus - (number - 1) * base.gpus)
-            changes = {"id": name, "head": not nodes, "labels": {"pdlab/node": name}, "free_gpus": tuple(range(free))}
-            nodes.append(base.model_copy(update=changes))
-    return ClusterView(name=f"{len(nodes)} x {kind}", nodes=tuple(nodes))
-
-
-def _scenario(settings: PlanSettings, hardware: Hardware, shape: ModelShape, slo: Slo) -> Scenario:
-    from pdlab.core.workload import Workload
+def _scenario(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> Scenario:
+    """The scenario of the flags. Raises UsageError."""
     from pdlab.plan.scenario import Scenario
     from pdlab.sim.kv_transfer import with_scattered_blocks
 
@@ -622,11 +547,10 @@ def _scenario(settings: PlanSettings, hardware: Hardware, shape: ModelShape, slo
     if trace is None:
         workload = _workload(settings)
     else:
-        from pdlab.plan.traffic import endless_hit_share
+        from pdlab.plan.traffic import mean_workload, unlimited_hit_share
 
-        means = (sum(tokens) / len(tokens) for tokens in (trace.input_tokens, trace.output_tokens))
-        workload = Workload(**dict(zip(("input_tokens", "output_tokens"), map(round, means), strict=True)))
-        hit_rate = hit_rate or endless_hit_share(trace, hardware, shape)
+        workload = mean_workload(trace)
+        hit_rate = hit_rate or unlimited_hit_share(trace, hardware, shape)
     blocks = None
     if settings.blocks is not None:
         from pdlab.plan.scattered_blocks import read
@@ -634,17 +558,17 @@ def _scenario(settings: PlanSettings, hardware: Hardware, shape: ModelShape, slo
         blocks = read(settings.blocks, shape.name, workload.sent_input_tokens, cpu=hardware.cpu)
         hardware = with_scattered_blocks(hardware, shape, blocks.extra_s_per_token)
     return Scenario(
-        hardware,
-        shape,
-        workload,
-        slo,
-        hit_rate,
-        settings.seed,
-        settings.burstiness or 1.0,
-        trace,
-        not settings.assume_merged,
-        blocks,
-        settings.count_gpus,
+        hardware=hardware,
+        shape=shape,
+        workload=workload,
+        slo=_slo(settings),
+        prefix_hit_rate=hit_rate,
+        seed=settings.seed,
+        burstiness=settings.burstiness or 1.0,
+        trace=trace,
+        scattered=not settings.assume_merged,
+        blocks=blocks,
+        count=settings.count_gpus,
         kv_offload_gb=settings.kv_offload_gb,
         gaps=settings.plot is not None,
     )
@@ -654,31 +578,36 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
     from dataclasses import replace
 
     from pdlab.core.mixes import Mixes
-    from pdlab.plan import next_steps
     from pdlab.plan.facts import ranking_text
-    from pdlab.plan.planner import outside, plan
+    from pdlab.plan.next_steps import commands
+    from pdlab.plan.planned_nodes import planned_nodes
+    from pdlab.plan.planner import plan
 
     if settings.plot:
         check_picture(settings.plot, "--plot")
     if settings.goodput_map:
         check_picture(settings.goodput_map, "--goodput-map")
-        if _trace(settings) is not None:
-            raise UsageError(
-                f"--goodput-map has Poisson arrivals at growing rates, but --workload {settings.workload} sets the "
-                "times of requests; give only lengths"
-            )
     if settings.out:
         check_folder(settings.out, "--out")
     if settings.fidelity == "vllm" and importlib.util.find_spec("vllm") is None:
         raise UsageError("--fidelity vllm runs vLLM's own code, which is not installed here; leave it out")
-    measured = _measured(settings) if settings.measured else []
-    view = _view(settings, hardware)
-    scenario = replace(_scenario(settings, hardware, shape, _slo(settings)), nic=view.engine_nodes[0].nic.kind)
+    if hardware.cpu:
+        not_given(settings, ("node",), f"--hardware {settings.hardware}, which is CPUs of this machine")
+    scenario = _scenario(settings, hardware, shape)
+    if settings.goodput_map and scenario.trace is not None:
+        raise UsageError(
+            f"--goodput-map has Poisson arrivals at growing rates, but --workload {settings.workload} sets the "
+            "times of requests; give only lengths"
+        )
     if isinstance(scenario.workload.lengths, Mixes):
         raise UsageError(
             f"--lengths {scenario.workload.lengths.flag_value}: a ranking looks at closed loops, in which a mix cannot "
             "move with time; add --fluid, or rank for each mix by itself"
         )
+    measured = _measured_sweeps(settings, scenario.workload)
+    node = _node(settings, hardware)
+    view = planned_nodes(hardware, settings.gpus, node, spread=settings.placement == "spread")
+    scenario = replace(scenario, nic=view.engine_nodes[0].nic.kind)
     progress = _Progress()
     ranked_plan = plan(
         scenario,
@@ -699,34 +628,30 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
         from pdlab.plan.second_fidelity import comparison_with_vllm
 
         print(comparison_with_vllm(scenario, best) + "\n")
-    passed_on = shlex.join(to_words(settings, only=("model", *OF_HARDWARE)))
     print(
-        next_steps.commands(
+        commands(
             best,
             scenario,
-            settings.node if hardware.steps is None or "node" in settings.model_fields_set else None,
+            node,
             settings.out,
             ranked_plan.best_candidate(collocated=True),
-            f" {passed_on}" if passed_on else "",
+            "".join(f" {shlex.quote(word)}" for word in to_words(settings, only=("model", *HARDWARE_FIELDS))),
             "".join(f" {word}" for word in to_words(settings, only=("count_gpus",))),
         )
     )
     if settings.plot:
-        drawn = _drawn(ranked_plan, settings.top)
-        beyond = {
-            f"{each.deployment.label} {next_steps.PREDICTED}": found
-            for each in drawn
-            if (found := outside(each, scenario))
-        }
-        plot(settings.plot, next_steps.experiments(drawn, scenario.workload), [], hardware, settings.count_gpus, beyond)
+        from pdlab.plan.pictures import candidate_curve, drawn_candidates
+
+        curves = [candidate_curve(each, scenario) for each in drawn_candidates(ranked_plan, settings.top)]
+        _plot(settings.plot, curves, [], hardware, settings.count_gpus)
         print(f"Plot (simulated): {settings.plot}")
     if settings.goodput_map:
         _draw_map(settings, settings.goodput_map, scenario, ranked_plan, measured)
     return 0
 
 
-def _measured(settings: PlanSettings) -> list[RateSweep]:
-    """The experiments of --measured. Raises UsageError for another workload, or if one has no request rates."""
+def _measured_sweeps(settings: PlanSettings, workload: Workload) -> list[RateSweep]:
+    """The experiments of --measured. Raises UsageError if one is of another workload, or has no request rates."""
     from dataclasses import replace
 
     from pdlab.analysis import goodput_map, loading
@@ -734,67 +659,41 @@ def _measured(settings: PlanSettings) -> list[RateSweep]:
     from pdlab.report.whole_nodes import counted_gpus
     from pdlab.results.store import experiment_folders
 
-    workload, loads = _workload(settings), []
-    for loaded in loading.load(experiment_folders(settings.measured), {}, every_request=True):
-        theirs = loaded.experiment.manifest.workload
-        if theirs is not None and theirs.label != workload.label:
+    sweeps = []
+    folders = experiment_folders(settings.measured) if settings.measured else []
+    for loaded in loading.load(folders, {}, every_request=True):
+        manifest = loaded.experiment.manifest
+        if manifest.workload is not None and manifest.workload.label != workload.label:
             raise UsageError(
-                f"--measured {loaded.folder}: is of {theirs.label} tokens, the plan of {workload.label}; "
+                f"--measured {loaded.folder}: is of {manifest.workload.label} tokens, the plan of {workload.label}; "
                 "give --itl, --otl and --lengths as measured"
             )
-        served = goodput_map.measured(loaded)
-        if served is None:
+        sweep = goodput_map.measured(loaded)
+        if sweep is None:
             raise UsageError(
                 f"--measured {loaded.folder}: no valid level at a request rate whose requests were kept; measure some "
                 "with run_bm.sh -t request-rate"
             )
-        gpus = counted_gpus(gpus_of(loaded.experiment), loaded.experiment.manifest.deployment)
-        loads.append(replace(served, gpus=gpus.counted(settings.count_gpus)))
-    return loads
-
-
-def _drawn(ranked_plan: Plan, top: int) -> list[Candidate]:
-    """The candidates that pictures show: the first ``top``, at least DRAWN, and the best collocated one."""
-    drawn = list(ranked_plan.candidates[: max(top, DRAWN)])
-    collocated = ranked_plan.best_candidate(collocated=True)
-    return [*drawn, collocated] if collocated is not None and collocated not in drawn else drawn
+        gpus = counted_gpus(gpus_of(loaded.experiment), manifest.deployment)
+        sweeps.append(replace(sweep, gpus=gpus.counted(settings.count_gpus)))
+    return sweeps
 
 
 def _draw_map(
     settings: PlanSettings, path: Path, scenario: Scenario, ranked_plan: Plan, measured: Sequence[RateSweep]
 ) -> None:
-    from pdlab.analysis.goodput_map import goodput_map
-    from pdlab.plan.open_loop import under_rates
+    from pdlab.plan.pictures import map_over_bounds, map_title, simulated_sweeps
     from pdlab.report.goodput_map import draw
 
-    labels = {served.label for served in measured}
-    every = [*measured]
-    for candidate in _drawn(ranked_plan, settings.top):
-        if candidate.deployment.label not in labels:
-            most_rps = max(outcome.requests_per_s for outcome in candidate.outcomes)
-            gpus = candidate.total_gpus / candidate.copies
-            every.append(under_rates(scenario, candidate.deployment, most_rps, gpus))
-    ttft_s = [factor * (scenario.slo.ttft_s or 1.0) for factor in (0.25, 0.5, 1.0, 2.0, 4.0)]
-    tpot_s = [factor * (scenario.slo.tpot_s or 0.016) for factor in (0.5, 0.75, 1.0, 1.5, 2.0)]
-    workload = scenario.workload
+    simulated = simulated_sweeps(ranked_plan, scenario, settings.top, {sweep.label for sweep in measured})
     price = settings.price_per_gpu_hour
-    of = "used" if settings.count_gpus == "used" else "of whole nodes"
-    cost = f", and cost of a million output tokens at {price:g} per GPU hour" if price is not None else ""
-    tables = "".join(f"; {each.text}" for each in scenario.step_findings()[:1])
-    draw(
-        goodput_map(every, ttft_s, tpot_s, scenario.slo.quantile),
-        path,
-        title=f"Goodput, requests/s per GPU {of}, {scenario.slo.quantile:.0%} of requests within both bounds{cost}; "
-        f"{scenario.shape.name}, {workload.label} tokens, Poisson arrivals; "
-        f"hatched: simulated{', extrapolated' if scenario.outside() else ''}{tables}",
-        price_per_gpu_hour=price,
-    )
-    origin = "measured and simulated" if measured else "simulated"
-    print(f"Goodput map ({origin}): {path}")
+    goodputs = map_over_bounds([*measured, *simulated], scenario.slo)
+    draw(goodputs, path, title=map_title(scenario, price), price_per_gpu_hour=price)
+    print(f"Goodput map ({'measured and simulated' if measured else 'simulated'}): {path}")
 
 
 class _Progress:
-    """Shows on standard error what is simulated, if a plan takes long."""
+    """A status line on standard error with the deployment that is simulated, if a plan takes long."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -811,30 +710,17 @@ def _fluid(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int
     from pdlab.plan.facts import fluid_text
     from pdlab.plan.fluid_pools import fluid_plan
 
-    scenario, progress = _scenario(settings, hardware, shape, _slo(settings)), _Progress()
+    scenario, progress = _scenario(settings, hardware, shape), _Progress()
     made = fluid_plan(scenario, settings.model_name, settings.gpus, progress)
     progress.end()
     print(fluid_text(made, scenario, settings.workload))
     return 0
 
 
-def _on_two_types(deployment: Deployment, hardware: Hardware) -> Deployment:
-    """The deployment with prefill on the first GPU type, and decode on the second."""
-    from pdlab.core.deployment import Disaggregated
-
-    topology, first, second = deployment.topology, hardware.gpu_type, hardware.beside[0].gpu_type
-    if not isinstance(topology, Disaggregated) or topology.placement == "pack":
-        raise UsageError(f"--explain {deployment.label}: two GPU types are for pd-spread; leave --p-hardware out")
-    pools = {
-        "prefill": topology.prefill.model_copy(update={"gpu_type": first}),
-        "decode": topology.decode.model_copy(update={"gpu_type": second}),
-    }
-    return deployment.model_copy(update={"topology": topology.model_copy(update=pools)})
-
-
 def _explain(settings: PlanSettings, label: str, hardware: Hardware, shape: ModelShape) -> int:
     from pdlab.core.deployment import Deployment, parse_label
     from pdlab.core.vllm_limits import check_divisibility
+    from pdlab.plan.candidates import on_two_types
     from pdlab.plan.facts import explanation_text
     from pdlab.plan.planner import evaluate, sized_alone
 
@@ -842,114 +728,61 @@ def _explain(settings: PlanSettings, label: str, hardware: Hardware, shape: Mode
     if deployment.gpus > MAX_GPUS:
         raise UsageError(f"--explain {label}: has {deployment.gpus} GPUs, at most {MAX_GPUS} can be simulated")
     if hardware.beside:
-        deployment = _on_two_types(deployment, hardware)
+        on_types = on_two_types(deployment, hardware)
+        if on_types is None:
+            raise UsageError(f"--explain {label}: two GPU types are for pd-spread; leave --p-hardware out")
+        deployment = on_types
     check_divisibility(deployment, shape)
-    scenario = _scenario(settings, hardware, shape, _slo(settings))
+    scenario = _scenario(settings, hardware, shape)
     deployment = scenario.with_offload(deployment)
-    rate_rps = scenario.trace.rate_rps if scenario.trace else settings.rate
     candidate = evaluate(
         scenario,
         sized_alone(scenario, deployment),
         deployment.gpus,
         concurrencies=settings.concurrency,
-        rate_rps=rate_rps,
+        rate_rps=scenario.trace.rate_rps if scenario.trace else settings.rate,
     )
     print(explanation_text(candidate, scenario))
     return 0
 
 
 def _compare(settings: PlanSettings, hardware: Hardware) -> int:
-    from pdlab.core.rendering import rendered
     from pdlab.deploy.serve_config import cpu_engine_kwargs
-    from pdlab.plan import TEMPLATES, next_steps
-    from pdlab.plan.accuracy import mean_rows, median_errors
-    from pdlab.plan.calibration import compare, loads_in_flight, measured, other_kind
-    from pdlab.plan.extrapolation import outside_fit, ran_on
-    from pdlab.plan.replay_accuracy import compared, trace_sent, write_simulated
-    from pdlab.plan.step_findings import step_findings
-    from pdlab.results.published_folders import load_experiment
+    from pdlab.plan.comparison import compared_experiment, comparison_text
+    from pdlab.plan.pictures import PredictedCurve, simulated_as_measured
+    from pdlab.plan.replay_accuracy import write_simulated
     from pdlab.results.store import experiment_folders
-    from pdlab.sim.computed_hardware import as_served
 
     if settings.plot:
         check_picture(settings.plot, "--plot")
     if settings.out:
         check_folder(settings.out, "--out")
-    points, replays, experiments, predicted, names, rehearsed = [], [], [], [], [], []
+    experiments = []
     written: dict[str, Path] = {}
-    outside: dict[str, tuple[OutsideFit, ...]] = {}
-    findings: dict[str, Finding] = {}
     for folder in distinct(experiment_folders(settings.compare), "--compare"):
-        experiment = load_experiment(folder)
-        published = experiment.manifest.origin == "imported"
-        prompts: Prompts = settings.prompts or ("repeated" if published else "fresh")
-        sweep = measured(experiment, prompts, trace_sent(folder, experiment))
-        shape = as_served(_measured_shape(settings.model, sweep.deployment.model, folder), hardware)
-        names.append(shape.name)
-        other = other_kind(hardware, experiment)
-        if other:
-            print(f"note: {other}: give --hardware", file=sys.stderr)
-        own = _with_prior(hardware, shape)
-        if sweep.trace is None:
-            points += compare(own, shape, sweep)
-        else:
-            kwargs = cpu_engine_kwargs() if experiment.manifest.local else {}
-            of_folder = compared(folder, experiment, sweep, own, shape, kwargs)
-            replays += of_folder
-            if settings.out and experiment.name in written:
-                raise UsageError(f"--out {settings.out}: two experiments are called {experiment.name}; rename one")
-            if settings.out:
-                written[experiment.name] = write_simulated(settings.out, experiment, of_folder)
-        findings |= {each.text: each for each in step_findings(own, shape, sweep.deployment.pools.values())}
-        outside[experiment.name] = outside_fit(
-            hardware,
-            sweep.deployment.model.rpartition("/")[2],
-            sweep.deployment,
-            [sweep.workload],
-            ran_on=ran_on(experiment),
-            in_flight_per_gpu=loads_in_flight(sweep),
-        )
-        if experiment.manifest.rehearsal:
-            rehearsed.append(experiment.name)
-        if settings.plot:
-            experiments.append(experiment)
-            whole = all(run.steady is None for run in experiment.runs)
-            predicted.append(next_steps.as_measured(sweep, own, shape, settings.seed, whole))
-    print(
-        rendered(
-            TEMPLATES / "compare.txt",
-            models=list(dict.fromkeys(names)),
-            hardware=hardware,
-            rows=mean_rows(points),
-            replays=replays,
-            rehearsed=rehearsed,
-            errors=median_errors(points, skip_first=False),
-            outside=outside,
-            findings=list(findings.values()),
-        )
-    )
+        each = compared_experiment(folder, hardware, settings.model, settings.prompts, cpu_engine_kwargs())
+        for note in each.notes:
+            print(f"note: {note}", file=sys.stderr)
+        if settings.out and each.sweep.trace is not None:
+            name = each.experiment.name
+            if name in written:
+                raise UsageError(f"--out {settings.out}: two experiments are called {name}; rename one")
+            written[name] = write_simulated(settings.out, each.experiment, each.replays)
+        experiments.append(each)
+    print(comparison_text(experiments, hardware))
     if settings.out and not written:
         raise UsageError(f"--out {settings.out}: none of these experiments is a replay; leave --out out")
     for folder in written.values():
         print(f"Simulated replay: {folder}")
     if settings.plot:
-        beyond = {f"{name} {next_steps.PREDICTED}": found for name, found in outside.items() if found}
-        plot(settings.plot, predicted, experiments, hardware, settings.count_gpus, beyond)
+        curves = []
+        for each in experiments:
+            steady = any(run.steady is not None for run in each.experiment.runs)
+            predicted = simulated_as_measured(each.sweep, each.hardware, each.shape, settings.seed, steady=steady)
+            curves.append(PredictedCurve(predicted, each.outside))
+        _plot(settings.plot, curves, [each.experiment for each in experiments], hardware, settings.count_gpus)
         print(f"Plot (measured and simulated): {settings.plot}")
     return 0
-
-
-def _measured_shape(model_flag: str | None, model: str, folder: Path) -> ModelShape:
-    """The shape of the model of --model, else of the measured model."""
-    from pdlab.core.catalog import load_model, require_shape, whole_shape
-
-    name = model.rpartition("/")[2]
-    shape = require_shape(model_flag) if model_flag else load_model(name) or whole_shape(model)
-    if isinstance(shape, str):
-        raise UsageError(f"{folder} is of {model}: {shape}; name one like it with --model")
-    if shape.name not in (name, model):
-        print(f"note: {folder} is of {model}, predicted as {shape.name}", file=sys.stderr)
-    return shape
 
 
 def _predict(settings: PlanSettings, file: Path, hardware: Hardware) -> int:
@@ -965,59 +798,46 @@ def _predict(settings: PlanSettings, file: Path, hardware: Hardware) -> int:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--predict {file}: cannot be read as a text file; give a CSV") from error
-    header, rows, requested, unread = csv_rows.read(text, str(file), settings.model_name)
-    if unread:
-        more = f" and {len(unread) - MOST_UNREAD} more" if len(unread) > MOST_UNREAD else ""
-        columns = f"{', '.join(unread[:MOST_UNREAD])}{more}"
+    table = csv_rows.read(text, str(file), settings.model_name)
+    if table.unread:
+        more = f" and {len(table.unread) - MOST_UNREAD} more" if len(table.unread) > MOST_UNREAD else ""
+        columns = f"{', '.join(table.unread[:MOST_UNREAD])}{more}"
         print(f"note: {file}: predictions do not depend on these columns: {columns}", file=sys.stderr)
-    predictions = csv_predictions.predict(requested, hardware)
-    for line in csv_predictions.refused(requested, predictions):
+    predictions = csv_predictions.predict(table.requested, hardware)
+    for line in csv_predictions.refused(table.requested, predictions):
         print(f"{file}, {line}", file=sys.stderr)
-    out = csv_predictions.render(header, rows, predictions)
+    out = csv_predictions.render(table.header, table.rows, predictions)
     if settings.out is None:
         print(out, end="")
         return 0
     write_output(settings.out, out, "--out")
-    print(f"wrote {settings.out}: {len(rows)} rows", file=sys.stderr)
+    print(f"wrote {settings.out}: {len(table.rows)} rows", file=sys.stderr)
     return 0
 
 
-def plot(
+def _plot(
     path: Path,
-    predicted: Sequence[Experiment],
+    predicted: Sequence[PredictedCurve],
     measured: Sequence[Experiment],
     hardware: Hardware,
     count: Count,
-    extrapolated: Mapping[str, tuple[OutsideFit, ...]],
 ) -> None:
-    """Draw measured and predicted curves in one picture, predicted ones with bands. Raises StoreError.
-
-    ``extrapolated``: name of a predicted experiment without a band -> in what it is extrapolated.
-    """
+    """Draw measured and predicted curves in one picture, predicted ones with bands. Raises StoreError."""
     from pdlab.analysis.curves import curves
     from pdlab.analysis.view import View
-    from pdlab.core.rendering import rendered
-    from pdlab.plan import TEMPLATES
-    from pdlab.plan.next_steps import PREDICTED
-    from pdlab.plan.step_findings import step_findings
+    from pdlab.plan.pictures import PREDICTED, band_widths, curve_notes
     from pdlab.report.curve_figure import Band, curve_figure
     from pdlab.report.plots import draw
     from pdlab.report.whole_nodes import counted
-    from pdlab.sim.hardware import TO_90
 
-    error, bands = hardware.error, {}
-    inside = [experiment.name for experiment in predicted if experiment.name not in extrapolated]
-    if error is not None and inside:
-        band = Band(*(math.expm1(TO_90 * percent / 100) for percent in (error.tpot_percent, error.ttft_percent)))
-        bands = dict.fromkeys(inside, band)
-    alike = {found: [name for name, each in extrapolated.items() if each == found] for found in extrapolated.values()}
-    said = step_findings(hardware)
-    template = TEMPLATES / "curves.txt"
-    notes = rendered(template, hardware=hardware, findings=said, bands=bands, extrapolated=alike).splitlines()
+    bands = {}
+    if hardware.error is not None:
+        band = Band(*band_widths(hardware.error))
+        bands = {curve.experiment.name: band for curve in predicted if not curve.outside}
     # Measured and predicted curves have the same labels: a word tells them apart.
     drawn = [
         curve if curve.rehearsed else curve.model_copy(update={"label": f"{curve.label}, {word}"})
-        for word, group in (("measured", measured), (PREDICTED, predicted))
+        for word, group in (("measured", measured), (PREDICTED, [curve.experiment for curve in predicted]))
         for curve in map(counted, curves(group))
     ]
-    draw(curve_figure(drawn, View(count=count), bands=bands, notes=notes), path)
+    draw(curve_figure(drawn, View(count=count), bands=bands, notes=curve_notes(predicted, hardware)), path)

@@ -42,13 +42,13 @@ LAZY_MODULE, UNUSED_MODULE = "torch", "pandas"
 AGGREGATION = "opentelemetry.sdk.metrics._internal.aggregation"
 AT_REST_S = 10.0  # longer than every action that follows the start of an application
 SELDOM_S = 1.0
-# Where Ray's Lua for HAProxy begins to choose a replica, and what is done there first.
+# Where Ray's Lua for HAProxy begins to choose a replica, and what is done there first. Without a choice a request goes
+# to the application's first backend. Failed connections take a replica out of that backend only, and Serve's proxy then
+# gets the requests; in the backend of routed requests the client gets errors.
 CHOOSES = "local function _route_via_ingress_request_router(txn, app, pool, replica_map)\n"
 ONLY_REPLICA = """\
-    local only, only_server = next(replica_map)
+    local only = next(replica_map)
     if not FORWARD_BODY and only and next(replica_map, only) == nil then
-        txn:set_var("txn.ingress_request_router_target", only_server)
-        txn:set_var("txn.via_ingress_request_router", true)
         return
     end
 """

@@ -180,6 +180,7 @@ def environment(cluster_id: str, temp_dir: str, address: str = LOOPBACK) -> dict
             "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # Ray: three times 5 s, too short on a busy machine
             "RAYLLM_ENABLE_REQUEST_PROMPT_LOGS": "0",
             "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # Ray: a line per request, counted by a Python process
+            "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",  # Ray: 3, the tries of a request
             "RAY_SERVE_HAPROXY_NBTHREAD": "1",  # Ray: 4; these threads wake each other for every chunk
             "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{temp_dir}/haproxy/haproxy.cfg",
             "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{temp_dir}/haproxy/admin.sock",

@@ -17,7 +17,7 @@ from pdlab.core.files import CONFIGS
 from pdlab.core.model_config import shape_fields
 from pdlab.core.model_files import CONFIG, BrokenModelFile, ModelFiles, config_of_file, config_of_folder, config_of_id
 from pdlab.core.nodes import HOST_NAMES, NODE_NAME_LABEL, ClusterNode, ClusterView, GpuLink, LinkShape, Nic
-from pdlab.core.schema import Frozen, load_yaml, parse_yaml, validate
+from pdlab.core.schema import Frozen, is_yaml_path, load_yaml, parse_yaml, validate
 from pdlab.core.text import choices
 
 LOCAL_NODE_CPUS = 4  # engine ranks on one node of `--local`
@@ -267,7 +267,7 @@ def _resolve(model: str) -> tuple[ModelShape | str, str | None]:
     """The shape, or why it is unknown, and the source."""
     path = Path(model).expanduser()
     shape = load_model(model)
-    if shape is None and path.suffix in (".yaml", ".yml"):
+    if shape is None and is_yaml_path(model):
         shape = load_shape(path)
     if shape is not None:
         return shape, None if shape.local else shape.hf_id or shape.name
@@ -428,7 +428,7 @@ def find_config(
     path = Path(name_or_path)
     if name_or_path in names:
         return names[name_or_path]
-    if path.suffix in (".yaml", ".yml") or "/" in name_or_path:
+    if is_yaml_path(name_or_path) or "/" in name_or_path:
         return path
     try:
         exists = path.exists()

@@ -1,8 +1,8 @@
-"""A model's config.json of Hugging Face -> the fields of a `pdlab.core.catalog.ModelShape`. Pure.
+"""Computes the fields of a `pdlab.core.catalog.ModelShape` from the config.json of a Hugging Face model. Pure.
 
-The keys are those that vLLM reads (vllm/config/model.py, vllm/transformers_utils). ``kv_unknown`` and
-``weights_unknown`` name what a shape cannot describe: a KV cache that is not K and V of equal layers, and an unknown
-number of parameters.
+The keys are the keys that vLLM reads (vllm/config/model.py, vllm/transformers_utils). A shape cannot describe a KV
+cache that is not K and V of equal layers: ``kv_unknown`` names such parts of a model. ``weights_unknown`` names the
+parts whose number of parameters or dtype is unknown.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ EXPERT_WIDTH = ("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate
 SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size")
 CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "model_max_length")
-# Models whose config.json may lack layer_types -> one of this many layers has full attention.
+# The config.json of these models may lack layer_types. One of this many layers has full attention.
 FULL_EVERY = {"gpt_oss": 2, "gemma2": 2, "gemma3_text": 6, "cohere2": 4}
-# With these kinds of rope scaling, vLLM does not change max_position_embeddings.
+# vLLM leaves max_position_embeddings as it is for these kinds of rope scaling.
 ROPE_WITHOUT_FACTOR = ("su", "longrope", "llama3", "mrope", "default", "proportional")
-# quant_method of formats in which all weights have one dtype.
+# From quant_method to the dtype, for formats that have one dtype for all weights.
 PLAIN_METHODS = {"mxfp4": "mxfp4", "fp8": "fp8", "fbgemm_fp8": "fp8", "modelopt_fp4": "nvfp4"}
 ALGORITHMS = {"NVFP4": "nvfp4", "FP8": "fp8", "MXFP4": "mxfp4", "W4A16_AWQ": "awq", "W4A8_AWQ": "awq", "INT4": "int4"}
 IGNORED = ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers")
@@ -36,9 +36,9 @@ ROUTED = ("mlp.experts.0.gate_proj", "block_sparse_moe.experts.0.w1", "feed_forw
 
 
 def shape_fields(config: Config, modelopt: Config | None = None) -> dict[str, Any]:
-    """The fields of a shape, except its name and source. ``modelopt``: content of hf_quant_config.json.
+    """The fields of a shape, except its name and source. ``modelopt``: the content of hf_quant_config.json.
 
-    Raises ValueError for a config.json without the keys that every shape needs.
+    Raises ValueError for a config.json that lacks a key of every shape or has a wrong value there.
     """
     text = next((config[key] for key in TEXT_CONFIGS if isinstance(config.get(key), dict)), config)
     architectures = config.get("architectures") or text.get("architectures")
@@ -71,7 +71,7 @@ def _first(config: Config, *names: str) -> Any:
 
 
 def _context(text: Config) -> Any:
-    """The longest context by vLLM's rule: rope scaling multiplies the trained context."""
+    """The longest context in tokens by the rule of vLLM: rope scaling multiplies the trained context."""
     length = _first(text, *CONTEXT)
     scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
@@ -111,9 +111,9 @@ def _feed_forward(text: Config, fields: Config) -> dict[str, Any]:
     shared: float = _first(text, *SHARED_EXPERTS) or 0
     shared = shared or (_first(text, *SHARED_WIDTH) or 0) / (inner or 1)
     if str(text.get("model_type")).startswith("llama4"):
-        shared = 1  # one shared expert, as wide as a routed one
+        shared = 1  # a shared expert is as wide as a routed expert
     if text.get("enable_moe_block"):
-        shared = text["intermediate_size"] / inner  # gemma4: each layer has a dense block beside its experts
+        shared = text["intermediate_size"] / inner  # gemma4: each layer has a dense block too
     return {
         "experts": experts,
         "experts_per_token": _first(text, *EXPERTS_PER_TOKEN) or 1,
@@ -143,7 +143,10 @@ def _expert_layers(text: Config, layers: int) -> int:
 
 
 def _windows(text: Config, fields: Config) -> dict[str, Any]:
-    """Layers with windowed attention: sliding windows, and Llama 4's chunks, for which vLLM keeps as much KV cache."""
+    """The window in tokens and the number of layers without a window.
+
+    A window is a sliding window or a chunk of Llama 4. vLLM keeps as much KV cache for both.
+    """
     layers = fields["layers"]
     if chunk := text.get("attention_chunk_size") if str(text.get("model_type")).startswith("llama4") else None:
         rope: Sequence[int] = text.get("no_rope_layers") or [(i + 1) % 4 for i in range(layers)]
@@ -163,12 +166,12 @@ def _windows(text: Config, fields: Config) -> dict[str, Any]:
 
 
 def _matrices(hidden: int, heads: int, kv_heads: int, head_dim: int, value_dim: int) -> int:
-    """Parameters of one layer's q, k, v and output projections."""
+    """The parameters of the q, k, v and output projections of one layer."""
     return hidden * (heads * head_dim + kv_heads * head_dim + kv_heads * value_dim + heads * value_dim)
 
 
 def _special(text: Config, fields: Config) -> dict[str, Any]:
-    """The fields of parts that a shape cannot describe, with their parameters."""
+    """The fields for parts of the model that a shape cannot describe. They include the parameters of the parts."""
     layers, hidden, heads = fields["layers"], fields["hidden"], fields["heads"]
     kinds: list[Any] = text.get("layer_types") or []
     if text.get("hybrid_override_pattern"):
@@ -219,7 +222,7 @@ def _unknown(what: str, *, weights: bool = False) -> dict[str, Any]:
 
 
 def _nemotron_h(text: Config, fields: Config) -> dict[str, Any]:
-    """Layers of one kind each: M is Mamba 2, * attention, - a feed-forward block of two matrices."""
+    """Nemotron-H. In the pattern a letter is a layer: M Mamba 2, * attention, - a feed-forward block (2 matrices)."""
     pattern, hidden = text["hybrid_override_pattern"], fields["hidden"]
     named = _unknown("Mamba layers", weights=bool(set(pattern) - {"M", "*", "-"}))
     state, groups, heads = (text.get(key) or 0 for key in ("ssm_state_size", "n_groups", "mamba_num_heads"))
@@ -231,7 +234,7 @@ def _nemotron_h(text: Config, fields: Config) -> dict[str, Any]:
 
 
 def _blocks(text: Config, fields: Config) -> dict[str, Any]:
-    """block_configs of a model from an architecture search: each layer has its own attention and width, or none."""
+    """A model from an architecture search. In ``block_configs`` each layer has its own attention and width, or none."""
     hidden, heads, head_dim = fields["hidden"], fields["heads"], fields["head_dim"]
     attentions = [block["attention"] for block in text["block_configs"]]
     grouped = [each["n_heads_in_group"] for each in attentions if each.get("n_heads_in_group")]
@@ -257,28 +260,30 @@ def _linear_attention(text: Config, fields: Config, kinds: Sequence[Any]) -> dic
         return _unknown("linear-attention state", weights=True)
     keys = text["linear_num_key_heads"] * text["linear_key_head_dim"]
     values = text["linear_num_value_heads"] * text["linear_value_head_dim"]
-    one = hidden * (2 * keys + 2 * values + 2 * text["linear_num_value_heads"]) + values * hidden
+    layer = hidden * (2 * keys + 2 * values + 2 * text["linear_num_value_heads"]) + values * hidden
     gated = text.get("attn_output_gate", True)
     gate = (layers - linear) * hidden * fields["heads"] * fields["head_dim"] if gated else 0
     return {
         **_unknown("linear-attention state"),
         "attention_layers": layers - linear,
-        "other_parameters": linear * one + gate,
+        "other_parameters": linear * layer + gate,
     }
 
 
 def _dtypes(config: Config, text: Config, modelopt: Config | None, fields: Config) -> dict[str, Any]:
-    """Dtype of the experts (of a dense model, of every matrix), of attention, of other feed-forward blocks, and of
-    the KV cache."""
+    """The dtypes of attention, of feed-forward blocks, of the KV cache, and of the experts.
+
+    ``weight_dtype`` is the dtype of the experts. For a dense model it is the dtype of the feed-forward blocks.
+    """
     plain = str(_first(text, "torch_dtype", "dtype") or _first(config, "torch_dtype", "dtype") or "bfloat16")
-    # vLLM loads weights of four bytes as two.
+    # vLLM loads weights of 4 bytes as weights of 2 bytes.
     plain = "float16" if plain.removeprefix("torch.") in ("float16", "half") else "bfloat16"
-    whole = {"weight_dtype": plain, "attention_dtype": plain, "feed_forward_dtype": plain, "kv_dtype": plain}
+    unquantised = {"weight_dtype": plain, "attention_dtype": plain, "feed_forward_dtype": plain, "kv_dtype": plain}
     found = [config.get("quantization_config"), text.get("quantization_config"), config.get("compression_config"),
              (modelopt or {}).get("quantization")]  # fmt: skip
     quantization = next((each for each in found if isinstance(each, dict) and each), None)
     if quantization is None:
-        return whole
+        return unquantised
     layer = fields["layers"] // 2
     try:
         dtypes = {
@@ -287,18 +292,21 @@ def _dtypes(config: Config, text: Config, modelopt: Config | None, fields: Confi
                                   ("weight_dtype", ROUTED if fields["experts"] > 1 else FEED_FORWARD))
         }  # fmt: skip
     except ValueError as error:
-        return {**whole, "weights_unknown": (*fields.get("weights_unknown", ()), str(error))}
+        return {**unquantised, "weights_unknown": (*fields.get("weights_unknown", ()), str(error))}
     if text.get("expert_dtype") == "fp4":
-        dtypes["weight_dtype"] = "mxfp4"  # DeepSeek-V4: one byte of scale for 32 values
+        dtypes["weight_dtype"] = "mxfp4"  # DeepSeek-V4 has one byte of scale for 32 values
     scheme = quantization.get("kv_cache_scheme")
     eight_bits = isinstance(scheme, dict) and scheme.get("num_bits") == 8 and scheme.get("type") == "float"
     if eight_bits or str(quantization.get("kv_cache_quant_algo")).upper() == "FP8":
         dtypes["kv_dtype"] = "fp8"
-    return {**whole, **dtypes}
+    return {**unquantised, **dtypes}
 
 
 def _dtype_of(quantization: Config, modules: Sequence[str]) -> str | None:
-    """Of the module that is there under one of the names; None: it is not quantised. Raises ValueError."""
+    """The dtype of the module that has one of the names ``modules``. None: the module is not quantised.
+
+    Raises ValueError with the name of a quantisation that pdlab does not know.
+    """
     names = [f"{prefix}{module}" for prefix in PREFIXES for module in modules]
     ignored: list[Any] = next((quantization[key] for key in IGNORED if quantization.get(key)), [])
     if any(_matches(str(pattern), name) for pattern in ignored for name in names):
@@ -325,7 +333,7 @@ def _dtype_of(quantization: Config, modules: Sequence[str]) -> str | None:
 
 
 def _group_dtype(groups: Any, names: Sequence[str]) -> str | None:
-    """Of compressed-tensors: the first group that has the module among its targets."""
+    """The dtype in the first group of compressed-tensors that has one of ``names`` as a target. None: no group has."""
     for group in groups:
         targets = group.get("targets") or ["Linear"]
         if not any(target == "Linear" or _matches(str(target), name) for target in targets for name in names):
@@ -342,7 +350,10 @@ def _group_dtype(groups: Any, names: Sequence[str]) -> str | None:
 
 
 def _matches(pattern: str, name: str) -> bool:
-    """Whether an entry of a list of modules means the module: a name or its part, with * or as ``re:`` expression."""
+    """Whether ``pattern`` of a list of modules means the module ``name``.
+
+    A pattern is a name, a part of a name, a name with ``*``, or ``re:`` and a regular expression.
+    """
     if pattern.startswith("re:"):
         try:
             return re.match(pattern[3:], name) is not None

@@ -1,4 +1,4 @@
-"""Where a model's config.json is: in a folder, in the Hugging Face cache, on the hub."""
+"""Reads the config.json of a model from a folder, from the Hugging Face cache, or from the hub."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ HUB_TIMEOUT_S = 5
 
 
 class ModelFiles(NamedTuple):
-    """A model's config.json, hf_quant_config.json where the model has one, and where they are."""
+    """The config.json of a model and its hf_quant_config.json.
+
+    ``modelopt`` is None for a model without hf_quant_config.json. ``where`` is the place of the files for a message.
+    """
 
     config: dict[str, Any]
     modelopt: dict[str, Any] | None
@@ -25,11 +28,11 @@ class ModelFiles(NamedTuple):
 
 
 class BrokenModelFile(UsageError):
-    """A file of a model is there and cannot be read."""
+    """A file of a model exists and cannot be read."""
 
 
 def config_of_folder(folder: Path, what: str) -> ModelFiles:
-    """The files in ``folder``, which a message calls ``what``. Raises UsageError where one cannot be read."""
+    """The files in ``folder``. A message begins with ``what``. Raises UsageError for a file that cannot be read."""
     config = _json(folder / CONFIG, what)
     if config is None:
         raise UsageError(f"{what}: has no {CONFIG}; give the folder that holds the model's files")
@@ -37,7 +40,7 @@ def config_of_folder(folder: Path, what: str) -> ModelFiles:
 
 
 def config_of_file(path: Path) -> ModelFiles:
-    """A config.json by its own path. Raises UsageError where it cannot be read."""
+    """The config.json at ``path``. Raises UsageError for a file that cannot be read."""
     config = _json(path, f"model {path}")
     if config is None:
         raise UsageError(f"model {path}: there is no such file; give the path of the model's {CONFIG}")
@@ -46,7 +49,7 @@ def config_of_file(path: Path) -> ModelFiles:
 
 
 def config_of_id(model: str) -> ModelFiles | str:
-    """The files of a Hugging Face id, from the cache or else from the hub; text: why there are none.
+    """The files of a Hugging Face id, from the cache or else from the hub. A text: why the files are not had.
 
     Raises UsageError for a damaged file.
     """
@@ -54,24 +57,24 @@ def config_of_id(model: str) -> ModelFiles | str:
     if folder is not None and (folder / CONFIG).is_file():
         return config_of_folder(folder, f"model {model} in {folder}")
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in TRUE:
-        return f"the Hugging Face cache has no {CONFIG} of {model}, and HF_HUB_OFFLINE is set; {_next(model)}"
+        return f"the Hugging Face cache has no {CONFIG} of {model}, and HF_HUB_OFFLINE is set; {_advice(model)}"
     return _of_hub(model)
 
 
-def _next(model: str) -> str:
+def _advice(model: str) -> str:
     return f"download it (huggingface-cli download {model} {CONFIG}), or give --model the folder that holds {CONFIG}"
 
 
 @cache
 def _of_hub(model: str) -> ModelFiles | str:
-    """Asked once in a process: a hub that does not answer costs seconds."""
+    """The files from the hub, or why they are not had. Kept for the process: a hub that fails costs seconds."""
     try:
         from huggingface_hub import constants, hf_hub_download
         from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
     except ImportError:
-        return f"huggingface_hub is not installed to fetch {CONFIG} of {model}; {_next(model)}"
-    if reason := _unreached(constants.ENDPOINT):
-        return f"the Hugging Face hub is not reached for {CONFIG} of {model} ({reason}); {_next(model)}"
+        return f"huggingface_hub is not installed to fetch {CONFIG} of {model}; {_advice(model)}"
+    if reason := _why_unreached(constants.ENDPOINT):
+        return f"the Hugging Face hub is not reached for {CONFIG} of {model} ({reason}); {_advice(model)}"
     try:
         config = Path(hf_hub_download(model, CONFIG, etag_timeout=HUB_TIMEOUT_S))
         with contextlib.suppress(EntryNotFoundError):
@@ -79,14 +82,14 @@ def _of_hub(model: str) -> ModelFiles | str:
     except HfHubHTTPError as error:
         code = getattr(error.response, "status_code", None)
         hint = "set HF_TOKEN for a gated model" if code in (401, 403) else "check the id"
-        return f"the Hugging Face hub answers HTTP {code} for {CONFIG} of {model}; {hint}, or {_next(model)}"
+        return f"the Hugging Face hub answers HTTP {code} for {CONFIG} of {model}; {hint}, or {_advice(model)}"
     except Exception as error:  # connections fail with classes of httpx, urllib3 and huggingface_hub
-        return f"the Hugging Face hub is not reached for {CONFIG} of {model} ({type(error).__name__}); {_next(model)}"
+        return f"the Hugging Face hub is not reached for {CONFIG} of {model} ({type(error).__name__}); {_advice(model)}"
     return config_of_folder(config.parent, f"model {model} in {config.parent}")
 
 
-def _unreached(endpoint: str) -> str:
-    """Why the hub does not answer; empty: it does. huggingface_hub would try again for half a minute."""
+def _why_unreached(endpoint: str) -> str:
+    """Why the hub does not answer. Empty: the hub answers. Without this test huggingface_hub tries for 30 s."""
     import urllib.error
     import urllib.request
 
@@ -101,7 +104,7 @@ def _unreached(endpoint: str) -> str:
 
 
 def _snapshot(model: str) -> Path | None:
-    """The snapshot of the main branch in the Hugging Face cache, as huggingface_hub finds it."""
+    """The folder of the main branch in the Hugging Face cache. None: the cache has no main branch of ``model``."""
     env = os.environ
     home = env.get("HF_HOME") or f"{env.get('XDG_CACHE_HOME') or Path.home() / '.cache'}/huggingface"
     hub = Path(env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE") or f"{home}/hub").expanduser()
@@ -113,7 +116,7 @@ def _snapshot(model: str) -> Path | None:
 
 
 def _json(path: Path, what: str) -> dict[str, Any] | None:
-    """The object in a file; None: there is no such file. Raises UsageError."""
+    """The object in the file at ``path``. None: there is no such file. Raises UsageError for a damaged file."""
     try:
         data = json.loads(path.read_bytes())
     except FileNotFoundError:

@@ -84,6 +84,11 @@ def parse_yaml(text: str) -> Any:
         raise yaml.YAMLError("nested too deep") from error
 
 
+def is_yaml_path(text: str) -> bool:
+    """Whether a value is the path of a YAML file, and no name."""
+    return text.endswith((".yaml", ".yml"))
+
+
 def yaml_fault(error: yaml.YAMLError) -> str:
     """The error in YAML text and its place, on one line."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem and error.problem_mark:

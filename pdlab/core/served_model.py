@@ -8,6 +8,7 @@ from pathlib import Path
 from pdlab.core.catalog import ModelShape, ResolvedModel, require_shape, resolve_model, why_no_shape
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import UsageError
+from pdlab.core.schema import is_yaml_path
 
 # Addresses from which Ray Serve LLM downloads a model to each node (ray/llm/_internal/common/utils/cloud_utils.py).
 BUCKETS = ("s3://", "gs://", "abfss://", "azure://")
@@ -21,7 +22,7 @@ def in_bucket(model: str) -> bool:
 def not_on_this_machine(model: str) -> bool:
     """Whether only the nodes have, or download, the model's files."""
     try:
-        return in_bucket(model) or (model.startswith("/") and not Path(model).exists() and not _is_file(model))
+        return in_bucket(model) or (model.startswith("/") and not Path(model).exists() and not is_yaml_path(model))
     except (OSError, ValueError):
         return False  # not a path
 
@@ -72,10 +73,6 @@ def where_checked(deployment: Deployment, shape: ModelShape | None) -> str | Non
         why = why_unknown_shape(deployment)
         where += f"; the model's shape is not known, so memory and parallelism are checked at the start only: {why}"
     return where
-
-
-def _is_file(model: str) -> bool:
-    return model.endswith((".yaml", ".yml"))
 
 
 def _shape(name: str) -> ModelShape | None:

@@ -2,7 +2,8 @@
 
 Metrics have the names of Ray's default exporter: the prefix ``ray_``, and the suffix ``_total`` for counters. Means are
 rates of counters, because that exporter computes the sums of histograms from the middles of their buckets. A counter of
-failures appears with the first failure, which ``increase`` misses: alerts therefore read its value.
+failures appears with the first failure, which ``rate`` and ``increase`` miss: `_times` counts it. Where nothing was
+served there is no figure, and not the NaN of 0 / 0 or of an empty histogram, across which Grafana draws a line.
 """
 
 from __future__ import annotations
@@ -17,12 +18,19 @@ import yaml
 from pdlab.core.files import replace
 from pdlab.deploy.serving.prefill_call import COUNTERS as PREFILL_CALLS
 from pdlab.deploy.serving.ttft_metrics import PART_SECONDS, READ_BYTES, READS, REQUESTS, SECONDS
+from pdlab.results.timeline import PARTS
 
-RATE = "[$__rate_interval]"
+INTERVAL = "$__rate_interval"
+RATE = f"[{INTERVAL}]"
 SOURCE = {"type": "prometheus", "uid": "${source}"}
 UID, TITLE = "pdlab", "pdlab: prefill-decode serving"
 WIDTH, HEIGHT = 8, 8  # of a panel; a row is 24 wide
 MINUTES = 5  # of an alert's rates
+SCRAPED_EVERY = "10s"
+ENGINE = "{{deployment}} {{ReplicaId}}"  # the legend of an engine's line
+# Without an upper end Grafana draws lines of zeros on an axis to 100, and shares of nothing on one to 10,000 %.
+HIGHEST = {"percentunit": 1}
+HIGHEST_OF_ZEROS = {"short": 1, "ops": 1}
 # What `pdlab.guard.receives` counts and users ask for; a test compares them.
 GUARD_ACTIONS = ("recomputed", "refused", "failed_reads", "stale", "unconfirmed", "deadlines", "errors", "unhealed")
 SHOWN_CALLS = tuple(name for name in PREFILL_CALLS if name not in ("calls", "answered"))
@@ -65,8 +73,19 @@ def counted(name: str) -> str:
     return f"ray_{name}_total"
 
 
-def _rate(metric: str, by: str = "", window: str = RATE) -> str:
-    return f"sum{f' by ({by}) ' if by else ''}(rate({metric}{window}))"
+def _rate(metric: str, by: str = "") -> str:
+    return f"sum{f' by ({by}) ' if by else ''}(rate({metric}{RATE}))"
+
+
+def _times(metric: str, interval: str = INTERVAL) -> str:
+    """How often something was counted in the interval. A counter that was absent before counts from 0, unless
+    Prometheus itself did not scrape then."""
+    before = f"({metric} offset {interval} or 0 * {metric} and on () max(up offset {interval}))"
+    return f"sum({metric} - {before})"
+
+
+def _part(name: str) -> str:
+    return f'{{part="{name}"}}'
 
 
 def _or_none(expression: str) -> str:
@@ -75,13 +94,30 @@ def _or_none(expression: str) -> str:
 
 
 def _quantile(share: float, metric: str, by: str = "le", only: str = "") -> str:
-    return f"histogram_quantile({share}, sum by ({by}) (rate(ray_{metric}_bucket{only}{RATE})))"
+    return f"histogram_quantile({share}, sum by ({by}) (rate(ray_{metric}_bucket{only}{RATE}))) >= 0"
 
 
-def _of_pool(gauge: str) -> str:
-    """A gauge of engines, by the deployment that they are of: the counter of KV pools knows which."""
+def _ratio(a: str, b: str) -> str:
+    return f"{a} / ({b} > 0)"
+
+
+def _of_pool(by_replica: str) -> str:
+    """Values by ReplicaId, with the deployment that each engine is of: the counter of KV pools knows which."""
     pools = f"max by (ReplicaId, deployment) ({counted('pdlab_kv_pool_tokens')} > bool 0)"
-    return f"max by (ReplicaId) ({gauge}) * on (ReplicaId) group_left (deployment) {pools}"
+    return f"{by_replica} * on (ReplicaId) group_left (deployment) {pools}"
+
+
+def _gauge(name: str) -> Query:
+    """A gauge of each engine."""
+    return Query(_of_pool(f"max by (ReplicaId) (ray_vllm_{name})"), ENGINE)
+
+
+def _rate_of(name: str, *, absent_is_0: bool = False) -> Query:
+    """A counter of each engine, per second. ``absent_is_0``: engines that have not counted yet are shown as 0."""
+    rate = _rate(counted(name), "ReplicaId")
+    if absent_is_0:
+        rate = f"({rate} or 0 * max by (ReplicaId) ({counted('pdlab_kv_pool_tokens')}))"
+    return Query(_of_pool(rate), ENGINE)
 
 
 ROWS = (
@@ -92,11 +128,11 @@ ROWS = (
                 "Mean TTFT by part",
                 "Exact means. The parts follow one another and add up to the time in the server (docs/timeline.md).",
                 "s",
-                (
-                    Query(
-                        f"{_rate(counted(SECONDS), 'part')} / on () group_left () {_rate(counted(REQUESTS))}",
-                        "{{part}}",
-                    ),
+                # One expression for each part: they are stacked in this order, and Prometheus sorts lines by name.
+                tuple(
+                    Query(_ratio(_rate(counted(SECONDS) + _part(part)), _rate(counted(REQUESTS))), part)
+                    for part in PARTS
+                    if part != "front"
                 ),
                 stacked=True,
             ),
@@ -149,14 +185,14 @@ ROWS = (
                 "Bytes read",
                 "By decode engines, for requests that were answered.",
                 "Bps",
-                (Query(_rate(counted(READ_BYTES), "ReplicaId"), "{{ReplicaId}}"),),
+                (_rate_of(READ_BYTES),),
                 stacked=True,
             ),
             Panel(
                 "Reads",
                 "By decode ranks, for requests that were answered.",
                 "ops",
-                (Query(_rate(counted(READS), "ReplicaId"), "{{ReplicaId}}"),),
+                (_rate_of(READS),),
             ),
             Panel(
                 "Transfer and step lag",
@@ -181,15 +217,15 @@ ROWS = (
             ),
             Panel(
                 "KV guard",
-                "What it did, per second; recomputed prompts are the sum of the reasons.",
-                "ops",
-                tuple(Query(_or_none(_rate(counted(f"pdlab_guard_{name}"))), name) for name in GUARD_ACTIONS),
+                "How often, in the last interval of each point; recomputed prompts are the sum of the reasons.",
+                "short",
+                tuple(Query(_or_none(_times(counted(f"pdlab_guard_{name}"))), name) for name in GUARD_ACTIONS),
             ),
             Panel(
                 "Calls of prefill",
-                "Calls that went otherwise than to one prefill replica and back.",
-                "ops",
-                tuple(Query(_or_none(_rate(counted(f"pdlab_prefill_{name}"))), name) for name in SHOWN_CALLS),
+                "Calls that went otherwise than to one prefill replica and back, in the last interval of each point.",
+                "short",
+                tuple(Query(_or_none(_times(counted(f"pdlab_prefill_{name}"))), name) for name in SHOWN_CALLS),
             ),
         ),
     ),
@@ -198,27 +234,27 @@ ROWS = (
         (
             Panel(
                 "KV cache in use",
-                "Share of each engine's pool.",
+                "Share of each engine's pool. An idle engine reports nothing.",
                 "percentunit",
-                (Query(_of_pool("ray_vllm_kv_cache_usage_perc"), "{{deployment}} {{ReplicaId}}"),),
+                (_gauge("kv_cache_usage_perc"),),
             ),
             Panel(
                 "Requests running",
-                "By engine.",
+                "By engine. An idle engine reports nothing.",
                 "short",
-                (Query(_of_pool("ray_vllm_num_requests_running"), "{{deployment}} {{ReplicaId}}"),),
+                (_gauge("num_requests_running"),),
             ),
             Panel(
                 "Requests waiting",
                 "By engine. On decode they wait for room, for KV cache or for a step.",
                 "short",
-                (Query(_of_pool("ray_vllm_num_requests_waiting"), "{{deployment}} {{ReplicaId}}"),),
+                (_gauge("num_requests_waiting"),),
             ),
             Panel(
                 "Preemptions",
                 "Requests whose KV cache was taken away and is computed again.",
                 "ops",
-                (Query(_rate(counted("vllm_num_preemptions"), "ReplicaId"), "{{ReplicaId}}"),),
+                (_rate_of("vllm_num_preemptions", absent_is_0=True),),
             ),
             Panel(
                 "Prefix cache hits",
@@ -226,15 +262,19 @@ ROWS = (
                 "percentunit",
                 (
                     Query(
-                        f"{_rate(counted('vllm_prefix_cache_hits'), 'ReplicaId')} / "
-                        f"{_rate(counted('vllm_prefix_cache_queries'), 'ReplicaId')}",
-                        "{{ReplicaId}}",
+                        _of_pool(
+                            _ratio(
+                                _rate(counted("vllm_prefix_cache_hits"), "ReplicaId"),
+                                _rate(counted("vllm_prefix_cache_queries"), "ReplicaId"),
+                            )
+                        ),
+                        ENGINE,
                     ),
                 ),
             ),
             Panel(
                 "Roles of a fluid pool",
-                "Engines that prefill and decode; changed: the split was set by hand.",
+                "Engines that prefill and decode; changed: the split was set by hand. Empty without --pd-fluid.",
                 "short",
                 tuple(
                     Query(f"max(ray_pdlab_roles_{name})", name)
@@ -247,7 +287,7 @@ ROWS = (
 
 
 def _recent(metric: str) -> str:
-    return _rate(metric, window=f"[{MINUTES}m]")
+    return _times(metric, f"{MINUTES}m")
 
 
 ALERTS = (
@@ -348,6 +388,11 @@ def _panel(number: int, panel: Panel, place: Mapping[str, int]) -> dict[str, Any
         "showPoints": "never",
         "stacking": {"mode": "normal" if panel.stacked else "none", "group": "A"},
     }
+    if panel.unit in HIGHEST_OF_ZEROS:
+        custom["axisSoftMax"] = HIGHEST_OF_ZEROS[panel.unit]
+    defaults: dict[str, Any] = {"unit": panel.unit, "min": 0, "custom": custom}
+    if panel.unit in HIGHEST:
+        defaults["max"] = HIGHEST[panel.unit]
     return {
         "id": number,
         "type": "timeseries",
@@ -355,8 +400,11 @@ def _panel(number: int, panel: Panel, place: Mapping[str, int]) -> dict[str, Any
         "description": panel.what,
         "datasource": SOURCE,
         "gridPos": dict(place),
-        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0, "custom": custom}, "overrides": []},
-        "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "options": {
+            "legend": {"showLegend": True, "displayMode": "list", "placement": "bottom", "calcs": []},
+            "tooltip": {"mode": "multi", "sort": "none" if panel.stacked else "desc"},
+        },
         "targets": [
             {"refId": chr(ord("A") + at), "datasource": SOURCE, "expr": query.expression, "legendFormat": query.legend}
             for at, query in enumerate(panel.queries)
@@ -385,7 +433,7 @@ def prometheus_config(targets: Sequence[str], discovery: str) -> dict[str, Any]:
         {"static_configs": [{"targets": list(targets)}]} if targets else {"file_sd_configs": [{"files": [discovery]}]}
     )
     return {
-        "global": {"scrape_interval": "10s", "evaluation_interval": "10s"},
+        "global": {"scrape_interval": SCRAPED_EVERY, "evaluation_interval": SCRAPED_EVERY},
         "rule_files": ["alerts.yml"],
         "scrape_configs": [{"job_name": "ray", **found}],
     }
@@ -401,6 +449,7 @@ def write(folder: Path, targets: Sequence[str], discovery: str, prometheus_url: 
         "access": "proxy",
         "url": prometheus_url,
         "isDefault": True,
+        "jsonData": {"timeInterval": SCRAPED_EVERY},  # Grafana's default is 15s: it makes $__rate_interval of it
     }
     provider = {
         "name": "pdlab",

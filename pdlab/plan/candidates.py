@@ -196,6 +196,21 @@ def shortlist(
     return Shortlist(list(chosen.values()), len(every))
 
 
+def on_two_types(deployment: Deployment, hardware: Hardware) -> Deployment | None:
+    """The deployment with prefill on the first GPU type of the hardware, and decode on the second.
+
+    None for a deployment that is not PD, or is packed: the nodes of the two types are different ones.
+    """
+    topology = deployment.topology
+    if not isinstance(topology, Disaggregated) or topology.placement == "pack":
+        return None
+    pools = {
+        "prefill": topology.prefill.model_copy(update={"gpu_type": hardware.gpu_type}),
+        "decode": topology.decode.model_copy(update={"gpu_type": hardware.beside[0].gpu_type}),
+    }
+    return deployment.model_copy(update={"topology": topology.model_copy(update=pools)})
+
+
 def view_gpus(view: ClusterView, gpus: int) -> int:
     """GPUs of all types together, with ``gpus`` of each type."""
     return gpus * len({node.gpu_type for node in view.engine_nodes})

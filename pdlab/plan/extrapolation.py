@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import UsageError
-from pdlab.core.nodes import ClusterNode
 from pdlab.core.rendering import said
 from pdlab.core.workload import Closed, Load, Workload
 from pdlab.plan import TEMPLATES
@@ -200,22 +199,3 @@ def ran_on(experiment: Experiment) -> Platform:
             )
         gpu = next(iter(types), None)
     return Platform(gpu, "vllm" if version else None, version, nic)
-
-
-def require_node(hardware: Hardware, node: ClusterNode, name: str) -> None:
-    """Raises UsageError if a node has other GPUs than the hardware file, or another number of them."""
-    if hardware.cpu:
-        return
-    if hardware.gpu_type is None:
-        raise UsageError(
-            f"hardware {hardware.name}: gpu_type is missing, by which nodes are compared; add the type "
-            "as Ray names it, such as gpu_type: H200 (python -m pdlab calibrate writes it)"
-        )
-    here = (node.gpus, node.gpu_type or "GPUs of unknown type")
-    wanted = (hardware.gpus_per_node, hardware.gpu_type)
-    if here != wanted:
-        raise UsageError(
-            f"--node {name} has {here[0]} x {here[1]}, hardware {hardware.name} is of nodes of "
-            f"{wanted[0]} x {wanted[1]}; give --hardware that python -m pdlab calibrate fitted on such nodes, "
-            "or another --node"
-        )

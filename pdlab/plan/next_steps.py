@@ -1,32 +1,25 @@
-"""From a plan to a measurement: commands, configuration files, experiments for pictures."""
+"""From a plan to a measurement: commands and configuration files."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from pdlab.core.catalog import ModelShape, load_cluster
+from pdlab.core.catalog import load_cluster
 from pdlab.core.commands import typed
 from pdlab.core.deployment import Deployment, launch_flags
 from pdlab.core.files import replace
 from pdlab.core.rendering import rendered
-from pdlab.core.schema import to_yaml
-from pdlab.core.workload import Closed, Workload
+from pdlab.core.schema import is_yaml_path, to_yaml
+from pdlab.core.workload import Closed
 from pdlab.placement.place import fits
 from pdlab.plan import TEMPLATES
 from pdlab.plan.extrapolation import OutsideFit
 from pdlab.plan.planner import Candidate, outside
 from pdlab.plan.scenario import Scenario
-from pdlab.sim.hardware import Hardware
-from pdlab.sim.level import SimulatedLevel, to_run
 
-if TYPE_CHECKING:
-    from pdlab.plan.accuracy import MeasuredSweep
-    from pdlab.results.schema import Experiment
-
-PREDICTED = "predicted"
 ENGINE_SETTINGS = "max_num_batched_tokens, max_num_seqs, enable_prefix_caching"
 APART = 1.2  # levels of a sweep differ by at least this factor
 
@@ -102,45 +95,9 @@ def sweep_levels(candidate: Candidate) -> list[int]:
 def cluster_for(deployment: Deployment, node: str) -> str | None:
     """The smallest cluster with at least two nodes of type ``node`` that fits one copy, or the cluster file ``node``;
     None if the copy does not fit."""
-    if node.endswith((".yaml", ".yml")):
+    if is_yaml_path(node):
         return shlex.quote(node) if fits(deployment, load_cluster(node)) else None
     slots = load_cluster(f"{node}-x1").nodes[0].total_slots
     least = max(2, -(-deployment.gpus // slots))
     names = (f"{node}-x{count}" for count in range(least, max(least, deployment.gpus) + 1))
     return next((name for name in names if fits(deployment, load_cluster(name))), None)
-
-
-def experiments(candidates: Sequence[Candidate], workload: Workload) -> list[Experiment]:
-    """Candidates as experiments of simulated runs, for the plots and tables of viz."""
-    return [
-        _experiment(each.deployment.label, each.deployment, workload, [outcome.level for outcome in each.outcomes])
-        for each in candidates
-    ]
-
-
-def _experiment(name: str, deployment: Deployment, workload: Workload, levels: Iterable[SimulatedLevel]) -> Experiment:
-    from pdlab.results.schema import Experiment, Manifest
-
-    label = deployment.label
-    return Experiment(
-        name=f"{name} {PREDICTED}",
-        manifest=Manifest(
-            origin="simulated", label=label, deployment=deployment, gpus=deployment.gpus, workload=workload
-        ),
-        runs=tuple(to_run(level, label, workload) for level in levels),
-    )
-
-
-def as_measured(
-    experiment: MeasuredSweep, hardware: Hardware, shape: ModelShape, seed: int, without_window: bool
-) -> Experiment:
-    """The levels of a measured experiment, simulated as they were measured.
-
-    ``without_window``: the runs have no steady window.
-    """
-    levels = experiment.simulated(hardware, shape, seed=seed)
-    predicted = _experiment(experiment.name, experiment.deployment, experiment.workload, levels)
-    if not without_window:
-        return predicted
-    runs = tuple(run.model_copy(update={"steady": None}) for run in predicted.runs)
-    return predicted.model_copy(update={"runs": runs})

@@ -8,6 +8,7 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.engine_cache import EngineCache
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import parse_yaml
+from pdlab.core.workload import Workload
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.level import Trace
 from pdlab.traffic.compiled import YAML, compiled
@@ -16,12 +17,14 @@ from pdlab.traffic.oracle import oracle_of
 from pdlab.traffic.prompts import TrafficPrompts
 
 MOST_REQUESTS = 1_000_000
-ENDLESS = 2**40  # blocks of a cache that never evicts
+UNLIMITED_BLOCKS = 2**40  # of a cache that never evicts
 
 
-def says_requests(path: Path) -> bool:
-    """Whether a file has requests with times: a workload file, a trace, or compiled requests. False for the YAML of a
-    `Workload`, and for a file that cannot be read."""
+def has_requests(path: Path) -> bool:
+    """Whether a file has requests with times: a workload file, a trace, or compiled requests.
+
+    False for the YAML of a `Workload`, and for a file that cannot be read.
+    """
     if path.suffix.lower() not in YAML:
         return path.is_dir() or path.suffix.lower() in (".csv", ".jsonl", ".json")
     try:
@@ -47,12 +50,20 @@ def trace_of_file(path: Path) -> Trace:
     return trace
 
 
-def endless_hit_share(trace: Trace, hardware: Hardware, shape: ModelShape) -> float:
-    """Share of prompt tokens that one engine would have in a cache that never evicts, by vLLM's rules; 0 if prompts
-    share no text."""
+def mean_workload(trace: Trace) -> Workload:
+    """A workload with the mean input and output tokens of the trace, rounded."""
+    input_tokens, output_tokens = (round(sum(each) / len(each)) for each in (trace.input_tokens, trace.output_tokens))
+    return Workload(input_tokens=input_tokens, output_tokens=output_tokens)
+
+
+def unlimited_hit_share(trace: Trace, hardware: Hardware, shape: ModelShape) -> float:
+    """Share of the prompt tokens that one engine finds in a prefix cache that never evicts, by vLLM's rules.
+
+    0 if prompts share no text.
+    """
     if not trace.requests:
         return 0.0
     prompts = TrafficPrompts(hardware.block_tokens, remembered=len(trace.requests))
-    oracle = oracle_of(EngineCache.of(shape, ENDLESS, hardware.block_tokens, hybrid=hardware.hybrid_kv))
+    oracle = oracle_of(EngineCache.of(shape, UNLIMITED_BLOCKS, hardware.block_tokens, hybrid=hardware.hybrid_kv))
     hits = sum(oracle.compute(*prompts.of(request)) for request in trace.requests)
     return hits / sum(trace.input_tokens)

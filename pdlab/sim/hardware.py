@@ -191,6 +191,11 @@ class Hardware(Frozen):
         assert self.steps is not None
         return self.model_copy(update={"steps": self.steps.model_copy(update={"correction": correction})})
 
+    def with_speculation(self, speculation: Speculation) -> Hardware:
+        """The same hardware, with speculative decoding by the engines of every GPU type."""
+        others = tuple(each.with_speculation(speculation) for each in self.beside)
+        return self.model_copy(update={"speculation": speculation, "beside": others})
+
 
 STEPS_UNIT = "steps that the engine core has launched at once"
 ASYNCHRONOUS_SINCE = (0, 14)  # vLLM schedules asynchronously by default; its release notes of 0.14.0

@@ -10,13 +10,16 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from contract.conftest import quietly
 
 from pdlab.cluster import connection, fast_start, ray_names
+from pdlab.cluster.local_nodes import hold_port
 from pdlab.cluster.loopback import LISTEN
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -187,10 +190,6 @@ def test_a_router_that_haproxy_does_not_ask_does_not_run(address: str, nodes: st
     assert _run(ROUTERS, {LISTEN: address})[-2:] == [f"NODES {nodes}", "ASKED 10.0.0.2"]
 
 
-ONLY = {
-    "target": 'txn:set_var("txn.ingress_request_router_target", only_server)',
-    "via": 'txn:set_var("txn.via_ingress_request_router", true)',
-}
 CHOICE = """
 import sys
 from pdlab.cluster import fast_start
@@ -201,15 +200,145 @@ print(haproxy._load_lua_template().template)
 """
 
 
-def test_haproxy_asks_no_router_where_one_replica_answers() -> None:
+def test_haproxy_calls_no_router_where_one_replica_answers() -> None:
     stock, changed = ("\n".join(_run(CHOICE, arguments=[each])) for each in ("stock", "changed"))
     assert stock.count(fast_start.CHOOSES) == 1
     assert changed.replace(fast_start.ONLY_REPLICA, "") == stock and len(changed) > len(stock)
     begin, end = stock.split(fast_start.CHOOSES)
-    for used in ("target", "via"):  # what Ray sets, and its names for what is used
-        assert ONLY[used] in fast_start.ONLY_REPLICA
-    assert 'txn:set_var("txn.ingress_request_router_target", server_name)' in end
-    assert ONLY["via"] in end and "local FORWARD_BODY = " in begin and "replica_map[replica_id]" in end
+    assert "local FORWARD_BODY = " in begin and "replica_map[replica_id]" in end
+    assert "txn:set_var" not in fast_start.ONLY_REPLICA  # with a variable set, Ray's second backend gets the request
+
+
+# Ray's own HAProxy, its configuration and its reloads, before replicas, a router and a Serve proxy of this program.
+# Prints for each state: who answered requests sent at once (or the status), and how often the router was called.
+BALANCED = """
+import asyncio, json, os, sys
+from collections import Counter
+folder, *ports = sys.argv[1:]
+port, metrics, stats = map(int, ports)
+from pdlab.cluster import local_nodes
+from pdlab.deploy import serving_path
+of_nodes = local_nodes.environment("x", folder)
+os.environ.update({name: value for name, value in of_nodes.items() if name.startswith("RAY_SERVE_HAPROXY")})
+os.environ.update(serving_path.HAPROXY)
+os.environ.update({
+    "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics), "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
+    # Only a failed connection tells HAProxy that a replica is gone; a check comes too late.
+    "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "60s",
+})
+from pdlab.cluster import fast_start
+fast_start.install()
+import aiohttp
+from ray.serve._private import haproxy
+from ray.serve.config import HTTPOptions, gRPCOptions
+
+class Server:
+    def __init__(self, name):
+        self.name, self.posts, self.answer, self.port = name, 0, {"who": name}, 0
+
+    async def start(self):
+        self.server = await asyncio.start_server(self.serve, "127.0.0.1", self.port)
+        self.port = self.server.sockets[0].getsockname()[1]
+        return self
+
+    async def serve(self, reader, writer):
+        head = (await reader.readuntil(b"\\r\\n\\r\\n")).decode().lower()
+        self.posts += head.startswith("post")
+        body = json.dumps(self.answer).encode()
+        writer.write(b"HTTP/1.1 200 OK\\r\\nContent-Length: %d\\r\\nConnection: close\\r\\n\\r\\n" % len(body) + body)
+        await writer.drain()
+        writer.close()
+
+async def main():
+    first, second, router, proxy = [await Server(name).start() for name in ("first", "second", "router", "proxy")]
+    config = haproxy.HAProxyConfig(
+        http_options=HTTPOptions(host="127.0.0.1", port=port), grpc_options=gRPCOptions(), is_head=True,
+        socket_path=f"{folder}/admin.sock", server_state_base=folder, server_state_file=f"{folder}/state")
+    api = haproxy.HAProxyApi(cfg=config, config_file_path=f"{folder}/haproxy.cfg")
+
+    def replicas(*servers):
+        of = {each: haproxy.ServerConfig(name=each.name, host="127.0.0.1", port=each.port, replica_id=each.name)
+              for each in (*servers, router, proxy)}
+        api.set_backend_configs({"http-pdlab": haproxy.BackendConfig(
+            name="http-pdlab", path_prefix="/", app_name="pdlab", servers=[of[each] for each in servers],
+            ingress_request_router_servers=[of[router]], fallback_server=of[proxy])})
+
+    async def ask():
+        async with aiohttp.request("POST", f"http://127.0.0.1:{port}/v1/completions") as answer:
+            return (await answer.json(content_type=None))["who"] if answer.status == 200 else answer.status
+
+    async def show(state, requests=8):
+        called = router.posts
+        told = Counter(await asyncio.gather(*(ask() for _ in range(requests))))
+        answers = (f"{who}={times}" for who, times in sorted(told.items(), key=str))
+        print(state, *answers, f"router={router.posts - called}")
+
+    replicas(first)
+    await api.start()
+    try:
+        await show("ONE")
+        replicas(first, second)
+        router.answer = {"replica_id": "second"}
+        await api.reload()
+        await show("TWO")
+        replicas(second)
+        await api.reload()
+        first.server.close()
+        await show("LEFT")
+        router.server.close()
+        await show("UNROUTED")
+        second.server.close()
+        await show("DEAD", requests=1)
+        await show("KNOWN")
+        await second.start()
+        while await ask() != "second":
+            await asyncio.sleep(0.1)
+        await show("BACK")
+    finally:
+        await api.stop()
+
+asyncio.run(asyncio.wait_for(main(), 120))
+"""
+
+
+@pytest.fixture(scope="module")
+def balanced(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """State -> who answered, and the calls of the router."""
+    held = [hold_port() for _ in range(3)]
+    for each, _ in held:
+        each.close()
+    with tempfile.TemporaryDirectory() as folder:  # short: HAProxy's socket is in it
+        lines = [line.split() for line in _run(BALANCED, arguments=[folder, *(str(port) for _, port in held)])]
+    return {line[0]: line[1:] for line in lines if line[0].isupper()}
+
+
+def test_haproxy_notices_that_a_replica_came_or_left(balanced: dict[str, list[str]]) -> None:
+    assert balanced["ONE"] == ["first=8", "router=0"]
+    assert balanced["TWO"] == ["second=8", "router=8"]
+    assert balanced["LEFT"] == ["second=8", "router=0"]
+
+
+def test_one_replica_answers_without_a_router(balanced: dict[str, list[str]]) -> None:
+    assert balanced["UNROUTED"] == ["second=8", "router=0"]
+
+
+def test_requests_after_the_loss_of_the_only_replica_get_no_error(balanced: dict[str, list[str]]) -> None:
+    """Ray Serve's proxy gets them, and keeps them until a replica is there."""
+    assert balanced["DEAD"] == ["proxy=1", "router=0"], "the request that meets the loss"
+    assert balanced["KNOWN"] == ["proxy=8", "router=0"]
+    assert balanced["BACK"] == ["second=8", "router=0"]
+
+
+def test_replicas_count_http_requests_where_haproxy_writes_no_metrics() -> None:
+    replica = quietly("ray.serve._private.replica")
+    counts = replica.ReplicaMetricsManager
+    http = replica.RequestProtocol.HTTP
+    ingress = SimpleNamespace(_is_direct_ingress=True)
+    for by_haproxy in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(replica, "RAY_SERVE_ENABLE_HA_PROXY", True)
+            patch.setattr(replica, "RAY_SERVE_HAPROXY_METRICS_ENABLED", by_haproxy)
+            assert counts._should_emit_request_ingress_metrics(ingress, http) is not by_haproxy
 
 
 # The real step of the control loop, with nothing to do, at made-up times.
@@ -270,7 +399,7 @@ async def main(folder):
     config = SimpleNamespace(socket_path=f"{folder}/admin.sock", enable_so_reuseport=True)
     api = SimpleNamespace(cfg=config, config_file_path="x", _spawn_seq=0, _log_id="1", _wait_for_hap_availability=ready)
     process = await haproxy.HAProxyApi._start_and_wait_for_haproxy(api, "-sf", "1")
-    print("POLICY", os.sched_getscheduler(process.pid) == os.SCHED_BATCH, os.sched_getscheduler(0) == os.SCHED_OTHER)
+    print("POLICY", os.sched_getscheduler(process.pid) == os.SCHED_BATCH, os.sched_getscheduler(0) != os.SCHED_BATCH)
     process.kill()
     print("ENDED", await process.wait())
 with tempfile.TemporaryDirectory() as folder:

@@ -263,7 +263,7 @@ class TestWhere:
             return str(Path(folder(tmp_path / "downloaded", LLAMA)) / name)
 
         monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-        monkeypatch.setattr(model_files, "_unreached", lambda _: "")
+        monkeypatch.setattr(model_files, "_why_unreached", lambda _: "")
         monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
         found = resolve_model("org/on-the-hub").shape
         assert found is not None and found.layers == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -23,13 +24,18 @@ from support.dashboard_metrics import metrics
 from pdlab.cli import dashboard as command
 from pdlab.cluster.local_nodes import hold_port
 from pdlab.deploy import dashboard
+from pdlab.results.timeline import PARTS
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "grafana"
 TEXTS = {"pdlab.json": dashboard.dashboard_text, "alerts.yml": dashboard.alerts_text}
 # Of a deployment with two decode and one prefill replica. What is counted grows by so much a second, of every engine.
 REPLICAS = {"p1": "Prefill:m", "d1": "Decode:m", "d2": "Decode:m"}
-PARTS_S = {"server": 0.01, "queue": 0.3, "prefill": 0.5, "transfer": 0.09, "step_lag": 0.1, "first_step": 0.1}
+SECONDS = {"server": 0.01, "queue": 0.3, "prefill": 0.5, "transfer": 0.09, "step_lag": 0.1, "first_step": 0.1}
+PARTS_S = {part: SECONDS.get(part, 0.0) for part in PARTS if part != "front"}
 REQUESTS_PER_S = 10.0
+IDLE = "ray_idle_"  # begins the names of counters that do not grow
+# A counter that appears some scrapes later, as one of failures does.
+LATE, LATE_SCRAPES, LATE_TIMES = "ray_pdlab_late_total", 16, 3
 
 
 @pytest.mark.golden
@@ -65,6 +71,24 @@ def test_panels_are_side_by_side_and_of_grafanas_form() -> None:
                     assert label in target["expr"], (panel["title"], label)
 
 
+def test_lines_of_zeros_are_not_drawn_on_an_axis_to_100() -> None:
+    """What Grafana's library draws with a lower end of 0 and no upper one: 0 to 100, and 0 to 10,000 % for shares."""
+    counts = [panel for panel in dashboard.dashboard()["panels"] if panel["type"] != "row"]
+    ends = {}
+    for panel in counts:
+        defaults = panel["fieldConfig"]["defaults"]
+        ends.setdefault(defaults["unit"], set()).add((defaults.get("max"), defaults["custom"].get("axisSoftMax")))
+    of_nothing = {(None, None)}
+    assert ends == {
+        "percentunit": {(1, None)},
+        "short": {(None, 1)},
+        "ops": {(None, 1)},
+        "s": of_nothing,
+        "Bps": of_nothing,
+        "reqps": of_nothing,
+    }
+
+
 def test_means_are_never_made_of_sums_of_histograms() -> None:
     """Ray's exporter makes those up from the middles of buckets."""
     assert not [name for name in metrics() if name.endswith("_sum")]
@@ -81,6 +105,8 @@ def test_everything_is_provisioned_by_one_command(tmp_path: Path, capsys: pytest
     assert json.loads((Path(provider["options"]["path"]) / "pdlab.json").read_text()) == dashboard.dashboard()
     source = yaml.safe_load((out / "provisioning" / "datasources" / "pdlab.yaml").read_text())["datasources"][0]
     assert (source["type"], source["url"]) == ("prometheus", "http://127.0.0.1:9090")
+    # Grafana makes $__rate_interval of it.
+    assert source["jsonData"]["timeInterval"] == config["global"]["scrape_interval"] == "10s"
 
 
 @pytest.mark.parametrize(
@@ -104,8 +130,13 @@ def test_a_wrong_prometheus_is_refused(url: str, tmp_path: Path, capsys: pytest.
 # --- asked of a Prometheus ---
 
 
-def page(seconds: float) -> str:
-    """Ray's metrics page that many seconds after the engines began."""
+def page(seconds: float, scrapes: int) -> str:
+    """Ray's metrics page that many seconds after the engines began, after so many scrapes; and one of idle engines."""
+    idle = [line.replace("ray_", IDLE, 1) for line in metric_lines(1.0, 0)]
+    return "\n".join([*metric_lines(seconds, scrapes), *idle, ""])
+
+
+def metric_lines(seconds: float, scrapes: int) -> list[str]:
     lines: list[str] = []
 
     def say(name: str, value: float, **labels: str) -> None:
@@ -159,7 +190,10 @@ def page(seconds: float) -> str:
             say(f"ray_pdlab_prefill_{call}_total", seconds, ReplicaId=replica)
     for name in ("prefill", "decode", "join", "leave", "changed"):
         say(f"ray_pdlab_roles_{name}", 1)
-    return "\n".join([*lines, ""])
+    say("ray_pdlab_old_total", LATE_TIMES)
+    if scrapes > LATE_SCRAPES:
+        say(LATE, LATE_TIMES)
+    return lines
 
 
 class Asked:
@@ -182,14 +216,14 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
     binary = shutil.which("prometheus")
     if binary is None:
         pytest.skip("no prometheus on this machine (apt-get install prometheus)")
-    began = time.monotonic()
+    began, scrapes = time.monotonic(), itertools.count()
 
     class Pages(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.send_header("Content-Type", "text/plain; version=0.0.4")
             self.end_headers()
-            self.wfile.write(page(time.monotonic() - began).encode())
+            self.wfile.write(page(time.monotonic() - began, next(scrapes)).encode())
 
         def log_message(self, *args: Any) -> None: ...
 
@@ -215,7 +249,8 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
             while time.monotonic() < end:
                 try:
                     # The rate must be full before anything is asked.
-                    if len(one.query("count_over_time(ray_pdlab_ttft_requests_total[6s]) > 10")) == 2:
+                    full = len(one.query("count_over_time(ray_pdlab_ttft_requests_total[6s]) > 10")) == 2
+                    if full and one.query(f"count_over_time({LATE}[6s]) > 3"):
                         break
                 except OSError:
                     assert process.poll() is None, (folder / "log").read_text()[-2000:]
@@ -250,9 +285,60 @@ def test_failures_that_never_happened_are_shown_as_none(asked: Asked) -> None:
         assert [one["value"][1] for one in asked.query(never)] == ["0"], never
 
 
+def test_engines_without_a_preemption_are_shown_with_none(asked: Asked) -> None:
+    (panel,) = (panel for row in dashboard.ROWS for panel in row.panels if panel.title == "Preemptions")
+    never = panel.queries[0].expression.replace("ray_vllm_", "ray_never_")
+    shown = {one["metric"]["ReplicaId"]: (one["metric"]["deployment"], one["value"][1]) for one in asked.query(never)}
+    assert shown == {name: (pool, "0") for name, pool in REPLICAS.items()}
+
+
+def test_every_line_of_an_engine_has_its_pool(asked: Asked) -> None:
+    """An id says nothing to a reader."""
+    for row in dashboard.ROWS:
+        for panel in row.panels:
+            for query in panel.queries:
+                for one in asked.query(query.expression):
+                    if "ReplicaId" in one["metric"]:
+                        assert one["metric"]["deployment"] == REPLICAS[one["metric"]["ReplicaId"]], panel.title
+                        assert query.legend == dashboard.ENGINE, panel.title
+
+
+def test_a_failure_that_makes_its_counter_appear_is_counted(asked: Asked) -> None:
+    """``rate`` misses it. What was counted before Prometheus scrapes is no news."""
+
+    def highest(expression: str) -> float:
+        (one,) = asked.query(f"max_over_time(({expression})[60s:500ms])")
+        return float(one["value"][1])
+
+    times = dashboard._times(LATE)
+    assert highest(times) == LATE_TIMES and highest(f"sum(rate({LATE}[6s]))") == 0
+    assert highest(times.replace(LATE, "ray_pdlab_old_total")) == 0
+
+
+def test_where_nothing_is_served_there_is_no_figure(asked: Asked) -> None:
+    """0 / 0 and quantiles of an empty histogram are NaN, and Grafana's library draws a line across them."""
+    empty = set()
+    for row in dashboard.ROWS:
+        for panel in row.panels:
+            for query in panel.queries:
+                values = [one["value"][1] for one in asked.query(query.expression.replace("ray_", IDLE))]
+                assert "NaN" not in values, panel.title
+                if not values:
+                    empty.add(panel.title)
+    assert empty == {
+        "Mean TTFT by part",
+        "TTFT in the server",
+        "Parts, p95",
+        "Time between tokens, p50 and p95",
+        "Transfer and step lag",
+        "Prefix cache hits",
+    }
+
+
 def test_mean_parts_are_exact_and_add_up(asked: Asked) -> None:
     (panel,) = (panel for row in dashboard.ROWS for panel in row.panels if panel.title == "Mean TTFT by part")
-    means = {one["metric"]["part"]: float(one["value"][1]) for one in asked.query(panel.queries[0].expression)}
+    means = {query.legend: float(asked.query(query.expression)[0]["value"][1]) for query in panel.queries}
+    assert list(means) == list(PARTS_S), "stacked in the order of time"
     assert means == pytest.approx(PARTS_S, rel=0.05)
 
 
@@ -269,7 +355,7 @@ def test_alerts_load_and_are_raised_where_they_should_be(asked: Asked) -> None:
     assert all(rule["health"] == "ok" for rule in rules.values()), rules
     by_name = {alert.name: alert for alert in dashboard.ALERTS}
     holds = {
-        name: bool(asked.query(alert.expression.replace(f"[{dashboard.MINUTES}m]", "[6s]")))
+        name: bool(asked.query(alert.expression.replace(f"{dashboard.MINUTES}m", "6s")))
         for name, alert in by_name.items()
     }
     # A third of the TTFT is queue, KV caches are two fifths full, and what is unhealed is healed.

@@ -36,7 +36,7 @@ def test_in_slow_time_leases_and_limits_are_longer_and_ray_is_not() -> None:
 
 
 def test_what_is_shipped() -> None:
-    assert SHIPPED == ["all", "nodes", "replicas", "short", "soak", "workers"]
+    assert SHIPPED == ["all", "ingress", "nodes", "replicas", "short", "soak", "workers"]
     soak = load_plan("soak")
     assert (soak.duration_s, soak.concurrency, soak.every_s) == (1200, 8, 30)
     assert len(schedule(soak, PAIR).due) == 40, "twenty minutes, a fault every 30 s, the first after 20 s"

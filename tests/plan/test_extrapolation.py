@@ -20,7 +20,8 @@ from pdlab.core.nodes import ClusterNode, ClusterView
 from pdlab.core.schema import to_yaml
 from pdlab.core.workload import Closed, Open, Slo, Workload
 from pdlab.plan import facts
-from pdlab.plan.extrapolation import Platform, in_flight_per_gpu, major_minor, outside_fit, require_node
+from pdlab.plan.extrapolation import Platform, in_flight_per_gpu, major_minor, outside_fit
+from pdlab.plan.planned_nodes import require_node
 from pdlab.plan.planner import Plan, gain, outside, plan
 from pdlab.plan.scenario import Scenario
 from pdlab.sim.hardware import Hardware, load_hardware

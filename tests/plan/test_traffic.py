@@ -9,7 +9,7 @@ import pytest
 
 from pdlab.cli import plan
 from pdlab.core.catalog import require_shape
-from pdlab.plan.traffic import endless_hit_share, says_requests, trace_of_file
+from pdlab.plan.traffic import has_requests, trace_of_file, unlimited_hit_share
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.level import Trace
 
@@ -50,12 +50,12 @@ def test_copies_share_a_trace() -> None:
 def test_what_says_its_requests(tmp_path: Path) -> None:
     lengths = tmp_path / "lengths.yaml"
     lengths.write_text("input_tokens: 500\n", encoding="utf-8")
-    assert [says_requests(path) for path in (DATA / "chat.yaml", DATA / "mooncake.jsonl", lengths)] == [
+    assert [has_requests(path) for path in (DATA / "chat.yaml", DATA / "mooncake.jsonl", lengths)] == [
         True,
         True,
         False,
     ]
-    assert not says_requests(tmp_path / "nowhere.yaml")
+    assert not has_requests(tmp_path / "nowhere.yaml")
 
 
 def test_requests_that_share_nothing_are_lengths_and_moments_alone() -> None:
@@ -67,10 +67,10 @@ def test_the_share_of_a_cache_that_forgets_nothing() -> None:
     """Agents hit most of their prompts, also by the rules of windowed layers, which find less."""
     shape, hardware = require_shape("gpt-oss-120b"), load_hardware("h100-vllm-0.11")
     given = trace_of_file(DATA / "agents.yaml")
-    full = endless_hit_share(given, hardware, shape)
-    windowed = endless_hit_share(given, hardware.model_copy(update={"hybrid_kv": True}), shape)
+    full = unlimited_hit_share(given, hardware, shape)
+    windowed = unlimited_hit_share(given, hardware.model_copy(update={"hybrid_kv": True}), shape)
     assert 0.7 < windowed < full < 0.95
-    assert endless_hit_share(trace_of_file(DATA / "azure-2023.csv"), hardware, shape) == 0
+    assert unlimited_hit_share(trace_of_file(DATA / "azure-2023.csv"), hardware, shape) == 0
 
 
 def test_a_plan_names_the_hit_share_that_it_assumed(capsys: pytest.CaptureFixture[str]) -> None:

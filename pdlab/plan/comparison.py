@@ -1,0 +1,117 @@
+"""`plan.py --compare`: measured experiments beside their predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pdlab.core.catalog import ModelShape, load_model, require_shape, whole_shape
+from pdlab.core.errors import UsageError
+from pdlab.core.findings import Finding
+from pdlab.core.rendering import rendered
+from pdlab.plan import TEMPLATES
+from pdlab.plan.accuracy import MeasuredSweep, PredictedPoint, mean_rows, median_errors
+from pdlab.plan.calibration import compare, loads_in_flight, measured, other_kind
+from pdlab.plan.error_catalog import with_stack_prior
+from pdlab.plan.extrapolation import OutsideFit, outside_fit, ran_on
+from pdlab.plan.replay_accuracy import ComparedReplay, compared, trace_sent
+from pdlab.plan.step_findings import step_findings
+from pdlab.results.published_folders import load_experiment
+from pdlab.results.schema import Experiment
+from pdlab.sim.computed_hardware import as_served
+from pdlab.sim.hardware import Hardware
+from pdlab.sim.simulator import Prompts
+
+
+class ComparedExperiment(NamedTuple):
+    """A measured experiment beside its prediction.
+
+    ``hardware``: what it is predicted with. ``points``: the figures of its levels; a replay has ``replays`` instead.
+    ``outside``: in what its prediction is extrapolated. ``notes``: assumptions of its prediction, as sentences.
+    """
+
+    experiment: Experiment
+    sweep: MeasuredSweep
+    hardware: Hardware
+    shape: ModelShape
+    points: list[PredictedPoint]
+    replays: list[ComparedReplay]
+    outside: tuple[OutsideFit, ...]
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+
+
+def compared_experiment(
+    folder: Path,
+    hardware: Hardware,
+    model: str | None,
+    prompts: Prompts | None,
+    local_engine_kwargs: Mapping[str, Any],
+) -> ComparedExperiment:
+    """Predict the experiment in a folder.
+
+    ``model``: the model of the prediction; None: the measured one. ``prompts``: whether levels repeat the prompts of
+    earlier levels; None: they do in published runs only. ``local_engine_kwargs``: the engine arguments that a launch
+    on this machine adds. Raises UsageError and StoreError for an experiment that cannot be predicted.
+    """
+    experiment = load_experiment(folder)
+    published = experiment.manifest.origin == "imported"
+    sweep = measured(experiment, prompts or ("repeated" if published else "fresh"), trace_sent(folder, experiment))
+    deployment = sweep.deployment
+    shape, notes = _shape(model, deployment.model, folder)
+    if other := other_kind(hardware, experiment):
+        notes = (*notes, f"{other}: give --hardware")
+    shape = as_served(shape, hardware)
+    corrected = with_stack_prior(hardware, shape)
+    points, replays = [], []
+    if sweep.trace is None:
+        points = compare(corrected, shape, sweep)
+    else:
+        kwargs = local_engine_kwargs if experiment.manifest.local else {}
+        replays = compared(folder, experiment, sweep, corrected, shape, kwargs)
+    return ComparedExperiment(
+        experiment=experiment,
+        sweep=sweep,
+        hardware=corrected,
+        shape=shape,
+        points=points,
+        replays=replays,
+        outside=outside_fit(
+            hardware,
+            deployment.model.rpartition("/")[2],
+            deployment,
+            [sweep.workload],
+            ran_on=ran_on(experiment),
+            in_flight_per_gpu=loads_in_flight(sweep),
+        ),
+        findings=step_findings(corrected, shape, deployment.pools.values()),
+        notes=notes,
+    )
+
+
+def _shape(model: str | None, measured_model: str, folder: Path) -> tuple[ModelShape, tuple[str, ...]]:
+    """The shape of ``model``, else of the measured model; and a note if it is the shape of another model."""
+    name = measured_model.rpartition("/")[2]
+    shape = require_shape(model) if model else load_model(name) or whole_shape(measured_model)
+    if isinstance(shape, str):
+        raise UsageError(f"{folder} is of {measured_model}: {shape}; name one like it with --model")
+    if shape.name in (name, measured_model):
+        return shape, ()
+    return shape, (f"{folder} is of {measured_model}, predicted as {shape.name}",)
+
+
+def comparison_text(experiments: Sequence[ComparedExperiment], hardware: Hardware) -> str:
+    """The printed comparison: figures with errors, medians, and what is extrapolated."""
+    points = [point for each in experiments for point in each.points]
+    return rendered(
+        TEMPLATES / "compare.txt",
+        models=list(dict.fromkeys(each.shape.name for each in experiments)),
+        hardware=hardware,
+        rows=mean_rows(points),
+        replays=[replay for each in experiments for replay in each.replays],
+        rehearsed=[each.experiment.name for each in experiments if each.experiment.manifest.rehearsal],
+        errors=median_errors(points, skip_first=False),
+        outside={each.experiment.name: each.outside for each in experiments},
+        findings=list({finding.text: finding for each in experiments for finding in each.findings}.values()),
+    )

@@ -1,0 +1,133 @@
+"""What the pictures of a plan show: predicted experiments with bands and notes, and goodput over bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from pdlab.analysis.goodput_map import GoodputMap, RateSweep, goodput_map
+from pdlab.core.catalog import ModelShape
+from pdlab.core.deployment import Deployment
+from pdlab.core.rendering import rendered
+from pdlab.core.workload import Slo, Workload
+from pdlab.plan import TEMPLATES
+from pdlab.plan.extrapolation import OutsideFit
+from pdlab.plan.open_loop import under_rates
+from pdlab.plan.planner import Candidate, Plan, outside
+from pdlab.plan.scenario import Scenario
+from pdlab.plan.step_findings import step_findings
+from pdlab.sim.hardware import TO_90, FitError, Hardware
+from pdlab.sim.level import SimulatedLevel, to_run
+
+if TYPE_CHECKING:
+    from pdlab.plan.accuracy import MeasuredSweep
+    from pdlab.results.schema import Experiment
+
+PREDICTED = "predicted"
+LEAST_DRAWN = 5  # candidates
+# The bounds of a map of goodput, as shares of the SLO's bounds; without such a bound, of the seconds beside them.
+TTFT_SHARES, DEFAULT_TTFT_S = (0.25, 0.5, 1.0, 2.0, 4.0), 1.0
+TPOT_SHARES, DEFAULT_TPOT_S = (0.5, 0.75, 1.0, 1.5, 2.0), 0.016
+
+
+class PredictedCurve(NamedTuple):
+    """A predicted experiment. ``outside``: in what it is extrapolated; a curve has a band only if this is empty."""
+
+    experiment: Experiment
+    outside: tuple[OutsideFit, ...]
+
+
+class BandWidths(NamedTuple):
+    """Relative half-widths of the band around a predicted curve: 90 % of cases are within it."""
+
+    tpot: float
+    ttft: float
+
+
+def drawn_candidates(plan: Plan, top: int) -> list[Candidate]:
+    """The first ``top`` candidates, at least `LEAST_DRAWN`, and the best collocated one."""
+    drawn = list(plan.candidates[: max(top, LEAST_DRAWN)])
+    collocated = plan.best_candidate(collocated=True)
+    return [*drawn, collocated] if collocated is not None and collocated not in drawn else drawn
+
+
+def candidate_curve(candidate: Candidate, scenario: Scenario) -> PredictedCurve:
+    """The loads of a candidate as an experiment of simulated runs."""
+    deployment, levels = candidate.deployment, [outcome.level for outcome in candidate.outcomes]
+    experiment = _experiment(deployment.label, deployment, scenario.workload, levels)
+    return PredictedCurve(experiment, outside(candidate, scenario))
+
+
+def simulated_as_measured(
+    sweep: MeasuredSweep, hardware: Hardware, shape: ModelShape, seed: int, *, steady: bool
+) -> Experiment:
+    """The levels of a measured experiment, simulated as they were measured.
+
+    ``steady``: the runs have a steady window, if they are long enough for one.
+    """
+    levels = sweep.simulated(hardware, shape, seed=seed)
+    predicted = _experiment(sweep.name, sweep.deployment, sweep.workload, levels)
+    if steady:
+        return predicted
+    runs = tuple(run.model_copy(update={"steady": None}) for run in predicted.runs)
+    return predicted.model_copy(update={"runs": runs})
+
+
+def _experiment(name: str, deployment: Deployment, workload: Workload, levels: Iterable[SimulatedLevel]) -> Experiment:
+    from pdlab.results.schema import Experiment, Manifest
+
+    label = deployment.label
+    return Experiment(
+        name=f"{name} {PREDICTED}",
+        manifest=Manifest(
+            origin="simulated", label=label, deployment=deployment, gpus=deployment.gpus, workload=workload
+        ),
+        runs=tuple(to_run(level, label, workload) for level in levels),
+    )
+
+
+def band_widths(error: FitError) -> BandWidths:
+    """The median errors, widened from half of the cases to 90 % of them."""
+    return BandWidths(*(math.expm1(TO_90 * percent / 100) for percent in (error.tpot_percent, error.ttft_percent)))
+
+
+def curve_notes(curves: Sequence[PredictedCurve], hardware: Hardware) -> list[str]:
+    """The lines below a picture: the source of the step times, the bands, and the curves without a band."""
+    without_band: dict[tuple[OutsideFit, ...], list[str]] = {}
+    for curve in curves:
+        if curve.outside:
+            without_band.setdefault(curve.outside, []).append(curve.experiment.name)
+    return rendered(
+        TEMPLATES / "curves.txt",
+        hardware=hardware,
+        findings=step_findings(hardware),
+        banded=hardware.error is not None and not all(curve.outside for curve in curves),
+        extrapolated=without_band,
+    ).splitlines()
+
+
+def simulated_sweeps(plan: Plan, scenario: Scenario, top: int, measured: Collection[str]) -> list[RateSweep]:
+    """The `drawn_candidates` under growing request rates. ``measured``: labels of deployments that are left out."""
+    sweeps = []
+    for candidate in drawn_candidates(plan, top):
+        if candidate.deployment.label not in measured:
+            most_rps = max(outcome.requests_per_s for outcome in candidate.outcomes)
+            gpus = candidate.total_gpus / candidate.copies
+            sweeps.append(under_rates(scenario, candidate.deployment, most_rps, gpus))
+    return sweeps
+
+
+def map_over_bounds(sweeps: Sequence[RateSweep], slo: Slo) -> GoodputMap:
+    """The goodput of every sweep over bounds on TTFT and TPOT around those of the SLO."""
+    return goodput_map(
+        sweeps,
+        [share * (slo.ttft_s or DEFAULT_TTFT_S) for share in TTFT_SHARES],
+        [share * (slo.tpot_s or DEFAULT_TPOT_S) for share in TPOT_SHARES],
+        slo.quantile,
+    )
+
+
+def map_title(scenario: Scenario, price_per_gpu_hour: float | None) -> str:
+    """The title of a map of goodput. ``price_per_gpu_hour``: the map has costs too, in this currency (None: not)."""
+    return rendered(TEMPLATES / "goodput_map.txt", scenario=scenario, price=price_per_gpu_hour)

@@ -1,0 +1,96 @@
+"""The nodes of a plan: as many of a node type, or of a cluster file, as the planned GPUs need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pdlab.core.catalog import load_cluster, node_types
+from pdlab.core.errors import UsageError
+from pdlab.core.nodes import ClusterNode, ClusterView
+from pdlab.core.schema import is_yaml_path
+from pdlab.core.text import choices
+from pdlab.placement.copies import CPUS_PER_GPU
+from pdlab.sim.hardware import Hardware
+
+
+def nodes_of(node: str) -> tuple[ClusterNode, ...]:
+    """One node of a type in configs/clusters/, or the engine nodes of a cluster file. Raises UsageError."""
+    if is_yaml_path(node):
+        return load_cluster(node).engine_nodes
+    try:
+        return load_cluster(f"{node}-x1").engine_nodes
+    except UsageError as error:
+        raise UsageError(f"--node {node}: no node type of configs/clusters/; {choices(node, node_types())}") from error
+
+
+def planned_nodes(hardware: Hardware, gpus: int, node: str | None, *, spread: bool) -> ClusterView:
+    """Enough nodes for ``gpus`` GPUs of each GPU type of the hardware.
+
+    If ``gpus`` is no multiple of a node, only part of the last node is free. With ``spread`` there are at least two
+    nodes, and all of their GPUs are free. For hardware of CPUs, the nodes are of this machine, and their slots for
+    engine ranks count as GPUs.
+
+    ``node``: a node type of configs/clusters/, or a cluster file; None: nodes as the hardware describes them.
+    Raises UsageError for nodes that the hardware does not describe.
+    """
+    types = (hardware, *hardware.beside)
+    if node is None:
+        models = [_node_of(each) for each in types]
+        kind = f"node of {hardware.gpus_per_node} {' and of '.join(each.gpu_type or '' for each in types)}"
+    else:
+        models = [_required_node(each, node, of_type=len(types) > 1) for each in types]
+        kind = "local Ray node" if hardware.cpu else Path(node).stem if is_yaml_path(node) else node
+    if hardware.cpu:
+        models = [model.model_copy(update={"gpus": hardware.gpus_per_node}) for model in models]
+    count = -(-gpus // models[0].gpus)
+    if spread and len(types) == 1:
+        count = max(count, 2)
+    nodes: list[ClusterNode] = []
+    for number in range(count):
+        for model in models:
+            name = f"node-{len(nodes) + 1}"
+            free = model.gpus if spread else min(model.gpus, gpus - number * model.gpus)
+            changes = {"id": name, "head": not nodes, "labels": {"pdlab/node": name}, "free_gpus": tuple(range(free))}
+            nodes.append(model.model_copy(update=changes))
+    return ClusterView(name=f"{len(nodes)} x {kind}", nodes=tuple(nodes))
+
+
+def _node_of(hardware: Hardware) -> ClusterNode:
+    """A node as the hardware describes it."""
+    gpus = hardware.gpus_per_node
+    return ClusterNode(id="node", gpu_type=hardware.gpu_type, gpus=gpus, cpus=CPUS_PER_GPU * gpus)
+
+
+def _required_node(hardware: Hardware, node: str, *, of_type: bool) -> ClusterNode:
+    """The first node of --node. ``of_type``: the first one with the hardware's GPU type.
+
+    Raises UsageError if there is none, or if the hardware does not describe the nodes.
+    """
+    nodes = [each for each in nodes_of(node) if not of_type or each.gpu_type == hardware.gpu_type]
+    if not nodes:
+        raise UsageError(f"--node {node} has no nodes of {hardware.gpu_type}; give a file with both types")
+    for each in nodes:
+        require_node(hardware, each, node)
+    return nodes[0]
+
+
+def require_node(hardware: Hardware, node: ClusterNode, name: str) -> None:
+    """Raises UsageError if a node has another GPU type, or another number of GPUs, than the hardware file.
+
+    ``name``: the name of the node in the message.
+    """
+    if hardware.cpu:
+        return
+    if hardware.gpu_type is None:
+        raise UsageError(
+            f"hardware {hardware.name}: gpu_type is missing, by which nodes are compared; add the type "
+            "as Ray names it, such as gpu_type: H200 (python -m pdlab calibrate writes it)"
+        )
+    here = (node.gpus, node.gpu_type or "GPUs of unknown type")
+    wanted = (hardware.gpus_per_node, hardware.gpu_type)
+    if here != wanted:
+        raise UsageError(
+            f"--node {name} has {here[0]} x {here[1]}, hardware {hardware.name} is of nodes of "
+            f"{wanted[0]} x {wanted[1]}; give --hardware that python -m pdlab calibrate fitted on such nodes, "
+            "or another --node"
+        )
