@@ -204,7 +204,7 @@ def test_a_right_band_holds_86_to_94_percent_of_few_stacks() -> None:
     assert one.near_by_chance == pytest.approx(0.285, abs=0.03)
     assert off_together.near_by_chance < 0.1 and unseen.near_by_chance < 0.1
     for held in (one, off_together, unseen):
-        assert held.share == 1.0 and held.drawn.mean() / held.of == pytest.approx(0.9, abs=0.01)
+        assert held.share == 1.0 and held.drawn.mean() / held.of == pytest.approx(0.9, abs=0.02)
     assert one.by_chance[0] > 0.7, "18 of 20 on average"
     assert unseen.by_chance[0] < 0.2, "a model that is far off has none of its five stacks in the band"
     both = sum_of([one, off_together])

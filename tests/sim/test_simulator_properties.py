@@ -350,7 +350,7 @@ def test_a_ramp_takes_as_long_as_its_rates_say() -> None:
 def test_what_requests_hold_grows_from_prefill_to_their_end() -> None:
     """One request of 100 tokens from 0 to 10 s, whose 100 answers come from 5 s on: above 150 a quarter of the time."""
     level = empty_level(
-        Level(load=Closed(concurrency=1), num_requests=1), Workload(input_tokens=100, output_tokens=100), None
+        Level(load=Closed(concurrency=1), num_requests=1, seed=0), Workload(input_tokens=100, output_tokens=100), None
     )
     level.first_token_s, level.finish_s, level.duration_s = [5.0], [10.0], 10.0
     assert level.share_above(99) == pytest.approx(1.0, abs=0.01)
