@@ -31,6 +31,9 @@ from pdlab.core.nodes import ClusterView  # noqa: E402
 from pdlab.core.workload import Level, Open, Slo, Workload  # noqa: E402
 from pdlab.plan.planner import gain, plan  # noqa: E402
 from pdlab.plan.scenario import Scenario  # noqa: E402
+from pdlab.report import paper  # noqa: E402
+from pdlab.report.figure import DASHED, DOTTED, Axis, Figure, Line, PlotPanel, rising  # noqa: E402
+from pdlab.report.style import HUES, SOFT  # noqa: E402
 from pdlab.results.slo import stresses  # noqa: E402
 from pdlab.sim.hardware import load_hardware  # noqa: E402
 from pdlab.sim.level import Trace, columns  # noqa: E402
@@ -161,58 +164,59 @@ def best(agents: list[dict[str, Any]], labels: Sequence[str], growth_tokens: int
     return max(mine, key=lambda each: each["served_rps"][bound])
 
 
-def draw(rows: list[dict[str, Any]], agents: list[dict[str, Any]], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(16, 5.4))
-    for tpot_s, color in zip(TPOTS_S, ("tab:blue", "tab:orange"), strict=True):
+def stated(rows: list[dict[str, Any]]) -> tuple[list[Line], list[Line]]:
+    """At stated hit shares: the goodput of the best ones, and what PD gives over collocated, with intervals."""
+    goodputs, gains = [], []
+    for tpot_s, color in zip(TPOTS_S, HUES, strict=False):
         mine = [row for row in rows if row["tpot_s"] == tpot_s]
-        bound = f"TPOT ≤ {1000 * tpot_s:.0f} ms"
-        shares = [100 * row["hit_share"] for row in mine]
-        for kind, style, word in (("pd", "-", "PD"), ("collocated", "--", "collocated")):
-            tokens = [row[f"{kind}_tokens_per_s_per_gpu"] for row in mine]
-            left.plot(shares, tokens, style, color=color, marker="o", markersize=4, label=f"best {word}, {bound}")
-        middle.plot(shares, [1 + row["gain"] for row in mine], color=color, marker="o", markersize=4, label=bound)
-        bands = [row for row in mine if row["interval"] is not None]
-        middle.fill_between(
-            [100 * row["hit_share"] for row in bands],
-            [1 + row["interval"][0] for row in bands],
-            [1 + row["interval"][1] for row in bands],
-            color=color,
-            alpha=0.15,
-            linewidth=0,
-        )
+        for kind, dashes, word in (("pd", (), "PD"), ("collocated", DASHED, "collocated")):
+            points = [(100 * row["hit_share"], row[f"{kind}_tokens_per_s_per_gpu"]) for row in mine]
+            goodputs.append(Line(points, color, f"best {word}, {bound(tpot_s)}", dashes, marker="o", mark=4))
+        bands = [(100 * row["hit_share"], row["interval"]) for row in mine if row["interval"] is not None]
+        low, high = ([(share, 1 + interval[side]) for share, interval in bands] for side in (0, 1))
+        points = [(100 * row["hit_share"], 1 + row["gain"]) for row in mine]
+        gains.append(Line(points, color, bound(tpot_s), marker="o", mark=4, area=[*low, *reversed(high)]))
+    return goodputs, gains
+
+
+def of_agents(agents: list[dict[str, Any]]) -> list[Line]:
+    """What PD gives over collocated, by what the caches of collocated answered."""
+    lines = []
+    for tpot_s, color in zip(TPOTS_S, HUES, strict=False):
         key, points = f"{1000 * tpot_s:.0f}", []
         for growth_tokens in GROWTHS:
             split, base = (best(agents, labels, growth_tokens, key) for labels in (PD, COLLOCATED))
             if base["served_rps"][key]:
                 points.append((100 * base["hit_share"], split["served_rps"][key] / base["served_rps"][key]))
-        right.plot(*zip(*sorted(points), strict=True), color=color, marker="s", markersize=5, label=bound)
-    left.set(title="stated hit shares", ylabel="goodput, output tokens/s per GPU", ylim=(0, None))
-    middle.set(title="stated hit shares", ylabel="best PD over best collocated, per GPU", ylim=(0.4, 1.6))
-    right.set(title="agents, caches simulated, sessions stick", ylim=(0.4, 2.4))
-    for axes in (left, middle, right):
-        axes.set(xlabel="prompt tokens answered by prefix caches (%)")
-        axes.grid(alpha=0.3)
-        if axes is not left:
-            axes.axhline(1, color="0.4", linewidth=1)
-            axes.axhline(
-                PUBLISHED_PD / PUBLISHED_COLLOCATED,
-                color="tab:red",
-                linestyle=":",
-                label=f"InferenceX, agents, H200: {PUBLISHED_PD} / {PUBLISHED_COLLOCATED}",
-            )
-        axes.legend(fontsize=9)
-    figure.suptitle(
+        lines.append(Line(sorted(points), color, bound(tpot_s), marker="s", mark=5))
+    return lines
+
+
+def bound(tpot_s: float) -> str:
+    return f"TPOT ≤ {1000 * tpot_s:.0f} ms"
+
+
+def figure(rows: list[dict[str, Any]], agents: list[dict[str, Any]]) -> Figure:
+    x = Axis("prompt tokens answered by prefix caches (%)", -4, 100)
+    published = f"InferenceX, agents, H200: {PUBLISHED_PD} / {PUBLISHED_COLLOCATED}"
+    beside = [
+        Line([(x.low, 1.0), (x.high, 1.0)], SOFT, width=1),
+        Line([(end, PUBLISHED_PD / PUBLISHED_COLLOCATED) for end in (x.low, x.high)], HUES[3], published, DOTTED),
+    ]
+    goodputs, gains = stated(rows)
+    ratio, title = "best PD over best collocated, per GPU", "stated hit shares"
+    others = [*of_agents(agents), *beside]
+    panels = [
+        PlotPanel(rising("goodput, output tokens/s per GPU", goodputs), x, goodputs, title=title),
+        PlotPanel(Axis(ratio, 0.4, 1.6), x, [*gains, *beside], title=title),
+        PlotPanel(Axis(ratio, 0.4, 2.4), x, others, title="agents, caches simulated, sessions stick"),
+    ]
+    return Figure(
+        [[panel._replace(legend="best", height_in=5.4) for panel in panels]],
         f"Simulated: {MODEL} on {GPUS} H100, TTFT ≤ {TTFT_S:g} s for {QUANTILE:.0%} of requests. Stated hit shares: "
         f"{INPUT}:{OUTPUT} tokens, Poisson arrivals; bands: 90 % intervals from the errors of the model",
-        fontsize=10,
+        width_in=16.0,
     )
-    figure.tight_layout()
-    figure.savefig(path, dpi=100)
 
 
 def main() -> None:
@@ -238,7 +242,7 @@ def main() -> None:
                 agents.append(agents_served(label, growth_tokens))
                 print(json.dumps(agents[-1]), flush=True)
                 keep()
-    draw(rows, agents, words.out)
+    paper.draw(figure(rows, agents), words.out)
 
 
 if __name__ == "__main__":

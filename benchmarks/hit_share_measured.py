@@ -40,13 +40,13 @@ def workload(share: int) -> dict[str, object]:
 DEPLOYMENTS: list[dict[str, Any]] = [
     {"name": "collocated", "label": "collocated-2xtp1"},
     {"name": "pd", "label": "pd-spread-p1xtp1-d1xtp1"},
-    {"name": "collocated-small", "label": "collocated-2xtp1", "engine_args": SMALL_POOL, "workloads": EVICTED},
-    {"name": "pd-small", "label": "pd-spread-p1xtp1-d1xtp1", "engine_args": SMALL_POOL, "workloads": EVICTED},
+    {"name": "collocated-small", "label": "collocated-2xtp1", "engine_arg": SMALL_POOL, "workloads": EVICTED},
+    {"name": "pd-small", "label": "pd-spread-p1xtp1-d1xtp1", "engine_arg": SMALL_POOL, "workloads": EVICTED},
     {
         "name": "pd-small-offload",
         "label": "pd-spread-p1xtp1-d1xtp1",
-        "engine_args": SMALL_POOL,
-        "flags": ["--kv-offload-gb", "0.5"],
+        "engine_arg": SMALL_POOL,
+        "kv_offload_gb": 0.5,
         "workloads": EVICTED,
     },
 ]

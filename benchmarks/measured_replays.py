@@ -43,7 +43,7 @@ def measured(name: str, deployments: Sequence[Mapping[str, Any]], workloads: Map
     experiment = {
         "name": name,
         "where": {"local": 2},
-        "deployments": [{**each, "engine_args": {**TOLD, **each.get("engine_args", {})}} for each in deployments],
+        "deployments": [{**each, "engine_arg": {**TOLD, **each.get("engine_arg", {})}} for each in deployments],
         "workloads": [{"name": each, "file": f"{each}.yaml"} for each in workloads],
         "repeats": 1,
         "launch_timeout_s": 300,

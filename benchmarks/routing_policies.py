@@ -30,13 +30,10 @@ CONVERSATIONS = {
 }
 POLICIES = ("round-robin", "power-of-two", "session")
 DEPLOYMENTS: list[dict[str, Any]] = [
-    *({"name": f"collocated-{each}", "label": "collocated-2xtp1", "flags": ["--routing", each]} for each in POLICIES),
-    *(
-        {"name": f"pd-2p1d-{each}", "label": "pd-spread-p2xtp1-d1xtp1", "flags": ["--p-routing", each]}
-        for each in POLICIES
-    ),
+    *({"name": f"collocated-{each}", "label": "collocated-2xtp1", "routing": each} for each in POLICIES),
+    *({"name": f"pd-2p1d-{each}", "label": "pd-spread-p2xtp1-d1xtp1", "p_routing": each} for each in POLICIES),
     {"name": "fluid-2p1d-least-loaded", "label": "pd-fluid-3xtp1-p2d1"},
-    {"name": "fluid-2p1d-prefix-affinity", "label": "pd-fluid-3xtp1-p2d1", "flags": ["--prefix-affinity"]},
+    {"name": "fluid-2p1d-prefix-affinity", "label": "pd-fluid-3xtp1-p2d1", "prefix_affinity": True},
 ]
 
 

@@ -100,7 +100,7 @@ def shipped(folder: str) -> set[str]:
 def test_the_wheel_has_every_file_of_the_package_and_the_configurations(wheel: Path) -> None:
     names = names_of(wheel)
     assert names == shipped("pdlab") | {f"pdlab/{name}" for name in shipped("configs")}
-    assert {"pdlab/py.typed", "pdlab/report/assets/report.js", "pdlab/configs/models/gpt-oss-120b.yaml"} <= names
+    assert {"pdlab/py.typed", "pdlab/report/assets/figure.js", "pdlab/configs/models/gpt-oss-120b.yaml"} <= names
 
 
 def test_the_wheel_of_a_source_archive_is_the_same(wheel: Path, tmp_path: Path) -> None:

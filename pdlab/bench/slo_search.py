@@ -26,11 +26,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
+from annotated_types import Gt, Le
 from pydantic import Field, model_validator
 
 from pdlab.core.schema import Frozen
+from pdlab.core.settings import AboveZero, setting
 from pdlab.core.workload import Slo
 from pdlab.results import metrics
 from pdlab.results.level_data import LevelData
@@ -47,6 +49,7 @@ from pdlab.results.slo import (
     stresses,
 )
 
+SLO_SEARCH = "search for the highest rate within an SLO"  # title of a group of flags
 LEAST_RPS = 0.001
 MOST_RPS = 100_000.0
 STEADY_SHARE = 0.7  # of an open loop's requests are in its steady window, where it is held for 10 times E2EL
@@ -69,13 +72,30 @@ class SearchOptions(Frozen):
     """
 
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
-    resolution: float = Field(default=0.1, gt=0, le=1)
-    start_rps: float | None = Field(default=None, gt=0)
+    resolution: Annotated[float, Gt(0), Le(1)] = setting(
+        0.1,
+        "end when the lowest failing rate is at most (1 + R) times the highest passing rate",
+        SLO_SEARCH,
+        "--slo-resolution",
+        value="R",
+    )
+    start_rps: AboveZero | None = setting(
+        None,
+        "first rate of the search",
+        SLO_SEARCH,
+        "--slo-start",
+        value="RATE",
+        otherwise="half of the highest rate that closed loops reached, or 1",
+    )
     step: float = Field(default=2.0, gt=1, le=2)
     max_points: int = Field(default=20, ge=2)
     longest_s: float = Field(default=600.0, gt=0)
-    start_from: Literal["plan"] | None = None
-    hardware: str | None = None
+    start_from: Literal["plan"] | None = setting(
+        None, "begin the search at the rate that the simulator finds", SLO_SEARCH
+    )
+    hardware: str | None = setting(
+        None, "with --start-from: calibrated step times, as with plan.py", SLO_SEARCH, value="NAME", needs="start_from"
+    )
 
     @model_validator(mode="after")
     def _one_start(self) -> SearchOptions:

@@ -27,6 +27,7 @@ from pdlab.bench.recovery import RECOVER_S
 from pdlab.bench.slo_search import SloSearchOptions
 from pdlab.bench.target import Target, normal_url, resolve_target
 from pdlab.bench.traffic import keep_plan, replayed
+from pdlab.core import defaults
 from pdlab.core.arguments import MAX_HOLD_S, MAX_REPEATS, MAX_REQUESTS
 from pdlab.core.errors import DeploymentDied, StoreError, UsageError
 from pdlab.core.findings import Finding, found
@@ -34,7 +35,7 @@ from pdlab.core.replayed import COMPILED
 from pdlab.core.schema import Frozen, Incidental
 from pdlab.core.settings import PerUnit, Positive, Processes, Seconds, SecondsOrNone, Settings, setting
 from pdlab.core.text import minutes
-from pdlab.core.workload import Closed, Level, Load, Open, Ramp, RunKey, Sweep, Workload
+from pdlab.core.workload import REQUESTS, Closed, Level, Load, Open, Ramp, RunKey, Sweep, Workload
 from pdlab.deploy import canary
 from pdlab.deploy.endpoint import key_of, measured, next_attempt
 from pdlab.results.level_data import LevelData
@@ -43,20 +44,13 @@ from pdlab.results.schema import Manifest, RequestRecord, Run, SloSearch, Tuning
 from pdlab.results.soak import soak
 from pdlab.results.store import MANIFEST, Store
 
-BASE_URL = "http://127.0.0.1:8000"
 MOST_CLIENTS = 8
 # Gates that a dead replica fails, beside others.
 SIGNS_OF_DEATH = {"failed_requests", "prefill_calls", "restarts"}
 FIRST_ROUND_S = 30.0  # of an open loop that is held for long
 
 
-LOAD, REQUESTS, SLO_SEARCH, SERVER, RESULTS = (
-    "load",
-    "requests",
-    "search for the highest rate within an SLO",
-    "server",
-    "results",
-)
+LOAD, SERVER, RESULTS = "load", "server", "results"  # titles of groups of flags
 Minutes = Annotated[float, Gt(0), PerUnit(1 / 60)]
 HoldSeconds = Annotated[Seconds, Le(MAX_HOLD_S)]
 
@@ -97,24 +91,8 @@ class LevelOptions(Settings):
     )
 
 
-class SweepOptions(LevelOptions):
-    """All settings of a sweep.
-
-    The fields with a flag are the sweep's own; `pdlab.cli.bench.BenchSettings` adds the flags from which the other
-    fields are made: ``loads``, ``per_gpu``: closed loops of that many requests per GPU of the deployment,
-    ``searches`` and ``workload``. ``only_repeat``: measure that repeat only. ``shuffle``: a seed that orders the levels
-    at random. ``tuning``: the search that the deployment's settings come from, for the manifest. ``command`` is kept in
-    the manifest as the exact command line.
-    """
-
-    loads: tuple[Load, ...] = ()
-    per_gpu: tuple[float, ...] = ()
-    searches: tuple[SloSearchOptions, ...] = ()
-    workload: Workload = Workload()
-    only_repeat: int | None = None
-    shuffle: str | None = None
-    tuning: Tuning | None = None
-    command: str = "pdlab.bench.sweep.run_sweep(...)"
+class SweepFlags(LevelOptions):
+    """The settings of a sweep that have a flag of their own."""
 
     client_processes: Processes | None = setting(
         None, "a saturated load generator may grow to N processes", LOAD, otherwise="half of the cores"
@@ -128,7 +106,7 @@ class SweepOptions(LevelOptions):
     smoke: bool = setting(
         False, "measure one short level (the first); results go to EXP_NAME-smoke", REQUESTS, "-s", "--smoke"
     )
-    base_url: str = setting(BASE_URL, "URL of the server", SERVER, "-u", "--base-url", value="URL")
+    base_url: str = setting(defaults.BASE_URL, "URL of the server", SERVER, "-u", "--base-url", value="URL")
     model: str | None = setting(
         None,
         "model name in the requests",
@@ -155,7 +133,7 @@ class SweepOptions(LevelOptions):
         value="NAME",
         otherwise="label of the running deployment; a mode other than mixed is appended",
     )
-    out: Path = setting(Path("bm_results"), "results go to DIR/EXP_NAME", RESULTS, value="DIR")
+    out: Path = setting(defaults.RESULTS, "results go to DIR/EXP_NAME", RESULTS, value="DIR")
     resume: bool = setting(False, "skip levels that are finished", RESULTS)
     force: bool = setting(False, "measure finished levels again and replace them", RESULTS)
     retry_invalid: bool = setting(
@@ -164,6 +142,24 @@ class SweepOptions(LevelOptions):
         "result counts, the first moves to EXP_NAME/replaced/",
         RESULTS,
     )
+
+
+class SweepOptions(SweepFlags):
+    """All settings of a sweep.
+
+    ``per_gpu``: closed loops of that many requests per GPU of the deployment. ``only_repeat``: measure that repeat
+    only. ``shuffle``: a seed that orders the levels at random. ``tuning``: the search that the deployment's settings
+    come from, for the manifest. ``command`` is kept in the manifest as the exact command line.
+    """
+
+    loads: tuple[Load, ...] = ()
+    per_gpu: tuple[float, ...] = ()
+    searches: tuple[SloSearchOptions, ...] = ()
+    workload: Workload = Workload()
+    only_repeat: int | None = None
+    shuffle: str | None = None
+    tuning: Tuning | None = None
+    command: str = "pdlab.bench.sweep.run_sweep(...)"
 
 
 class SweepResult(Frozen):

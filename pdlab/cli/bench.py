@@ -9,20 +9,19 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from annotated_types import Ge, Le
+from pydantic import Field
 
 from pdlab.bench.fill import planned
 from pdlab.bench.levels import FINAL_HOLD_S
 from pdlab.bench.measure import title
-from pdlab.bench.slo_search import SloSearchOptions
+from pdlab.bench.slo_search import SLO_SEARCH, SearchOptions, SloSearchOptions
 from pdlab.bench.sweep import (
     LOAD,
-    REQUESTS,
     RESULTS,
     SERVER,
-    SLO_SEARCH,
+    SweepFlags,
     SweepOptions,
     SweepResult,
     build,
@@ -31,17 +30,16 @@ from pdlab.bench.sweep import (
 )
 from pdlab.bench.target import check_name, normal_url
 from pdlab.bench.traffic import read_traffic, replayed
-from pdlab.core.arguments import LENGTHS_HELP, MAX_HOLD_S, MAX_LOAD, MAX_TOKENS, SLO_QUANTILE
+from pdlab.core.arguments import MAX_HOLD_S, MAX_LOAD, SLO_QUANTILE
 from pdlab.core.commands import typed
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import exit_code, stop_by_signals
-from pdlab.core.length_distribution import LengthDistribution
 from pdlab.core.mixes import parse_mixes
 from pdlab.core.output_paths import check_folder
 from pdlab.core.schema import validate
-from pdlab.core.settings import LENGTHS, AboveZero, Positive, Seed, Share, Text, declared, parse, setting
+from pdlab.core.settings import AboveZero, FlagsOf, Text, flag_names, given_of, parse, setting
 from pdlab.core.text import aligned, choices, counted, duration, minutes, ms, numbers
-from pdlab.core.workload import Closed, Load, Open, Ramp, Replay, WorkloadMode, parse_slo, workload_of_flags
+from pdlab.core.workload import REQUESTS, Closed, Load, Open, Ramp, Replay, Slo, Workload, parse_slo, workload_of_flags
 from pdlab.deploy.endpoint import reach
 from pdlab.results.schema import Distribution, Run
 from pdlab.results.soak import changes
@@ -69,18 +67,12 @@ Metrics: docs/metrics.md; gates: docs/methodology.md.
 
 ALL_CONCURRENCIES = (4, 8, 16, 32, 48, 64)
 ALL_RATES_RPS = (1.0, 2.0, 4.0, 8.0, 12.0, 16.0)
-SEARCH_FLAGS = {
-    "resolution": "--slo-resolution",
-    "start_rps": "--slo-start",
-    "burstiness": "--burstiness",
-    "requests": "--prompts-per-level",
-}
-
 # Fields that do not go with a replay, whose file sets the requests and their times.
 OF_ONE_LOAD = (
-    "type", "concurrency", "request_rate", "per_gpu", "ramp", "ramp_shape", "burstiness", "itl", "otl", "lengths",
-    "mixes", "mode", "shared_prefix", "final", "hold_s", "slo", "smoke", "soak_s", "prompts_per_level",
-)  # fmt: skip
+    *("type", "concurrency", "request_rate", "per_gpu", "ramp", "ramp_shape", "burstiness", "mixes", "final", "hold_s"),
+    *("slo", "smoke", "soak_s", "prompts_per_level"),
+    *(f"requests.{name}" for name in Workload.model_fields if name != "seed"),
+)
 
 N = TypeVar("N", int, float)
 
@@ -132,8 +124,8 @@ CONCURRENCIES = Text(parse_concurrencies, lambda values: ",".join(map(str, value
 RATES, PER_GPU = Text(parse_rates, numbers), Text(parse_per_gpu, numbers)
 
 
-class BenchSettings(SweepOptions):
-    """The flags of `SweepOptions`, and the flags from which loads, lengths and searches are made. They include the
+class BenchSettings(SweepFlags):
+    """The flags of `SweepFlags`, and the flags from which loads, lengths and searches are made. They include the
     flags of the published script."""
 
     COMMAND = "bench"
@@ -177,13 +169,7 @@ class BenchSettings(SweepOptions):
     burstiness: AboveZero | None = setting(
         None, "open loop: shape of the gaps' gamma distribution", LOAD, value="B", otherwise="1: Poisson"
     )
-    itl: Positive | None = setting(
-        None, "input tokens of a request", REQUESTS, "--itl", "--isl", "--input-len", value="TOKENS", otherwise="5000"
-    )
-    otl: Positive | None = setting(
-        None, "output tokens of a request", REQUESTS, "--otl", "--osl", "--output-len", value="TOKENS", otherwise="250"
-    )
-    lengths: Annotated[LengthDistribution, LENGTHS] | None = setting(None, LENGTHS_HELP, REQUESTS, value="KIND")
+    requests: Annotated[dict[str, Any], FlagsOf(Workload)] = Field(default_factory=dict)
     mixes: str | None = setting(
         None,
         "length mixes that take turns, each at RATE times the request rate (default 1); --lengths mixes:... has more "
@@ -194,15 +180,6 @@ class BenchSettings(SweepOptions):
     mix_every: AboveZero | None = setting(
         None, "with --mixes: each mix lasts S seconds", REQUESTS, value="S", otherwise="60", needs="mixes"
     )
-    mode: WorkloadMode = setting(
-        "mixed",
-        "mixed: ITL:OTL; prefill-only: ITL:1; decode-only: ITL:OTL on a deployment of launch_gptoss.py --decode-bench; "
-        "decode-approx: 1:OTL on any deployment, without the cost of a real context",
-        REQUESTS,
-    )
-    shared_prefix: Annotated[int, Ge(0), Le(MAX_TOKENS)] = setting(
-        0, "input tokens that are the same in every request", REQUESTS, value="TOKENS"
-    )
     replay_file: Path | None = setting(
         None,
         "replay a workload file, a trace, or a file that pdlab workload wrote; the file sets when each request is due, "
@@ -212,7 +189,6 @@ class BenchSettings(SweepOptions):
         value="FILE",
     )
     final: bool = setting(False, f"hold every request rate for {FINAL_HOLD_S:g} s: figures to publish", REQUESTS)
-    seed: Seed = setting(0, "seed of the experiment; the seeds of the levels are derived from it", REQUESTS)
     slo: str | None = setting(
         None,
         "find the highest request rate at which a share of --slo-quantile of the requests meets all bounds; bounds: "
@@ -220,52 +196,26 @@ class BenchSettings(SweepOptions):
         SLO_SEARCH,
         value="ttft_ms=N,tpot_ms=N[,...]",
     )
-    slo_quantile: Share = setting(
-        SLO_QUANTILE, "share of requests that must meet the bounds", SLO_SEARCH, value="Q", needs="slo"
+    share: Annotated[dict[str, Any], FlagsOf(Slo, SLO_SEARCH, "slo-", only=("quantile",), needs="slo")] = Field(
+        default_factory=dict
     )
-    slo_resolution: AboveZero | None = setting(
-        None,
-        "end when the lowest failing rate is at most (1 + R) times the highest passing rate",
-        SLO_SEARCH,
-        value="R",
-        otherwise="0.1",
-        needs="slo",
-    )
-    slo_start: AboveZero | None = setting(
-        None,
-        "first rate of the search",
-        SLO_SEARCH,
-        value="RATE",
-        otherwise="half of the highest rate that closed loops reached, or 1",
-        needs="slo",
-    )
-    start_from: Literal["plan"] | None = setting(
-        None, "begin the search at the rate that the simulator finds", SLO_SEARCH, needs="slo"
-    )
-    hardware: str | None = setting(
-        None, "with --start-from: calibrated step times, as with plan.py", SLO_SEARCH, value="NAME", needs="start_from"
-    )
+    search: Annotated[dict[str, Any], FlagsOf(SearchOptions, needs="slo")] = Field(default_factory=dict)
     dry_run: bool = setting(False, "print the levels and how long they take; send nothing to the server", RESULTS)
 
     def check(self) -> None:
         if self.resume and self.force:
             raise UsageError("--resume skips finished levels and --force replaces them: give one of the two")
-        if self.mixes is not None and self.lengths is not None:
+        if self.mixes is not None and "lengths" in self.requests:
             raise UsageError("--mixes is a short form of --lengths: give one of the two")
-        if self.start_from is not None and self.slo_start is not None:
+        if {"start_from", "start_rps"} <= self.search.keys():
             raise UsageError("--start-from and --slo-start both set the start of the search: give one of the two")
         if self.smoke and self.fill_cache == "yes":
             raise UsageError("--smoke is one short level, which fills no KV pool: leave --fill-cache out")
         if self.smoke and self.slo is not None:
             raise UsageError("--smoke is one short level, --slo measures many: leave one of the two out")
 
-        if self.replay_file is not None and (unused := self.given(*OF_ONE_LOAD)):
-            flags = {each.name: each.long_flag for each in declared(BenchSettings)}
-            raise UsageError(f"the file of --workload sets the requests and their times: leave {flags[unused[0]]} out")
-
-    def given(self, *names: str) -> list[str]:
-        """Those of the fields that the command line sets."""
-        return [name for name in names if name in self.model_fields_set]
+        if self.replay_file is not None and (unused := given_of(self, OF_ONE_LOAD)):
+            raise UsageError(f"the file of --workload sets the requests and their times: leave {unused[0]} out")
 
 
 def options(argv: Sequence[str]) -> SweepOptions:
@@ -275,36 +225,26 @@ def options(argv: Sequence[str]) -> SweepOptions:
 
 def sweep_of(settings: BenchSettings, argv: Sequence[str]) -> SweepOptions:
     """The sweep of the settings. Raises UsageError."""
-    varied: LengthDistribution | None = settings.lengths
+    requests = dict(settings.requests)
     if settings.replay_file is not None:
-        varied = read_traffic(settings.replay_file).lengths
+        requests["lengths"] = read_traffic(settings.replay_file).lengths
     if settings.mixes is not None:
         every = "" if settings.mix_every is None else f",every={settings.mix_every:g}"
-        varied = parse_mixes(f"{settings.mixes}{every}")
-    workload = workload_of_flags(
-        settings.itl,
-        settings.otl,
-        varied,
-        mode=settings.mode,
-        seed=settings.seed,
-        shared_prefix_tokens=settings.shared_prefix,
-    )
+        requests["lengths"] = parse_mixes(f"{settings.mixes}{every}")
+    workload = workload_of_flags(requests)
     searches = _searches(settings)
     loads = _loads(settings, implied=not searches)
     if (lengths := replayed(workload)) is not None:
         loads = (Replay(speed=lengths.speed),)
     soak_s = _soak_s(settings, loads)
     timed = bool(searches) or any(not isinstance(load, Closed) for load in loads)
-    own = settings.model_dump(include=set(SweepOptions.model_fields), exclude_unset=True)
-    return SweepOptions(
-        **own
-        | {
-            "loads": loads,
-            "hold_s": soak_s or _hold_s(settings, timed=timed),
-            "searches": searches,
-            "workload": workload,
-            "command": typed("bench", *argv),
-        }
+    return settings.passed_to(
+        SweepOptions,
+        loads=loads,
+        hold_s=soak_s or _hold_s(settings, timed=timed),
+        searches=searches,
+        workload=workload,
+        command=typed("bench", *argv),
     )
 
 
@@ -315,16 +255,15 @@ def _soak_s(settings: BenchSettings, loads: Sequence[Load]) -> float | None:
     many = len(loads) + len(settings.per_gpu) != 1
     if many or any(isinstance(load, Ramp) for load in loads) or settings.slo is not None:
         raise UsageError("--soak holds one load: give one --concurrency or one --request-rate, and no --ramp or --slo")
-    if unused := settings.given("hold_s", "final", "smoke", "prompts_per_level", "repeats"):
-        flag = f"--{unused[0].replace('_', '-')}"
-        raise UsageError(f"--soak sets how long one load is held: leave {flag} out")
+    if unused := given_of(settings, ("hold_s", "final", "smoke", "prompts_per_level", "repeats")):
+        raise UsageError(f"--soak sets how long one load is held: leave {unused[0]} out")
     if settings.soak_s > MAX_HOLD_S:
         raise UsageError(f"--soak {settings.soak_s / 60:g}: a load is held for at most {minutes(MAX_HOLD_S)}, a day")
     return settings.soak_s
 
 
 def _hold_s(settings: BenchSettings, *, timed: bool) -> float:
-    flag, held = "--final" if settings.final else "--hold-s", settings.given("hold_s")
+    flag, held = "--final" if settings.final else "--hold-s", given_of(settings, ("hold_s",))
     if not settings.final and not held:
         return settings.hold_s
     if settings.final and held:
@@ -345,17 +284,15 @@ def _hold_s(settings: BenchSettings, *, timed: bool) -> float:
 def _searches(settings: BenchSettings) -> tuple[SloSearchOptions, ...]:
     if settings.slo is None:
         return ()
+    quantile = settings.share.get("quantile", SLO_QUANTILE)
     fields = {
-        "slo": parse_slo(settings.slo, settings.slo_quantile),
-        "start_rps": settings.slo_start,
-        "start_from": settings.start_from,
-        "hardware": settings.hardware,
+        "slo": parse_slo(settings.slo, quantile),
         "requests": settings.prompts_per_level,
-        "resolution": settings.slo_resolution,
         "burstiness": settings.burstiness,
     }
     named = {name: value for name, value in fields.items() if value is not None}
-    return (validate(SloSearchOptions, named, where="--slo", names=SEARCH_FLAGS),)
+    names = flag_names(BenchSettings) | flag_names(BenchSettings, "search") | {"requests": "--prompts-per-level"}
+    return (validate(SloSearchOptions, {**settings.search, **named}, where="--slo", names=names),)
 
 
 def _loads(settings: BenchSettings, *, implied: bool) -> tuple[Load, ...]:
@@ -364,12 +301,11 @@ def _loads(settings: BenchSettings, *, implied: bool) -> tuple[Load, ...]:
         "request-rate": ("request_rate",),
         "ramp": ("ramp", "ramp_shape"),
     }
-    named = [kind for kind, names in of_kind.items() if settings.given(*names)]
+    named = [kind for kind, names in of_kind.items() if given_of(settings, names)]
     kind = settings.type or (named[-1] if len(named) == 1 else "concurrency")
-    flags = {each.name: each.long_flag for each in declared(BenchSettings)}
     for other, names in of_kind.items():
-        if other != kind and (wrong := settings.given(*names)):
-            raise UsageError(f"{flags[wrong[0]]} belongs to --type {other}, but --type is {kind}")
+        if other != kind and (wrong := given_of(settings, names)):
+            raise UsageError(f"{wrong[0]} belongs to --type {other}, but --type is {kind}")
     if settings.burstiness is not None and kind == "concurrency" and settings.slo is None:
         raise UsageError(f"--burstiness belongs to --type request-rate, but --type is {kind}")
     if not implied and settings.type is None and not named:

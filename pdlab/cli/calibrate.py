@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from annotated_types import Ge
 
 from pdlab.analysis.curves import gpus_of
+from pdlab.core import defaults
 from pdlab.core.arguments import MODEL_HELP, above_zero
 from pdlab.core.catalog import load_model, require_shape
 from pdlab.core.errors import UsageError
@@ -135,7 +136,7 @@ class CalibrateSettings(Settings):
         "fresh", "whether levels repeat the prompts of earlier levels, as the published runs do", MEASURED
     )
     start: str = setting(
-        "h100-vllm-0.11",
+        defaults.HARDWARE,
         "hardware file to start from; or a GPU type such as H200 (recorded: the GPU of the runs), whose tabulated step "
         "times the levels correct",
         FIT,

@@ -6,13 +6,18 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from pdlab.core import defaults
 from pdlab.core.commands import typed
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import exit_code
-from pdlab.core.settings import Port, Positive, Seconds, Seed, Settings, not_given, parse, setting, to_words
+from pdlab.core.settings import FlagsOf, Port, flag_names, not_given, parse, setting, to_words
+from pdlab.faults.plan import TO, WHAT, ChaosOptions, FaultPlan
 
-HAS_FINDINGS, DEFAULT_PORT = 3, 8000
+HAS_FINDINGS = 3
 EPILOG = """\
 examples:
   python -m pdlab chaos short --dry-run
@@ -30,33 +35,30 @@ did not end, or something was left.
 """
 
 
-WHAT, TO, OWN, KEPT = "what is done", "to what", "with deployments of its own", "what is kept"
+OWN, KEPT = "with deployments of its own", "what is kept"
 
 
-class ChaosSettings(Settings):
+class ChaosSettings(ChaosOptions):
     """Which faults to make, and in which deployment."""
 
     COMMAND = "chaos"
     ABOUT = "Inject faults into a running deployment under load, at seeded times, and compare every answer."
     EXAMPLES = EPILOG
+    GROUPS = (WHAT, TO, OWN, KEPT)
 
     plan: str | None = setting(
         None, "plan of the faults: a YAML file, or a name in configs/faults/", WHAT, positional=True, value="FILE"
     )
     all: bool = setting(False, "the plan named all: every kind of fault that applies to the deployment", WHAT)
-    seed: Seed | None = setting(None, "seed of the times, order and targets of the faults", WHAT)
-    duration_s: Seconds | None = setting(None, "inject faults for S seconds", WHAT, value="S")
-    concurrency: Positive | None = setting(None, "requests in flight", WHAT)
+    changes: Annotated[dict[str, Any], FlagsOf(FaultPlan, over_file=True)] = Field(default_factory=dict)
     dry_run: bool = setting(False, "print the faults and their times; do nothing", WHAT)
-    base_url: str = setting(f"http://127.0.0.1:{DEFAULT_PORT}", "server of the deployment", TO, value="URL")
-    not_mine: bool = setting(False, "allow a deployment that no launcher of this machine has started", TO)
     launch: bool = setting(False, "launch 1P1D, 2P2D and (as root) two hosts here in turn; break each", OWN)
     short: bool = setting(False, "with --launch: only 1P1D and the short plan", OWN, needs="launch")
     launch_flag: tuple[str, ...] = setting(
         (), "a flag for the launches, such as --launch-flag=--x", OWN, several="times", value="FLAG", needs="launch"
     )
-    port: Port | None = setting(None, "port of the launches", OWN, needs="launch", otherwise=str(DEFAULT_PORT))
-    out: Path = setting(Path("bm_results"), "results go to DIR/chaos-LABEL", KEPT, value="DIR")
+    port: Port | None = setting(None, "port of the launches", OWN, needs="launch", otherwise=str(defaults.PORT))
+    out: Path = setting(defaults.RESULTS, "results go to DIR/chaos-LABEL", KEPT, value="DIR")
 
     def check(self) -> None:
         if not self.launch:
@@ -65,7 +67,7 @@ class ChaosSettings(Settings):
             return
         if self.plan is not None or self.all:
             raise UsageError("--launch chooses the plans itself: leave FILE and --all out")
-        not_given(self, ("duration_s", "dry_run", "base_url", "not_mine"), "--launch")
+        not_given(self, ("changes.duration_s", "dry_run", "base_url", "not_mine"), "--launch")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,25 +83,20 @@ def _run(settings: ChaosSettings, words: Sequence[str]) -> int:
     from pdlab.core.schema import validate
     from pdlab.faults import run as faults_run
     from pdlab.faults.node_restart import restarting_nodes
-    from pdlab.faults.plan import FaultPlan, load_plan
+    from pdlab.faults.plan import load_plan
     from pdlab.results import chaos
 
     if settings.launch:
         from pdlab.faults.launched import launch_and_break
 
-        passed_on = to_words(settings, only=("seed", "concurrency", "out"))
-        return launch_and_break(passed_on, settings.launch_flag, settings.port or DEFAULT_PORT, short=settings.short)
+        passed_on = to_words(settings, only=("changes", "out"))
+        return launch_and_break(passed_on, settings.launch_flag, settings.port or defaults.PORT, short=settings.short)
     name = "all" if settings.plan is None else Path(settings.plan).stem
     plan = load_plan(settings.plan or "all")
-    changed = settings.model_dump(include={"seed", "concurrency", "duration_s"}, exclude_none=True)
-    if settings.duration_s is not None:
-        changed["rounds"] = 1
-    names = {"seed": "--seed", "concurrency": "--concurrency", "duration_s": "--duration-s"}
+    changed = settings.changes | ({"rounds": 1} if "duration_s" in settings.changes else {})
+    names = flag_names(ChaosSettings, "changes")
     plan = validate(FaultPlan, {**plan.model_dump(), **changed}, where="the plan with these flags", names=names)
-    order = faults_run.ChaosOrder(
-        plan=plan, name=name, base_url=settings.base_url, not_mine=settings.not_mine,
-        command=typed("chaos", *words),
-    )  # fmt: skip
+    order = settings.passed_to(faults_run.ChaosOrder, plan=plan, name=name, command=typed("chaos", *words))
     subject = faults_run.subject_of(order)
     folder = None
     if not settings.dry_run:

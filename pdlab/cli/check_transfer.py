@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pdlab.core import defaults
 from pdlab.core.errors import ClusterError, PdlabError, TransferError, WriteError
 from pdlab.core.exit_code import exit_code
 from pdlab.core.files import write_output
 from pdlab.core.output_paths import check_picture, check_writable
 from pdlab.core.settings import parse
-from pdlab.transfer.options import MODEL, CheckTransferSettings, kv_shape, plan_from
+from pdlab.transfer.options import CheckTransferSettings, kv_shape, plan_from
 
 if TYPE_CHECKING:
     from pdlab.transfer.ray_ranks import BackendOutcome
@@ -45,7 +46,7 @@ def _run(argv: list[str]) -> int:
     from pdlab.transfer import ray_ranks, report
     from pdlab.transfer.check import worst_code
 
-    predicted = load_model(MODEL)
+    predicted = load_model(defaults.MODEL)
     assert predicted is not None
     model = kv_shape(predicted)
     command_s = time.process_time()  # the imports until here; they wait only for the CPU
@@ -70,8 +71,8 @@ def _run(argv: list[str]) -> int:
 
 
 def _plot(plan, outcomes: Sequence[BackendOutcome], path: Path) -> None:  # type: ignore[no-untyped-def]
-    from pdlab.report import transfer_plot
+    from pdlab.report import paper, transfer_plot
 
     results = [outcome.result for outcome in outcomes if outcome.result is not None]
     if results:
-        transfer_plot.draw(plan, results, path)
+        paper.draw(transfer_plot.figure(plan, results), path)

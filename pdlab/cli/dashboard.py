@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
+from pdlab.core import defaults
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import command
 from pdlab.core.output_paths import check_folder
@@ -34,7 +35,7 @@ class DashboardSettings(Settings):
     ABOUT = "Write a Grafana dashboard, Prometheus' configuration and alert rules, and their provisioning files."
     EXAMPLES = EPILOG
 
-    url: str = setting("http://127.0.0.1:8000", "deployment whose metrics pages Prometheus scrapes", SCRAPED)
+    url: str = setting(defaults.BASE_URL, "deployment whose metrics pages Prometheus scrapes", SCRAPED)
     target: tuple[str, ...] = setting(
         (),
         "metrics page of a Ray node (repeatable)",

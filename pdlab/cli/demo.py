@@ -9,15 +9,19 @@ from __future__ import annotations
 import tempfile
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from pdlab.cli.bench import CONCURRENCIES
 from pdlab.cluster import machine
+from pdlab.core import defaults
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import command
 from pdlab.core.files import ROOT, cache_dir
 from pdlab.core.output_paths import check_folder
-from pdlab.core.settings import Port, Positive, Settings, setting
+from pdlab.core.settings import FlagsOf, Port, Settings, setting
+from pdlab.core.workload import Workload, workload_of_flags
 from pdlab.demo.choice import LEVELS, PORT, choose, describe, held_port, nodes_are_up, refuse_if_too_small
 from pdlab.demo.run import Demo
 
@@ -38,6 +42,8 @@ Exit codes: 0 the plot has a valid level of each deployment; 3 there is a plot, 
 130 interrupted (the plot of what was measured is drawn all the same).
 """
 MEASURED, WHERE = "what is measured", "where"
+SHORT = Workload(input_tokens=256, output_tokens=64)
+LENGTHS = ("input_tokens", "output_tokens")
 
 
 class DemoSettings(Settings):
@@ -56,8 +62,10 @@ class DemoSettings(Settings):
         value="N,N,...",
         otherwise=f"{','.join(map(str, LEVELS))}, or fewer on a small or busy machine",
     )
-    itl: Positive = setting(256, "input tokens", MEASURED, value="TOKENS")
-    otl: Positive = setting(64, "output tokens", MEASURED, value="TOKENS")
+    requests: Annotated[
+        dict[str, Any],
+        FlagsOf(Workload, MEASURED, only=LENGTHS, otherwise={name: str(getattr(SHORT, name)) for name in LENGTHS}),
+    ] = Field(default_factory=dict)
     out: Path | None = setting(
         None, "folder of the results", WHERE, value="DIR", otherwise="demo-DATE-TIME in bm_results/"
     )
@@ -68,14 +76,14 @@ class DemoSettings(Settings):
 def main(settings: DemoSettings) -> int:
     """Run the demo."""
     from pdlab.core.catalog import load_model
-    from pdlab.deploy.options import LOCAL_MODEL
 
-    out = (settings.out or ROOT / "bm_results" / f"demo-{datetime.now():%Y%m%d-%H%M%S}").absolute()
-    shape = load_model(LOCAL_MODEL)
-    if shape is not None and settings.itl + settings.otl > shape.max_context:
+    out = (settings.out or ROOT / defaults.RESULTS / f"demo-{datetime.now():%Y%m%d-%H%M%S}").absolute()
+    workload = workload_of_flags(settings.requests, SHORT)
+    itl, otl = workload.longest
+    shape = load_model(defaults.LOCAL_MODEL)
+    if shape is not None and itl + otl > shape.max_context:
         raise UsageError(
-            f"--itl {settings.itl} and --otl {settings.otl}: {LOCAL_MODEL} has a context of {shape.max_context} "
-            "tokens; shorten one"
+            f"--itl {itl} and --otl {otl}: {shape.name} has a context of {shape.max_context} tokens; shorten one"
         )
     check_folder(out, "--out")
     if out.exists() and any(out.iterdir()):
@@ -93,8 +101,8 @@ def main(settings: DemoSettings) -> int:
         for line in choice.why:
             print(f"- {line}")
         print(
-            f"- {settings.itl} tokens in, {settings.otl} out: short requests, so that a level takes seconds on a CPU",
+            f"- {itl} tokens in, {otl} out: short requests, so that a level takes seconds on a CPU",
             flush=True,
         )
         (out / "logs").mkdir(parents=True, exist_ok=True)
-        return Demo(out, chosen, choice.levels, str(settings.itl), str(settings.otl), host).run()
+        return Demo(out, chosen, choice.levels, workload, host).run()

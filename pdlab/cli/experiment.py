@@ -10,7 +10,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from pdlab.bench.experiment.run import RunOptions, RunResult, run
+from pdlab.bench.experiment.run import EXPERIMENT, WHERE, RunOptions, RunResult, run
 from pdlab.bench.experiment.schedule import (
     Schedule,
     earlier_record,
@@ -30,7 +30,7 @@ from pdlab.core.commands import typed
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.exit_code import exit_code, stop_by_signals
 from pdlab.core.output_paths import check_folder
-from pdlab.core.settings import Port, Processes, Settings, parse, setting, to_words
+from pdlab.core.settings import parse, setting, to_words
 from pdlab.core.status_line import minutes
 from pdlab.results.schema import Experiment
 from pdlab.results.store import Store
@@ -52,20 +52,17 @@ invalid, 130 interrupted. How it is run, and why: docs/methodology.md.
 """
 
 
-EXPERIMENT, WHERE = "experiment", "where"
-
-
-class ExperimentSettings(Settings):
+class ExperimentSettings(RunOptions):
     """Which experiment to run, and with how many repeats."""
 
     COMMAND = "experiment"
     ABOUT = "Run an experiment file: launch and measure one configuration after another."
     EXAMPLES = EPILOG
+    GROUPS = (EXPERIMENT, WHERE)
 
     file: str = setting(
         ..., "an experiment in YAML, or a name in configs/sweeps/", EXPERIMENT, positional=True, value="FILE|NAME"
     )
-    resume: bool = setting(False, "measure only levels without a result; launch failed deployments again", EXPERIMENT)
     until: str | None = setting(
         None,
         "add repeats until every difference of P % or more in output tokens/s is resolved, known to be smaller, or out "
@@ -77,9 +74,6 @@ class ExperimentSettings(Settings):
         None, "with --until: maximum number of repeats", EXPERIMENT, otherwise=str(DEFAULT_CAP), needs="until"
     )
     dry_run: bool = setting(False, "print the plan and an estimate of its time; start nothing", EXPERIMENT)
-    out: Path = setting(Path("bm_results"), "results go to DIR/NAME", WHERE, value="DIR")
-    port: Port = setting(8000, "port to serve on", WHERE)
-    client_processes: Processes | None = setting(None, "a saturated load generator may grow to N processes", WHERE)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -100,13 +94,7 @@ def _run(settings: ExperimentSettings, argv: Sequence[str]) -> int:
         print(describe(plan, folder, resume=settings.resume, until=until))
         return 0
     stopping = Stopping(until, plan, folder) if until else None
-    options = RunOptions(
-        out=settings.out,
-        port=settings.port,
-        resume=settings.resume,
-        client_processes=settings.client_processes,
-        command=typed("experiment", *argv),
-    )
+    options = settings.passed_to(RunOptions, command=typed("experiment", *argv))
     result = run(_started(tuned(plan, options)), options, enough=stopping)
     print(summary(plan, result))
     if stopping is not None:

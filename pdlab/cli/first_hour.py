@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pdlab.core import defaults
 from pdlab.core.arguments import MODEL_HELP
 from pdlab.core.catalog import known_models, resolve_model
 from pdlab.core.errors import UsageError
@@ -23,7 +24,6 @@ from pdlab.steps.runner import RAN
 
 INCOMPLETE = 3
 LENGTHS: dict[RunsOn, tuple[int, int]] = {"cluster": (5000, 250), "local": (256, 32), "rehearsal": (2000, 100)}
-LOCAL_MODEL, MODEL = "tiny-gptoss", "gpt-oss-120b"
 
 EPILOG = f"""\
 examples:
@@ -58,10 +58,10 @@ class FirstHourSettings(Settings):
         MODEL_HELP,
         WHAT,
         value="NAME|PATH",
-        otherwise=f"{MODEL}; with --local {LOCAL_MODEL}",
+        otherwise=f"{defaults.MODEL}; with --local {defaults.LOCAL_MODEL}",
     )
     out: Path | None = setting(None, "folder of the results", WHAT, value="DIR", otherwise="first-hour in bm_results/")
-    port: Port = setting(8000, "port to serve on", WHAT)
+    port: Port = setting(defaults.PORT, "port to serve on", WHAT)
     resume: bool = setting(False, "continue the run in --out", HOW)
     dry_run: bool = setting(False, "print the steps; start nothing", HOW)
 
@@ -70,20 +70,20 @@ class FirstHourSettings(Settings):
             raise UsageError(
                 "--local and --rehearse exclude each other: real engines on CPUs, or simulated ones on GPUs"
             )
-        if self.local and self.model not in (None, LOCAL_MODEL):
-            raise UsageError(f"--model {self.model}: --local serves {LOCAL_MODEL}; leave one of the two out")
+        if self.local and self.model not in (None, defaults.LOCAL_MODEL):
+            raise UsageError(f"--model {self.model}: --local serves {defaults.LOCAL_MODEL}; leave one of the two out")
 
 
 @command(FirstHourSettings)
 def main(settings: FirstHourSettings) -> int:
     """Run the steps."""
     local, rehearse, port = settings.local, settings.rehearse, settings.port
-    model = settings.model or (LOCAL_MODEL if local else MODEL)
+    model = settings.model or (defaults.LOCAL_MODEL if local else defaults.MODEL)
     try:
         resolve_model(model)
     except UsageError as error:
         raise UsageError(f"--model {model}: {error}") from error
-    out = settings.out or ROOT / "bm_results" / "first-hour"
+    out = settings.out or ROOT / defaults.RESULTS / "first-hour"
     check_folder(out, "--out")
     out = out.absolute()
     where: RunsOn = "local" if local else "rehearsal" if rehearse else "cluster"

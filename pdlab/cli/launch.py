@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdlab.cluster.two_hosts import require
+from pdlab.core import defaults
 from pdlab.core.api_key import KEY, chosen, read, serve_env
 from pdlab.core.catalog import ModelShape
 from pdlab.core.environment import secret_values
@@ -32,7 +33,6 @@ from pdlab.deploy.dry_run import describe
 from pdlab.deploy.export_options import ExportOptions
 from pdlab.deploy.options import (
     FROM_STDIN,
-    LOCAL_MODEL,
     LaunchRequest,
     LaunchSettings,
     command_line,
@@ -130,7 +130,7 @@ def _checked_model(request: LaunchRequest) -> Model:
     if request.local_nodes and not ((shape and shape.local) or (source and Path(source).is_dir())):
         raise UsageError(
             f"--local serves on this machine's CPUs, too little for {deployment.model}: "
-            f"leave --model out ({LOCAL_MODEL}) or give a folder"
+            f"leave --model out ({defaults.LOCAL_MODEL}) or give a folder"
         )
     check_context(deployment, shape)
     for warning in check_divisibility(deployment, shape):

@@ -15,16 +15,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
+from pydantic import Field
 
+from pdlab.core import defaults
 from pdlab.core.arguments import (
-    LENGTHS_HELP,
     MAX_LOAD,
     MIN_RATE_RPS,
     MODEL_HELP,
-    SLO_QUANTILE,
     above_zero,
     checked_whole_number,
     numbers,
@@ -33,18 +33,17 @@ from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import exit_code
 from pdlab.core.files import write_output
 from pdlab.core.gpu_count import COUNT_HELP, DEFAULT_COUNT, Count
-from pdlab.core.length_distribution import LengthDistribution
 from pdlab.core.output_paths import check_folder, check_picture, check_writable, distinct
 from pdlab.core.settings import (
-    LENGTHS,
     AboveZero,
+    FlagsOf,
     NamedValues,
-    PerUnit,
     Positive,
     Seed,
     Settings,
-    Share,
     Text,
+    flag_names,
+    given_of,
     not_given,
     parse,
     setting,
@@ -52,11 +51,11 @@ from pdlab.core.settings import (
     written_numbers,
 )
 from pdlab.core.status_line import StatusLine
+from pdlab.core.workload import Slo, Workload, workload_of_flags
 
 if TYPE_CHECKING:
     from pdlab.analysis.goodput_map import RateSweep
     from pdlab.core.catalog import ModelShape
-    from pdlab.core.workload import Slo, Workload
     from pdlab.plan.pictures import PredictedCurve
     from pdlab.plan.planner import Plan
     from pdlab.plan.scenario import Scenario
@@ -65,7 +64,6 @@ if TYPE_CHECKING:
     from pdlab.sim.level import Trace
 
 
-DEFAULT_MODEL = "gpt-oss-120b"
 FORMATTED = ("gemm", "moe", "kvcache", "fmha")
 MAX_GPUS = 1024  # the best deployment on more GPUs is copies of a smaller one
 MAX_IN_FLIGHT = 20_000
@@ -137,7 +135,6 @@ def _in_flight(text: str) -> tuple[int, ...]:
 
 WHAT, WORKLOAD, HOW, INSTEAD = "what to serve, on what", "workload", "how", "instead of a ranking"
 SLO = "SLO: what a request must meet to count as goodput (unbounded if it is not given)"
-Bound = Annotated[float, Gt(0), PerUnit(1000)]
 HARDWARE_FIELDS = (
     *("hardware", "p_hardware", "d_hardware", "engine", "engine_version", "table_mode", "quant", "without_ray"),
     *("acceptance_length", "draft_tokens"),
@@ -158,10 +155,10 @@ class PlanSettings(Settings):
         MODEL_HELP,
         WHAT,
         value="NAME|PATH",
-        otherwise=f"{DEFAULT_MODEL}; with --compare the one that was measured",
+        otherwise=f"{defaults.MODEL}; with --compare the one that was measured",
     )
     hardware: str = setting(
-        "h100-vllm-0.11",
+        defaults.HARDWARE,
         "calibrated step times: a name in configs/catalog/, or a file that pdlab calibrate wrote; or a GPU type such "
         "as H200, with step times from tables (pip install 'pdlab[perf]')",
         WHAT,
@@ -242,9 +239,9 @@ class PlanSettings(Settings):
         value="NAME|FILE",
     )
     gpus: Annotated[int, Text(_gpus)] = setting(8, "GPUs to plan for", WHAT, value="N")
-    itl: Positive | None = setting(None, "input tokens per request", WORKLOAD, value="TOKENS", otherwise="5000")
-    otl: Positive | None = setting(None, "output tokens per request", WORKLOAD, value="TOKENS", otherwise="250")
-    lengths: Annotated[LengthDistribution, LENGTHS] | None = setting(None, LENGTHS_HELP, WORKLOAD, value="KIND")
+    requests: Annotated[
+        dict[str, Any], FlagsOf(Workload, WORKLOAD, only=("input_tokens", "output_tokens", "lengths"))
+    ] = Field(default_factory=dict)
     workload: str | None = setting(
         None,
         "YAML file with lengths, in place of --itl, --otl and --lengths; or a workload file or a trace, which also "
@@ -285,10 +282,9 @@ class PlanSettings(Settings):
     prefix_hit_rate: float = setting(
         0.0, "share of each prompt that is in the prefix cache", WORKLOAD, value="SHARE", advanced=True
     )
-    slo_ttft_s: Bound | None = setting(None, "time to first token", SLO, "--slo-ttft-ms", value="MS")
-    slo_tpot_s: Bound | None = setting(None, "time per output token", SLO, "--slo-tpot-ms", value="MS")
-    slo_e2el_s: Bound | None = setting(None, "end-to-end latency", SLO, "--slo-e2el-ms", value="MS")
-    slo_quantile: Share = setting(SLO_QUANTILE, "share of requests that must meet the SLO", SLO, value="Q")
+    slo: Annotated[dict[str, Any], FlagsOf(Slo, SLO, "slo-", leave_out=("itl_p99_s", "stall_s"))] = Field(
+        default_factory=dict
+    )
     placement: Literal["pack", "spread", "any"] = setting(
         "any", "placement of PD deployments; any: pack if the deployment fits one node, else spread", HOW
     )
@@ -363,25 +359,21 @@ class PlanSettings(Settings):
     @property
     def model_name(self) -> str:
         """The model to plan for."""
-        return self.model or DEFAULT_MODEL
+        return self.model or defaults.MODEL
 
     def check(self) -> None:
         """Raises UsageError for flags that would have no effect."""
-        load = (
-            *("itl", "otl", "lengths", "workload", "rate", "burstiness", "concurrency"),
-            *("prefix_hit_rate", "kv_offload_gb"),
-        )
-        slo = ("slo_ttft_s", "slo_tpot_s", "slo_e2el_s", "slo_quantile")
+        load = ("requests", "workload", "rate", "burstiness", "concurrency", "prefix_hit_rate", "kv_offload_gb", "slo")
         cluster = ("node", "gpus", "placement", "top", "fidelity")
         goodput_map = ("goodput_map", "measured", "price_per_gpu_hour")
         blocks = ("assume_merged", "blocks")
         if self.predict:
-            columns = ("itl", "otl", "lengths", "rate", "burstiness", "concurrency", "prompts")
+            columns = ("requests", "rate", "burstiness", "concurrency", "prompts")
             not_given(self, columns, "--predict, whose file has columns for it")
-            unused = ("plot", "seed", *cluster, *load, *slo, *blocks, *goodput_map, "count_gpus")
+            unused = ("plot", "seed", *cluster, *load, *blocks, *goodput_map, "count_gpus")
             not_given(self, unused, "--predict, which predicts each row of a file as it is")
         elif self.compare:
-            not_given(self, (*cluster, *load, *slo, *blocks, *goodput_map), "--compare, which predicts measured runs")
+            not_given(self, (*cluster, *load, *blocks, *goodput_map), "--compare, which predicts measured runs")
         elif self.explain:
             not_given(self, ("plot", "out", "prompts", *cluster, *goodput_map, "count_gpus"), "--explain")
         elif self.fluid:
@@ -403,8 +395,7 @@ class PlanSettings(Settings):
             raise UsageError("--blocks measured what --assume-merged guesses: leave --assume-merged out")
         if not 0 <= self.prefix_hit_rate < 1:
             raise UsageError(f"--prefix-hit-rate {self.prefix_hit_rate:g} must be from 0 to below 1")
-        bounds = (self.slo_ttft_s, self.slo_tpot_s, self.slo_e2el_s)
-        if "slo_quantile" in self.model_fields_set and not any(bounds):
+        if self.slo.keys() == {"quantile"}:
             raise UsageError(
                 "--slo-quantile is the share within --slo-ttft-ms, --slo-tpot-ms or --slo-e2el-ms: give one"
             )
@@ -492,24 +483,20 @@ def _run(settings: PlanSettings) -> int:
 
 def _slo(settings: PlanSettings) -> Slo:
     from pdlab.core.schema import validate
-    from pdlab.core.workload import Slo
 
-    bounds = {"ttft_s": settings.slo_ttft_s, "tpot_s": settings.slo_tpot_s, "e2el_s": settings.slo_e2el_s}
-    named = {name: value for name, value in bounds.items() if value is not None}
-    return validate(Slo, {**named, "quantile": settings.slo_quantile}, where="the SLO")
+    return validate(Slo, settings.slo, where="the SLO", names=flag_names(PlanSettings, "slo"))
 
 
 def _workload(settings: PlanSettings) -> Workload:
     from pdlab.core.lengths import relative_to_folder
     from pdlab.core.schema import load_yaml
-    from pdlab.core.workload import Workload, workload_of_flags
 
     if settings.workload:
-        if settings.itl or settings.otl or settings.lengths:
+        if settings.requests:
             raise UsageError("--workload replaces --itl, --otl and --lengths; give one or the other")
         path = Path(settings.workload)
         return load_yaml(path, Workload, lambda data: relative_to_folder(data, path.parent))
-    return workload_of_flags(settings.itl, settings.otl, settings.lengths)
+    return workload_of_flags(settings.requests)
 
 
 def _trace(settings: PlanSettings) -> Trace | None:
@@ -520,11 +507,8 @@ def _trace(settings: PlanSettings) -> Trace | None:
 
     if not has_requests(Path(settings.workload)):
         return None
-    for name in ("rate", "concurrency", "itl", "otl", "lengths", "burstiness"):
-        if name in settings.model_fields_set:
-            raise UsageError(
-                f"--workload {settings.workload} sets the lengths and times of its requests; leave --{name} out"
-            )
+    for flag in given_of(settings, ("rate", "concurrency", "requests", "burstiness")):
+        raise UsageError(f"--workload {settings.workload} sets the lengths and times of its requests; leave {flag} out")
     trace = trace_of_file(Path(settings.workload))
     if trace.requests and "prefix_hit_rate" in settings.model_fields_set:
         raise UsageError(f"--workload {settings.workload} sets the shared text of prompts; leave --prefix-hit-rate out")
@@ -683,12 +667,13 @@ def _draw_map(
     settings: PlanSettings, path: Path, scenario: Scenario, ranked_plan: Plan, measured: Sequence[RateSweep]
 ) -> None:
     from pdlab.plan.pictures import map_over_bounds, map_title, simulated_sweeps
-    from pdlab.report.goodput_map import draw
+    from pdlab.report import goodput_map as picture
+    from pdlab.report import paper
 
     simulated = simulated_sweeps(ranked_plan, scenario, settings.top, {sweep.label for sweep in measured})
     price = settings.price_per_gpu_hour
     goodputs = map_over_bounds([*measured, *simulated], scenario.slo)
-    draw(goodputs, path, title=map_title(scenario, price), price_per_gpu_hour=price)
+    paper.draw(picture.figure(goodputs, title=map_title(scenario, price), price_per_gpu_hour=price), path)
     print(f"Goodput map ({'measured and simulated' if measured else 'simulated'}): {path}")
 
 

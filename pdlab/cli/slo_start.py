@@ -8,6 +8,7 @@ from typing import NamedTuple
 from pdlab.bench.experiment.schedule import Part, Schedule
 from pdlab.bench.slo_offline import search_over
 from pdlab.bench.slo_search import SloSearchOptions
+from pdlab.core import defaults
 from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import UsageError
@@ -22,7 +23,6 @@ from pdlab.sim.hardware import Hardware, load_hardware
 from pdlab.sim.level import columns
 from pdlab.sim.simulator import simulate
 
-GPU_HARDWARE, LOCAL_HARDWARE = "h100-vllm-0.11", "cpu-vllm-0.29"
 STEP = 1.25
 FIX = "give the rate to begin at (--slo-start RATE; start_rps in a file)"
 # A finer search would be finer than the simulator's error.
@@ -85,7 +85,7 @@ def begun(search: SloSearchOptions, workload: Workload, deployment: Deployment, 
 
     Raises UsageError if the simulator cannot simulate the deployment, the workload or the SLO.
     """
-    calibrated = load_hardware(search.hardware or (LOCAL_HARDWARE if local else GPU_HARDWARE))
+    calibrated = load_hardware(search.hardware or (defaults.LOCAL_HARDWARE if local else defaults.HARDWARE))
     simulated_search = simulated(search, workload, deployment, calibrated)
     ends = [end for end in (simulated_search.low_rps, simulated_search.high_rps) if end is not None]
     if not ends:

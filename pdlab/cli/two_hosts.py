@@ -6,15 +6,18 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from pdlab.cluster import local_nodes, two_hosts
 from pdlab.cluster.local_nodes import LocalNodes, environment_on, on_two_hosts
 from pdlab.cluster.namespaces import INSIDE, spawn_in
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import exit_code
-from pdlab.core.nodes import HOST_NAMES
-from pdlab.core.settings import Milliseconds, Settings, not_given, parse, setting
+from pdlab.core.nodes import HOST_NAMES, LinkShape
+from pdlab.core.schema import validate
+from pdlab.core.settings import FlagsOf, Settings, flag_names, not_given, parse, setting
 from pdlab.deploy.endpoint import clear_on_host, reshape_on_host
 
 _EPILOG = """examples:
@@ -53,13 +56,12 @@ class TwoHostsSettings(Settings):
     command: tuple[str, ...] = setting(
         (), "with shell: the command", SHELL, positional=True, several="words", value="-- COMMAND", otherwise="$SHELL"
     )
-    rate: str | None = setting(None, "bandwidth each way: 1gbit, 20mbit, ...", LINK, value="RATE", otherwise="none")
-    delay_s: Milliseconds | None = setting(None, "one-way delay", LINK, "--delay-ms", value="MS", otherwise="0")
+    link: Annotated[dict[str, Any], FlagsOf(LinkShape, LINK)] = Field(default_factory=dict)
     host: Literal["a", "b"] | None = setting(None, "a: Ray's head and the driver, b: the worker", SHELL, otherwise="a")
 
     def check(self) -> None:
         if self.action not in ("up", "shape"):
-            not_given(self, ("rate", "delay_s"), self.action)
+            not_given(self, ("link",), self.action)
         if self.action != "shell":
             not_given(self, ("host",), self.action)
             if self.command:
@@ -68,8 +70,7 @@ class TwoHostsSettings(Settings):
 
 def run(settings: TwoHostsSettings) -> int:
     """Run the action. Returns the exit code. Raises PdlabError."""
-    delay_ms = None if settings.delay_s is None else 1000 * settings.delay_s
-    link = two_hosts.parse_shape(settings.rate, delay_ms)
+    link = validate(LinkShape, settings.link, where="the flags", names=flag_names(TwoHostsSettings, "link"))
     two_hosts.require()
     if INSIDE in os.environ:
         raise UsageError(f"this is {os.environ[INSIDE]}, one of the two hosts; run it outside (leave the shell first)")

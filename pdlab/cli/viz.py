@@ -23,7 +23,6 @@ from pdlab.core.settings import (
     FlagsOf,
     NamedValues,
     Settings,
-    Share,
     declared,
     flag_names,
     given_flags,
@@ -194,13 +193,8 @@ class VizSettings(Settings):
         value="BOUNDS",
         otherwise="the SLOs that the experiments searched for",
     )
-    slo_quantile: Share | None = setting(
-        None,
-        "share of requests that must be within every bound of --slo",
-        ANSWERED,
-        value="Q",
-        otherwise=str(SLO_QUANTILE),
-        needs="slo",
+    share: Annotated[dict[str, Any], FlagsOf(Slo, ANSWERED, "slo-", only=("quantile",), needs="slo")] = Field(
+        default_factory=dict
     )
     price_per_gpu_hour: AboveZero | None = setting(
         None, "price of one GPU hour; adds the cost of a million tokens", ANSWERED, value="PRICE"
@@ -309,7 +303,7 @@ class VizSettings(Settings):
     @property
     def slos(self) -> list[Slo]:
         """The SLOs of --slo. Raises UsageError."""
-        return [parse_slo(text, self.slo_quantile or SLO_QUANTILE) for text in self.slo]
+        return [parse_slo(text, self.share.get("quantile", SLO_QUANTILE)) for text in self.slo]
 
     @property
     def shown(self) -> View:

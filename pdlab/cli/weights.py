@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pdlab.core import defaults
 from pdlab.core.arguments import MODEL_HELP
 from pdlab.core.catalog import found_model, known_models
 from pdlab.core.commands import typed
@@ -31,7 +32,7 @@ class WeightsSettings(Settings):
     ABOUT = "Check that a model's files are on every node, where vLLM looks for them, or download them."
     EXAMPLES = EPILOG
 
-    model: str = setting("gpt-oss-120b", MODEL_HELP, "which files, and where", value="NAME|PATH")
+    model: str = setting(defaults.MODEL, MODEL_HELP, "which files, and where", value="NAME|PATH")
     here: bool = setting(False, "only this machine, without Ray", "which files, and where")
     fetch: bool = setting(False, "download what is missing, on all nodes at once", "download")
     timeout_s: Seconds = setting(7200.0, "time limit of a download", "download", value="S")

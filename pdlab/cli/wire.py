@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Any
+
+from pydantic import Field
+
 from pdlab.core.exit_code import command
-from pdlab.core.settings import Numbers, Settings, setting
+from pdlab.core.nodes import LinkShape
+from pdlab.core.settings import FlagsOf, Numbers, Settings, setting
 from pdlab.demo.wire import prove
 
 EPILOG = """\
@@ -17,6 +22,9 @@ examples:
 """
 
 
+CHECKED, ONE_GBIT = "what is checked", {"gbit_per_s": "1gbit"}
+
+
 class WireSettings(Settings):
     """What ``make wire`` checks."""
 
@@ -27,11 +35,13 @@ class WireSettings(Settings):
     )
     EXAMPLES = EPILOG
 
-    rate: str = setting("1gbit", "bandwidth of the link between the two hosts", "what is checked", value="RATE")
-    tokens: Numbers = setting((1000, 5000), "KV-cache sizes in tokens", "what is checked", value="N,N,...")
+    link: Annotated[dict[str, Any], FlagsOf(LinkShape, CHECKED, only=("gbit_per_s",), otherwise=ONE_GBIT)] = Field(
+        default_factory=dict
+    )
+    tokens: Numbers = setting((1000, 5000), "KV-cache sizes in tokens", CHECKED, value="N,N,...")
 
 
 @command(WireSettings)
 def main(settings: WireSettings) -> int:
     """Run the checks."""
-    return prove(settings.rate, settings.tokens)
+    return prove(LinkShape(**{"gbit_per_s": 1.0, **settings.link}), settings.tokens)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import command
 from pdlab.core.output_paths import check_writable
-from pdlab.core.settings import Settings, not_given, setting
+from pdlab.core.settings import FlagsOf, Settings, not_given, setting
+from pdlab.traffic.file import TrafficFile
 
 EPILOG = """\
 examples:
@@ -35,15 +38,8 @@ class WorkloadSettings(Settings):
     file: Path = setting(
         ..., "a workload file (YAML), a trace, or a file that -o wrote", "workload", positional=True, value="FILE"
     )
-    speed: float | None = setting(None, "divide the times by this, in place of the file's speed", "workload")
-    scale: float | None = setting(
-        None, "divide lengths and blocks of tokens by this, in place of the file's scale", "workload"
-    )
-    window: str | None = setting(
-        None,
-        "only requests that come in these seconds, such as 0-1200, in place of the file's window",
-        "workload",
-        value="FROM-TO",
+    changes: Annotated[dict[str, Any], FlagsOf(TrafficFile, only=("speed", "scale", "window"), over_file=True)] = Field(
+        default_factory=dict
     )
     output: Path | None = setting(
         None, "write the requests to this file as JSON Lines", "workload", "-o", "--output", value="FILE"
@@ -70,12 +66,6 @@ class WorkloadSettings(Settings):
         """Flags that would have no effect are refused. Raises UsageError."""
         if self.output is None:
             not_given(self, ("describe", "force"), "no -o, which only prints figures")
-
-    @property
-    def changes(self) -> dict[str, float | str]:
-        """Keys of the workload file that the command line gives."""
-        given = {"speed": self.speed, "scale": self.scale, "window": self.window}
-        return {key: value for key, value in given.items() if value is not None}
 
 
 @command(WorkloadSettings)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -33,8 +32,6 @@ QUEUE_S = 0.05  # longest queue of the shaper before it drops
 BURST_S, LEAST_BURST_BYTES = 0.001, 16_384
 END_TIMEOUT_S = 10.0
 
-_RATE = re.compile(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", re.IGNORECASE)
-_GBIT = {"kbit": 1e-6, "mbit": 1e-3, "gbit": 1.0}
 _FOLDER = Path(__file__).resolve().parent
 
 # Kept so that Python does not warn of an unreaped child: hosts live longer than the command that makes them.
@@ -55,19 +52,6 @@ class TwoHosts(Frozen):
     hosts: tuple[Host, Host]
     shape: LinkShape
     relay: int | None = None
-
-
-def parse_shape(rate: str | None, delay_ms: float | None) -> LinkShape:
-    """Parse a rate (``1gbit``, ``20mbit``; ``none`` or None: unlimited) and a one-way delay. Raises UsageError."""
-    gbit_per_s = None
-    if rate not in (None, "none"):
-        match = _RATE.fullmatch(rate or "")
-        gbit_per_s = float(match[1]) * _GBIT[match[2].lower()] if match else 0.0
-        if not 0.001 <= gbit_per_s <= 100:
-            raise UsageError(f"link rate {rate!r}: from 1mbit to 100gbit, for example 1gbit or 20mbit, or none")
-    if delay_ms is not None and not 0 <= delay_ms <= 1000:
-        raise UsageError(f"link delay {delay_ms:g} ms: from 0 to 1000 ms one way")
-    return LinkShape(gbit_per_s=gbit_per_s, delay_s=(delay_ms or 0.0) / 1000)
 
 
 def require() -> None:

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, get_args
 from annotated_types import Ge, Gt, Le
 from pydantic import Field, field_validator, model_validator
 
+from pdlab.core import defaults
 from pdlab.core.arguments import MODEL_HELP, positive, ucx_transports
 from pdlab.core.environment import Environment
 from pdlab.core.errors import UsageError
@@ -35,13 +36,12 @@ from pdlab.core.settings import (
     setting,
 )
 from pdlab.core.text import choices
-from pdlab.roles.spec import AUTO, FluidSpec
+from pdlab.roles.spec import AUTO, TTFT_S, FluidSpec, counts_of
 
 PlacementKind = Literal["pack", "spread"]
 Mode = Literal["collocated", "pd-pack", "pd-spread", "pd-fluid"]
 PrefillStep = Literal["retry", "local", "fail"]
 
-_SPLIT = re.compile(r"(?P<prefill>[1-9]\d{0,4}):(?P<decode>[1-9]\d{0,4})")
 # gRPC, or HTTP with a path. No password and no query, because pdlab shows and stores the endpoint.
 _HOST = r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?)"
 OTLP_ENDPOINT = re.compile(rf"grpc://{_HOST}:[1-9]\d{{0,4}}|https?://{_HOST}(:[1-9]\d{{0,4}})?(/[\w.~-]+)+/?", re.ASCII)
@@ -69,10 +69,13 @@ def _split_word(text: str) -> str:
     """``auto`` or ``3:5``."""
     if text != AUTO:
         try:
-            parse_split(text)
-        except UsageError as error:
+            counts_of(text)
+        except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from error
     return text
+
+
+Split = Annotated[str, Text(_split_word)]
 
 
 def _local_tokens(text: str) -> int | str:
@@ -327,7 +330,7 @@ class Fluid(Frozen):
     kind: Literal["fluid"] = "fluid"
     pool: Pool
     transport: Transport = Transport()
-    roles: Annotated[str, Text(_split_word)] = setting(
+    roles: Split = setting(
         FluidSpec.split,
         "auto: a controller follows the load; P:D: fixed numbers of engines that prefill and that decode, such as 3:5 "
         "(python -m pdlab roles changes them during serving)",
@@ -343,7 +346,7 @@ class Fluid(Frozen):
         ROLES,
         "--slo-ttft-ms",
         value="MS",
-        otherwise="2000",
+        otherwise=f"{1000 * TTFT_S:g}",
         advanced=True,
     )
     slo_tpot_s: Bound | None = setting(
@@ -390,16 +393,6 @@ class Fluid(Frozen):
         value="S",
         advanced=True,
     )
-
-    @field_validator("roles")
-    @classmethod
-    def _roles(cls, value: str) -> str:
-        if value != AUTO:
-            try:
-                parse_split(value)
-            except UsageError as error:
-                raise ValueError(str(error)) from error
-        return value
 
     @field_validator("prefill_locally_below")
     @classmethod
@@ -468,7 +461,7 @@ class Fluid(Frozen):
     @property
     def split(self) -> tuple[int, int] | None:
         """Numbers of engines that prefill and that decode; None: the controller chooses them."""
-        return None if self.roles == AUTO else parse_split(self.roles)
+        return None if self.roles == AUTO else counts_of(self.roles)
 
     @property
     def label(self) -> str:
@@ -584,16 +577,6 @@ class Serving(Frozen):
         advanced=True,
     )
 
-    @field_validator("otlp_endpoint")
-    @classmethod
-    def _endpoint(cls, endpoint: str | None) -> str | None:
-        if endpoint is not None:
-            try:
-                _otlp_endpoint(endpoint)
-            except argparse.ArgumentTypeError as error:
-                raise ValueError(str(error)) from error
-        return endpoint
-
     @field_validator("on_prefill_failure")
     @classmethod
     def _steps(cls, steps: tuple[PrefillStep, ...]) -> tuple[PrefillStep, ...]:
@@ -612,7 +595,7 @@ class Deployment(Frozen):
     """A model, a topology, and the settings that all pools share. The fields have their help texts."""
 
     name: Annotated[str | None, Incidental] = None
-    model: str = setting("gpt-oss-120b", MODEL_HELP, MODEL, value="NAME|PATH")
+    model: str = setting(defaults.MODEL, MODEL_HELP, MODEL, value="NAME|PATH")
     model_id: str | None = setting(
         None, "the name that clients use", MODEL, value="ID", otherwise="the model's own", advanced=True
     )
@@ -836,14 +819,6 @@ def parse_pool(text: str) -> Pool:
         raise UsageError(f"pool {text!r}: replicas, tp, pp and dp are from 1 to {MOST}")
     switches = {name: bool(match[name]) for name in _DEGREES if name not in sizes}
     return Pool(**number, **switches)
-
-
-def parse_split(text: str) -> tuple[int, int]:
-    """Numbers of engines that prefill and that decode, from ``3:5``. Raises UsageError."""
-    match = _SPLIT.fullmatch(text)
-    if not match:
-        raise UsageError(f"roles {text!r}: expected PREFILL:DECODE with at least one of each, for example 3:5, or auto")
-    return int(match["prefill"]), int(match["decode"])
 
 
 LABEL_EXAMPLE = "pd-pack-p1xtp4-d1xtp4"

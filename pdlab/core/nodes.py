@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from annotated_types import Ge, Le
 from pydantic import Field, field_validator, model_validator
 
 from pdlab.core.schema import Frozen
+from pdlab.core.settings import Milliseconds, Text, setting
 
 # The pool of a replica. A replica of the fluid pool prefills or decodes, by its present role.
 Role = Literal["collocated", "prefill", "decode", "fluid"]
@@ -37,14 +41,42 @@ class Nic(Frozen):
     gbit_per_s: float | None = Field(default=None, gt=0)
 
 
+LINK = "the link between the two hosts"  # title of a group of flags
+LEAST_GBIT, MOST_GBIT = 0.001, 100.0
+_GBIT = {"kbit": 1e-6, "mbit": 1e-3, "gbit": 1.0}
+
+
+def _rate(text: str) -> float:
+    """Gbit/s of ``1gbit`` or ``20mbit``."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", text, re.IGNORECASE)
+    gbit_per_s = float(match[1]) * _GBIT[match[2].lower()] if match else 0.0
+    if not LEAST_GBIT <= gbit_per_s <= MOST_GBIT:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a rate from 1mbit to 100gbit, for example 1gbit or 20mbit, or none"
+        )
+    return gbit_per_s
+
+
+RATE = Text(_rate, lambda value: f"{value:.12g}gbit" if value >= 1 else f"{1000 * value:.12g}mbit", none="none")
+
+
 class LinkShape(Frozen):
     """The link between the two hosts of `pdlab.cluster.two_hosts`, in each direction.
 
     ``gbit_per_s``: bits on the wire, with headers (None: unlimited). ``delay_s``: one-way delay.
     """
 
-    gbit_per_s: float | None = Field(default=None, ge=0.001, le=100)
-    delay_s: float = Field(default=0.0, ge=0, le=1)
+    gbit_per_s: Annotated[Annotated[float, Ge(LEAST_GBIT), Le(MOST_GBIT)] | None, RATE] = setting(
+        None,
+        "bandwidth of the two-hosts link, for example 1gbit or 20mbit",
+        LINK,
+        "--rate",
+        value="RATE",
+        otherwise="no limit",
+    )
+    delay_s: Annotated[Milliseconds, Le(1)] = setting(
+        0.0, "one-way delay of the two-hosts link", LINK, "--delay-ms", value="MS", otherwise="0"
+    )
 
     def __str__(self) -> str:
         rate = "unshaped" if self.gbit_per_s is None else f"{rate_text(self.gbit_per_s)} each way"

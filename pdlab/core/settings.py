@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import operator
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,8 +17,10 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, GetCoreSchemaHandler
 from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import no_info_before_validator_function
 
 from pdlab.core.arguments import (
     MAX_SEED,
@@ -31,6 +34,9 @@ from pdlab.core.commands import program
 from pdlab.core.errors import UsageError
 from pdlab.core.help_pages import Argument, HelpPage, parser_of
 from pdlab.core.schema import Frozen, validate
+from pdlab.core.text import choices
+
+M = TypeVar("M", bound=BaseModel)
 
 
 class Settings(Frozen):
@@ -47,6 +53,11 @@ class Settings(Frozen):
 
     def check(self) -> None:
         """Raises UsageError for settings that contradict each other. A command with such rules overrides this."""
+
+    def passed_to(self, kind: type[M], **more: Any) -> M:
+        """A value of ``kind``: the set fields that both have, and ``more``."""
+        shared = self.model_fields_set & set(kind.model_fields)
+        return kind(**{name: getattr(self, name) for name in shared} | more)
 
 
 S = TypeVar("S", bound=Settings)
@@ -68,13 +79,36 @@ class PerUnit:
 
 @dataclass(frozen=True)
 class Text:
-    """How to read a value from a word and write it as one, if it is no number, name or path.
+    """How to read a value from a word, of a command line or a file, and write it as one, if it is no number, name or
+    path.
 
-    ``read`` raises argparse.ArgumentTypeError.
+    ``read`` raises argparse.ArgumentTypeError. ``none``: the word for None.
     """
 
     read: Callable[[str], Any]
     write: Callable[[Any], str] = str
+    none: str | None = None
+
+    def value(self, word: str) -> Any:
+        """The value of a word. Raises argparse.ArgumentTypeError."""
+        return None if word == self.none else self.read(word)
+
+    def word(self, value: Any) -> str:
+        """The word for a value, which may be a word of a file."""
+        if value is None and self.none is not None:
+            return self.none
+        return value if isinstance(value, str) else self.write(value)
+
+    def __get_pydantic_core_schema__(self, kind: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Called by pydantic: reads a text in plain data as a word."""
+
+        def of_text(value: Any) -> Any:
+            try:
+                return self.value(value) if isinstance(value, str) else value
+            except argparse.ArgumentTypeError as error:
+                raise ValueError(str(error)) from error
+
+        return no_info_before_validator_function(of_text, handler(kind))
 
 
 @dataclass(frozen=True)
@@ -101,14 +135,28 @@ class FlagsOf:
 
     The settings keep the given fields as a mapping, which overrides the values of a file. ``group``: group of its
     flags, in place of the fields' own. ``prefix``: prefix of each flag, such as ``p-``. ``leave_out``: fields without a
-    flag in this command. ``otherwise``: this command's defaults in words.
+    flag in this command; ``only``: the fields with one (empty: all). ``otherwise``: this command's defaults in words.
+    ``needs``: the command's field without which the flags have no effect. ``advanced``: fields whose flags
+    only --help-all shows, beside those whose own declaration tells so. ``over_file``: the flags replace values of a
+    file, so the help has no defaults.
     """
 
     model: type[BaseModel]
     group: str | None = None
     prefix: str = ""
     leave_out: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
     otherwise: Mapping[str, str] = field(default_factory=dict)
+    needs: str | None = None
+    advanced: tuple[str, ...] = ()
+    over_file: bool = False
+
+    @property
+    def fields(self) -> Iterator[Declared]:
+        """The fields that have a flag in the command, as those of their model."""
+        for each in _fields(self.model):
+            if each.path[0] not in self.leave_out and (not self.only or each.path[0] in self.only):
+                yield each
 
 
 def written_numbers(values: Sequence[int]) -> str:
@@ -123,6 +171,7 @@ Positive = Annotated[int, Ge(1)]
 Port = Annotated[int, Ge(1), Le(65535), Noun("a port")]
 Seed = Annotated[int, Ge(0), Le(MAX_SEED), Noun("a seed: a whole number")]
 Processes = Annotated[int, Ge(1), Le(1024), Noun("a number of processes")]
+LocalNodes = Annotated[int, Ge(1), Le(64), Noun("a number of nodes")]
 Seconds = Annotated[float, Gt(0), Noun("a number of seconds")]
 SecondsOrNone = Annotated[float, Ge(0), Noun("a number of seconds")]
 Milliseconds = Annotated[float, Ge(0), Noun("a number of milliseconds"), PerUnit(1000)]
@@ -235,11 +284,15 @@ class Declared(NamedTuple):
     def in_part(self, name: str, part: FlagsOf) -> Declared:
         """The field as a flag of a command whose part ``name`` has the field's model."""
         prefixed = tuple(f"--{part.prefix}{flag.removeprefix('--')}" for flag in self.flags)
-        otherwise = part.otherwise.get(self.name, self.flag.otherwise)
-        group = part.group or self.flag.group
-        return self._replace(
-            path=(name, *self.path), flag=replace(self.flag, names=prefixed, otherwise=otherwise, group=group)
+        changed = replace(
+            self.flag,
+            names=prefixed,
+            otherwise=part.otherwise.get(self.name, "" if part.over_file else self.flag.otherwise),
+            group=part.group or self.flag.group,
+            needs=part.needs if self.flag.needs is None else f"{name}.{self.flag.needs}",
+            advanced=self.flag.advanced or self.name in part.advanced,
         )
+        return self._replace(path=(name, *self.path), flag=changed)
 
 
 @cache
@@ -247,7 +300,11 @@ def declared(kind: type[BaseModel]) -> tuple[Declared, ...]:
     """The flags of a command's settings and their parts, in the order of the help."""
     groups = kind.GROUPS if issubclass(kind, Settings) else ()
     rank = {group: number for number, group in enumerate(groups)}
-    return tuple(sorted(_fields(kind), key=lambda each: rank.get(each.flag.group, len(rank))))
+
+    def place(each: Declared) -> tuple[int, bool]:
+        return rank.get(each.flag.group, len(rank)), each.flag.group in rank and not each.flag.positional
+
+    return tuple(sorted(_fields(kind), key=place))
 
 
 def _fields(kind: type[BaseModel]) -> Iterator[Declared]:
@@ -261,7 +318,31 @@ def _fields(kind: type[BaseModel]) -> Iterator[Declared]:
         if part is None and isinstance(inner, type) and issubclass(inner, Frozen):
             part = FlagsOf(inner)
         if part is not None:
-            yield from (each.in_part(name, part) for each in _fields(part.model) if each.path[0] not in part.leave_out)
+            yield from (each.in_part(name, part) for each in part.fields)
+
+
+def from_flag_keys(part: FlagsOf, data: Mapping[str, Any], others: Sequence[str] = ()) -> dict[str, Any]:
+    """Field -> value, also in parts, of a mapping in a file whose keys are the flags without dashes before
+    them and with underscores for dashes in them. Raises ValueError. ``others``: known keys that are no flags."""
+    fields = {each.long_flag.removeprefix("--").replace("-", "_"): each for each in part.fields}
+    given: dict[str, Any] = {}
+    for key, value in data.items():
+        if key not in fields:
+            raise ValueError(f"{key} is not a known key; {choices(key, [*others, *fields])}")
+        each = fields[key]
+        of_number = isinstance(value, int | float) and not isinstance(value, bool)
+        try:
+            _put(given, each.path, _reader(each)(str(value)) if of_number else value)
+        except argparse.ArgumentTypeError as error:
+            raise ValueError(f"{key}: {error}") from error
+    return given
+
+
+def _put(given: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    *parts, last = path
+    for part in parts:
+        given = given.setdefault(part, {})
+    given[last] = value
 
 
 def settings_of(command: str) -> type[Settings]:
@@ -286,7 +367,8 @@ def _unwrapped(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
     if origin is Annotated:
         inner, *said = get_args(annotation)
         kind, more = _unwrapped(inner)
-        return kind, (*said, *more)
+        bounds = (rule for each in said if isinstance(each, FieldInfo) for rule in each.metadata)
+        return kind, (*said, *bounds, *more)
     if origin in (Union, types.UnionType):
         kinds = [part for part in get_args(annotation) if part is not type(None)]
         if len(kinds) == 1:
@@ -310,22 +392,17 @@ def parse(kind: type[S], argv: Sequence[str]) -> S:
     for name, value in namespace.items():
         if name not in flags:
             continue
-        *parts, last = flags[name].path
-        place = given
-        for part in parts:
-            place = place.setdefault(part, {})
         pairs: NamedValues | None = flags[name].one(NamedValues)
-        place[last] = pairs.read(value, flags[name].long_flag) if pairs else value
+        _put(given, flags[name].path, pairs.read(value, flags[name].long_flag) if pairs else value)
     names = flag_names(kind)
     settings = validate(kind, given, where="the command line", names=names)
-    for each in flags.values():
+    named, first = given_flags(settings), dict[str, str]()
+    for each in (flags[name] for name in named):
         needs = each.flag.needs
-        if needs is not None and each.name in settings.model_fields_set and not getattr(settings, needs):
+        if needs is not None and not _value_at(settings, needs.split("."))[1]:
             needed = names[needs]
             raise UsageError(f"{each.long_flag} is for {needed}, which is not given: add {needed}, or leave it out")
-    first: dict[str, str] = {}
-    for each in flags.values():
-        if each.flag.one_of is not None and each.name in settings.model_fields_set:
+        if each.flag.one_of is not None:
             other = first.setdefault(each.flag.one_of, each.long_flag)
             if other != each.long_flag:
                 raise UsageError(f"{each.long_flag} and {other} exclude each other: leave one out")
@@ -402,7 +479,7 @@ def default_text(each: Declared) -> str:
 def _reader(each: Declared) -> Callable[[str], Any]:
     text: Text | None = each.one(Text)
     if text is not None:
-        return text.read
+        return text.value
     kind = get_args(each.kind)[0] if each.flag.several else each.kind
     if kind is int:
         return _whole_number_reader(each)
@@ -422,26 +499,27 @@ def _whole_number_reader(each: Declared) -> Callable[[str], int]:
 
 
 def _number_reader(each: Declared) -> Callable[[str], float]:
-    low, from_low = each.one(Gt), each.one(Ge)
-    below = each.one(Lt)
+    """Reads a number in the unit of the flag, within the bounds of the field."""
     noun = said.text if (said := each.one(Noun)) else "a number"
-    words = [f"above {low.gt:g}"] if low else [f"from {from_low.ge:g}"] if from_low else []
-    words += [f"below {below.lt:g}"] if below else []
+    factor = per.factor if (per := each.one(PerUnit)) else 1
+    above, least, below, most = (each.one(bound) for bound in (Gt, Ge, Lt, Le))
+    rules = [("above", operator.gt, above.gt)] if above else [("from", operator.ge, least.ge)] if least else []
+    rules += [("below", operator.lt, below.lt)] if below else []
+    rules += [("at most", operator.le, most.le)] if most else []
+    words = [f"{word} {factor * bound:.12g}" for word, _, bound in rules]
+    limits = f"{words[0]} to {factor * most.le:.12g}" if least and most and not above else " and ".join(words)
 
     def accepts(value: float) -> bool:
-        over = value > low.gt if low else value >= from_low.ge if from_low else value > -math.inf
-        return bool(over and value < (below.lt if below else math.inf))
+        return math.isfinite(value) and all(holds(value, factor * bound) for _, holds, bound in rules)
 
-    factor = per.factor if (per := each.one(PerUnit)) else 1
-    expected = f"{noun} {' and '.join(words)}".rstrip()
-    return lambda text: checked_number(text, accepts, expected) / factor
+    return lambda text: checked_number(text, accepts, f"{noun} {limits}".rstrip()) / factor
 
 
 def written(each: Declared, value: Any) -> str:
     """A value as a word for the flag."""
     text: Text | None = each.one(Text)
     if text is not None:
-        return text.write(value)
+        return text.word(value)
     if isinstance(value, float):
         return f"{value * (per.factor if (per := each.one(PerUnit)) else 1):.12g}"
     return str(value)
@@ -453,24 +531,22 @@ def given_flags(settings: Settings) -> dict[str, str]:
     for each in declared(type(settings)):
         if each.path[0] not in settings.model_fields_set:
             continue
-        value: Any = settings
-        for name in each.path:
-            value = getattr(value, name) if isinstance(value, BaseModel) else value.get(name, _ABSENT)
-            if value is _ABSENT:
-                break
-        else:
+        holder, _ = _value_at(settings, each.path)
+        if each.path[-1] in (holder.model_fields_set if isinstance(holder, BaseModel) else holder or ()):
             given[each.name] = each.long_flag
     return given
 
 
-_ABSENT: Mapping[str, Any] = {}
+def given_of(settings: Settings, names: Sequence[str]) -> list[str]:
+    """The flags of those of the fields, or of the parts, that were set."""
+    given = given_flags(settings).items()
+    return [flag for name, flag in given if name in names or name.partition(".")[0] in names]
 
 
 def not_given(settings: Settings, names: Sequence[str], what: str) -> None:
     """Raises UsageError if one of the fields, also in parts, was set, because it has no effect with ``what``."""
-    for name, flag in given_flags(settings).items():
-        if name in names:
-            raise UsageError(f"{flag} does nothing with {what}; leave it out")
+    for flag in given_of(settings, names):
+        raise UsageError(f"{flag} does nothing with {what}; leave it out")
 
 
 def to_words(settings: BaseModel, only: Sequence[str] | None = None) -> list[str]:
@@ -484,8 +560,7 @@ def to_words(settings: BaseModel, only: Sequence[str] | None = None) -> list[str
 def part_words(value: BaseModel, part: FlagsOf, always: Sequence[str] = ()) -> list[str]:
     """The flags for ``value`` in a command that has its model as ``part``, without defaults except those of fields in
     ``always``."""
-    fields = [each.in_part("", part) for each in _fields(part.model) if each.path[0] not in part.leave_out]
-    return _words({"": value}, fields, always)
+    return _words({"": value}, [each.in_part("", part) for each in part.fields], always)
 
 
 def _words(settings: Any, fields: Sequence[Declared], always: Sequence[str]) -> list[str]:
@@ -497,7 +572,11 @@ def _words(settings: Any, fields: Sequence[Declared], always: Sequence[str]) -> 
         default = None if each.info.is_required() else each.default
         # A mapping has only given fields. They are kept: the command's default may differ from the model's.
         given = each.path[-1] in always or (isinstance(holder, Mapping) and len(each.path) > 1)
-        if value is None or (value == default and not given):
+        reader: Text | None = each.one(Text)
+        none_given = (
+            value is None and each.path[-1] in (holder or ()) and reader is not None and reader.none is not None
+        )
+        if (value is None and not none_given) or (value == default and not given):
             continue
         pairs: NamedValues | None = each.one(NamedValues)
         if pairs is not None:

@@ -6,19 +6,21 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from annotated_types import Ge, Gt, Le
 from pydantic import Field, model_validator
 
-from pdlab.core.arguments import SLO_QUANTILE
+from pdlab.core.arguments import LENGTHS_HELP, MAX_TOKENS, SLO_QUANTILE
 from pdlab.core.errors import UsageError
 from pdlab.core.length_distribution import LengthDistribution, MeanTokens, Pair
 from pdlab.core.lengths import FIXED, Fixed, Lengths, Lognormal, Pairs, parse_lengths
 from pdlab.core.mixes import Arrival, Mixes
 from pdlab.core.replayed import Replayed
 from pdlab.core.schema import Frozen, validate
+from pdlab.core.settings import LENGTHS, FlagsOf, PerUnit, Positive, Seed, Share, flag_names, part_words, setting
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     Column = NDArray[np.float64]
 
+REQUESTS = "requests"  # title of a group of flags
 WorkloadMode = Literal["mixed", "prefill-only", "decode-only", "decode-approx"]
 LoadKind = Literal["concurrency", "rate", "ramp", "replay"]
 # Kinds of lengths that set the nominal lengths themselves.
@@ -45,12 +48,23 @@ class Workload(Frozen):
     ``shared_prefix_tokens``: the first tokens of the input that all requests share, and the prefix cache may have.
     """
 
-    input_tokens: int = Field(default=5000, ge=1)
-    output_tokens: int = Field(default=250, ge=1)
-    lengths: Lengths = FIXED
-    mode: WorkloadMode = "mixed"
-    seed: int = Field(default=0, ge=0)
-    shared_prefix_tokens: int = Field(default=0, ge=0)
+    input_tokens: Positive = setting(
+        5000, "input tokens of a request", REQUESTS, "--itl", "--isl", "--input-len", value="TOKENS"
+    )
+    output_tokens: Positive = setting(
+        250, "output tokens of a request", REQUESTS, "--otl", "--osl", "--output-len", value="TOKENS"
+    )
+    lengths: Annotated[Lengths, LENGTHS] = setting(FIXED, LENGTHS_HELP, REQUESTS, value="KIND", otherwise="")
+    mode: WorkloadMode = setting(
+        "mixed",
+        "mixed: ITL:OTL; prefill-only: ITL:1; decode-only: ITL:OTL on a deployment of launch_gptoss.py --decode-bench; "
+        "decode-approx: 1:OTL on any deployment, without the cost of a real context",
+        REQUESTS,
+    )
+    seed: Seed = setting(0, "seed of the experiment; the seeds of the levels are derived from it", REQUESTS)
+    shared_prefix_tokens: Annotated[int, Ge(0), Le(MAX_TOKENS)] = setting(
+        0, "input tokens that are the same in every request", REQUESTS, "--shared-prefix", value="TOKENS"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -162,13 +176,16 @@ class Workload(Frozen):
 
     @property
     def flags(self) -> str:
+        """`flag_words` for a shell."""
+        return shlex.join(self.flag_words)
+
+    @property
+    def flag_words(self) -> tuple[str, ...]:
         """The flags of run_bm.sh for these lengths."""
-        nominal = f"--itl {self.input_tokens} --otl {self.output_tokens}"
-        if not self.varied:
-            return nominal
-        flag = "--workload" if isinstance(self.lengths, Replayed) else "--lengths"
-        lengths_flag = f"{flag} {shlex.quote(self.lengths.flag_value)}"
-        return lengths_flag if isinstance(self.lengths, OWN_MEANS) else f"{nominal} {lengths_flag}"
+        if isinstance(self.lengths, Replayed):
+            return "--workload", self.lengths.flag_value
+        nominal = () if isinstance(self.lengths, OWN_MEANS) else ("input_tokens", "output_tokens")
+        return tuple(part_words(self, FlagsOf(Workload, only=(*nominal, "lengths")), always=nominal))
 
     def draw(self, level: Level) -> tuple[Pair, ...]:
         """Input and output tokens as sent of each request of a level.
@@ -205,37 +222,27 @@ class Workload(Frozen):
         )
 
 
-FLAGS = {
-    "input_tokens": "--itl",
-    "output_tokens": "--otl",
-    "lengths": "--lengths",
-    "seed": "--seed",
-    "shared_prefix_tokens": "--shared-prefix",
-}
+FLAGS = flag_names(Workload)
 
 
 def _file_flag(lengths: LengthDistribution) -> str:
     return "--workload" if isinstance(lengths, Replayed) else "--lengths"
 
 
-def workload_of_flags(
-    itl: int | None, otl: int | None, lengths: LengthDistribution | None, default: Workload | None = None, **more: Any
-) -> Workload:
-    """The workload of the flags --itl, --otl and --lengths (None: not given). Raises UsageError.
-
-    ``default``: the nominal lengths that are not given. ``more``: other fields.
-    """
-    flags = {"input_tokens": itl, "output_tokens": otl, "lengths": lengths}
-    fields = {name: value for name, value in flags.items() if value is not None}
+def workload_of_flags(given: Mapping[str, Any], default: Workload | None = None) -> Workload:
+    """The workload of the given fields. Raises UsageError with their flags. ``default``: the nominal lengths that are
+    not given."""
+    lengths = given.get("lengths")
+    nominal = default or Workload()
+    of_default = {"input_tokens": nominal.input_tokens, "output_tokens": nominal.output_tokens}
     if isinstance(lengths, OWN_MEANS):
         what = "--lengths mixes:..." if isinstance(lengths, Mixes) else f"the file of {_file_flag(lengths)}"
-        for name, value in fields.items():
-            if name != "lengths":
-                raise UsageError(f"{FLAGS[name]} {value}: {what} sets the lengths of requests; leave {FLAGS[name]} out")
-    else:
-        nominal = default or Workload()
-        fields = {"input_tokens": nominal.input_tokens, "output_tokens": nominal.output_tokens, **fields}
-    return validate(Workload, {**fields, **more}, where="the workload", names=FLAGS)
+        for name in of_default:
+            if name in given:
+                flag = FLAGS[name]
+                raise UsageError(f"{flag} {given[name]}: {what} sets the lengths of requests; leave {flag} out")
+        of_default = {}
+    return validate(Workload, {**of_default, **given}, where="the workload", names=FLAGS)
 
 
 class Closed(Frozen):
@@ -310,6 +317,8 @@ class Replay(Frozen):
 Load = Annotated[Closed | Open | Ramp | Replay, Field(discriminator="kind")]
 
 
+Bound = Annotated[float, Gt(0), PerUnit(1000)]
+SLO = "SLO"  # title of a group of flags
 SLO_BOUNDS = ("ttft", "tpot", "e2el", "itl_p99", "stall")
 
 
@@ -321,12 +330,12 @@ class Slo(Frozen):
     Goodput is the highest rate that meets the SLO (DistServe, Zhong et al., OSDI 2024).
     """
 
-    ttft_s: float | None = Field(default=None, gt=0)
-    tpot_s: float | None = Field(default=None, gt=0)
-    e2el_s: float | None = Field(default=None, gt=0)
-    itl_p99_s: float | None = Field(default=None, gt=0)
-    stall_s: float | None = Field(default=None, gt=0)
-    quantile: float = Field(default=SLO_QUANTILE, gt=0, lt=1)
+    ttft_s: Bound | None = setting(None, "time to first token", SLO, "--ttft-ms", value="MS")
+    tpot_s: Bound | None = setting(None, "time per output token", SLO, "--tpot-ms", value="MS")
+    e2el_s: Bound | None = setting(None, "end-to-end latency", SLO, "--e2el-ms", value="MS")
+    itl_p99_s: Bound | None = setting(None, "99th percentile of a request's gaps", SLO, "--itl-p99-ms", value="MS")
+    stall_s: Bound | None = setting(None, "longest gap of a request", SLO, "--stall-ms", value="MS")
+    quantile: Share = setting(SLO_QUANTILE, "share of requests that must meet the SLO", SLO, "--quantile", value="Q")
 
     @property
     def bounded(self) -> bool:

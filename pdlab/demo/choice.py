@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 from pdlab.cluster import local_nodes, machine
 from pdlab.cluster.machine import Machine
+from pdlab.core import defaults
 from pdlab.core.errors import UsageError
 from pdlab.core.text import gigabytes
 
-PORT = 8000
+PORT = defaults.PORT
 ENGINES = 2
 LEVELS, FEWER_LEVELS = (1, 2, 4, 8, 16), (1, 2, 4, 8)
 # Measured on 2 cores: the proportional set sizes of the demo's processes add up to 6.6 GB at the peak. The kernel can

@@ -20,7 +20,7 @@ from pdlab.core.commands import python_words
 from pdlab.core.errors import StoreError
 from pdlab.core.exit_code import INTERRUPTED
 from pdlab.core.files import ROOT
-from pdlab.core.workload import Closed
+from pdlab.core.workload import Closed, Workload
 from pdlab.demo.choice import ENGINES, conditions, nodes_are_up, slower_by
 from pdlab.demo.clock import DemoClock
 from pdlab.results.schema import Run
@@ -77,13 +77,13 @@ class DemoPart:
 class Demo:
     """One run of the demo. After a signal to stop, it still shuts the deployment down and draws the plot."""
 
-    def __init__(self, out: Path, port: int, levels: Sequence[int], itl: str, otl: str, host: Machine) -> None:
+    def __init__(self, out: Path, port: int, levels: Sequence[int], workload: Workload, host: Machine) -> None:
         slower = slower_by(host)
         self._conditions = conditions(host)
         self._out = out
         self._port = port
         self._levels = levels
-        load = ["-t", "concurrency", "-c", ",".join(map(str, levels)), "--itl", itl, "--otl", otl]
+        load = ["-t", "concurrency", "-c", ",".join(map(str, levels)), *workload.flag_words]
         self._load = [*load, "--retry-invalid", "-u", f"http://127.0.0.1:{port}", "--out", _shown_path(out)]
         sweep_s = SWEEP_START_S + REQUEST_S * sum(num_requests(Closed(concurrency=level)) for level in levels)
         steps = [("launch", LAUNCH_S * slower), ("sweep", sweep_s * slower)]

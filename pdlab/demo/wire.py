@@ -8,8 +8,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from pdlab.cluster.two_hosts import parse_shape, require
+from pdlab.cluster.two_hosts import require
 from pdlab.core.commands import python_words
+from pdlab.core.nodes import LinkShape
+from pdlab.core.settings import FlagsOf, part_words, written_numbers
 from pdlab.steps.runner import StepRunner
 
 # The flags of each check, and the exit code that it must end with.
@@ -25,18 +27,16 @@ share of the ceiling; then two blocks were swapped on purpose, and the check rep
 p5.48xlarge the same command, without the two hosts, shows whether EFA carries it."""
 
 
-def prove(rate: str, token_counts: Sequence[int]) -> int:
-    """Make two hosts with a link of ``rate``, run each check between them, remove them. Returns the exit code.
+def prove(link: LinkShape, token_counts: Sequence[int]) -> int:
+    """Make two hosts with that link, run each check between them, remove them. Returns the exit code.
 
-    ``rate``: for example ``10gbit``. ``token_counts``: prompt lengths. Raises UsageError for a bad rate, or if this
-    machine cannot make two hosts.
+    ``token_counts``: prompt lengths. Raises UsageError if this machine cannot make two hosts.
     """
-    parse_shape(rate, None)
     require()
-    tokens = ",".join(map(str, token_counts))
+    tokens = written_numbers(token_counts)
     hosts = ("-m", "pdlab", "two-hosts")
     runner = StepRunner()
-    code = runner.run_shown(*hosts, "up", "--rate", rate)
+    code = runner.run_shown(*hosts, "up", *part_words(link, FlagsOf(LinkShape)))
     if code:
         return code  # two hosts that were up already belong to somebody else, and stay
     try:

@@ -154,11 +154,10 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 def _commands(prepared: Prepared, launch_command: str, base_url: str) -> list[str]:
     name = prepared.deployment.name or prepared.deployment.label
-    lengths = prepared.workload.flags
-    served = shlex.join(["-u", base_url, "-m", prepared.model_id])
+    sent = shlex.join([*prepared.workload.flag_words, "-u", base_url, "-m", prepared.model_id])
     return [
         launch_command,
-        f"{typed('bench', '-e', name)} -t concurrency -c {LOADS[prepared.placement.device]} {lengths} {served}",
+        f"{typed('bench', '-e', name)} -t concurrency -c {LOADS[prepared.placement.device]} {sent}",
         typed("viz", "--exps", f"bm_results/{name}", "--use-normalized"),
     ]
 

@@ -10,12 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Le
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from pdlab.cluster.two_hosts import parse_shape
-from pdlab.core.arguments import LENGTHS_HELP
+from pdlab.core import defaults
 from pdlab.core.catalog import known_models, load_cluster, load_deployment, local_cluster, two_hosts_cluster
 from pdlab.core.commands import typed
 from pdlab.core.deployment import (
@@ -39,21 +37,16 @@ from pdlab.core.deployment import (
 )
 from pdlab.core.environment import with_values
 from pdlab.core.errors import UsageError
-from pdlab.core.length_distribution import LengthDistribution
 from pdlab.core.nodes import ClusterView, LinkShape
-from pdlab.core.rehearsal import DEFAULT_HARDWARE, Rehearsal
+from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.schema import validate
 from pdlab.core.settings import (
-    LENGTHS,
     FlagsOf,
-    Milliseconds,
-    Noun,
+    LocalNodes,
     Port,
-    Positive,
     Seconds,
     Settings,
     Text,
-    declared,
     flag_names,
     given_flags,
     setting,
@@ -65,9 +58,7 @@ from pdlab.deploy.export_options import EXPORT, KUBERNETES, ExportOptions
 from pdlab.deploy.pool_agreement import speculation
 
 FROM_STDIN = "--request-from-stdin"
-LOCAL_MODEL = "tiny-gptoss"
 REHEARSED_CLUSTER = "p5.48xlarge-x2"
-MAX_LOCAL_NODES = 64
 CLUSTER_TP, LOCAL_TP = 4, 1
 FLUID_REPLICAS = 2
 # A CPU engine answers it in reasonable time.
@@ -75,8 +66,6 @@ LOCAL_WORKLOAD = Workload(input_tokens=512, output_tokens=64)
 DEFAULT_WORKLOAD = Workload()
 # The canary's longest prompt and the request that proves the wire have some thousand tokens.
 LEAST_MODEL_LEN, LENGTH_STEP = 8192, 1024
-DEFAULT_HOST = "127.0.0.1"
-DEFAULT_PORT = 8000
 # Titles of groups of flags.
 WHAT, WHERE = "what to serve (one is required, or --config)", "where"
 WORKLOAD = "workload that the engines must hold (sets --max-model-len)"
@@ -131,9 +120,9 @@ class LaunchOptions(Settings):
         advanced=True,
     )
     host: Annotated[str, Text(_host)] = setting(
-        DEFAULT_HOST, "address to serve on; only this machine can reach the default", WHERE, value="ADDRESS"
+        "127.0.0.1", "address to serve on; only this machine can reach the default", WHERE, value="ADDRESS"
     )
-    port: Port = setting(DEFAULT_PORT, "port to serve on", WHERE)
+    port: Port = setting(defaults.PORT, "port to serve on", WHERE)
     api_key: bool | None = setting(
         None,
         "clients must send an API key: that of --api-key-file; else that of the variable PDLAB_API_KEY; else one that "
@@ -224,7 +213,7 @@ class LaunchSettings(ExportOptions, LaunchOptions):
             Deployment,
             leave_out=("name", "topology"),
             otherwise={
-                "model": f"gpt-oss-120b, with --local {LOCAL_MODEL}",
+                "model": f"{defaults.MODEL}, with --local {defaults.LOCAL_MODEL}",
                 "ingress_replicas": "one per GPU of the pool that answers clients, "
                 f"{serving_path.LEAST_INGRESS} to {serving_path.MOST_INGRESS}",
                 "serving.direct_streaming": f"on with --local and with --host {serving_path.EVERYWHERE}, else off",
@@ -253,28 +242,15 @@ class LaunchSettings(ExportOptions, LaunchOptions):
         value="auto|FILE",
         otherwise="auto",
     )
-    local: Annotated[int, Ge(1), Le(MAX_LOCAL_NODES), Noun("a number of nodes")] | None = setting(
+    local: LocalNodes | None = setting(
         None,
-        f"start N Ray nodes (2 without a number) on this machine, with CPU engines; the default model is {LOCAL_MODEL}",
+        f"start N Ray nodes (2 without a number) on this machine, with CPU engines; the default model is "
+        f"{defaults.LOCAL_MODEL}",
         WHERE,
         bare=2,
     )
-    link_rate: str | None = setting(
-        None,
-        "bandwidth of the two-hosts link, for example 1gbit or 20mbit",
-        WHERE,
-        value="RATE",
-        otherwise="no limit",
-        advanced=True,
-    )
-    link_delay_s: Milliseconds | None = setting(
-        None,
-        "one-way delay of the two-hosts link",
-        WHERE,
-        "--link-delay-ms",
-        value="MS",
-        otherwise="0",
-        advanced=True,
+    link: Annotated[dict[str, Any], FlagsOf(LinkShape, WHERE, prefix="link-", advanced=("gbit_per_s", "delay_s"))] = (
+        Field(default_factory=dict)
     )
     rehearse: bool = setting(
         False,
@@ -282,63 +258,22 @@ class LaunchSettings(ExportOptions, LaunchOptions):
         "simulated engines (docs/rehearsal.md)",
         WHERE,
     )
-    slow_down: Seconds | None = setting(
-        None,
-        "run simulated time K times slower than real time",
-        WHERE,
-        value="K",
-        otherwise="by requests/s, GPUs and this machine's cores",
-        needs="rehearse",
-        advanced=True,
+    rehearsal: Annotated[dict[str, Any], FlagsOf(Rehearsal, WHERE, leave_out=("caches",), needs="rehearse")] = Field(
+        default_factory=dict
     )
-    hardware: str | None = setting(
-        None,
-        "with --rehearse: calibrated step times of the engines, as with plan.py --hardware",
-        WHERE,
-        value="NAME",
-        otherwise=DEFAULT_HARDWARE,
-        needs="rehearse",
-        advanced=True,
-    )
-    chunk_per_token: bool = setting(
-        False,
-        "with --rehearse: stream one chunk per token, as real engines do, not three per answer; shows the cost of the "
-        "serving path, and needs a larger --slow-down",
-        WHERE,
-        needs="rehearse",
-        advanced=True,
-    )
-    assume_merged: bool = setting(
-        False,
-        "with --rehearse: assume that scattered KV blocks transfer as fast as contiguous ones; default: within a node "
-        "they are copied one by one, as with vLLM 0.11",
-        WHERE,
-        needs="rehearse",
-        advanced=True,
-    )
-    itl: Positive | None = setting(
-        None,
-        "input tokens of a request",
-        WORKLOAD,
-        "--itl",
-        "--isl",
-        "--input-len",
-        value="TOKENS",
-        otherwise=f"{DEFAULT_WORKLOAD.input_tokens}, with --local {LOCAL_WORKLOAD.input_tokens}",
-    )
-    otl: Positive | None = setting(
-        None,
-        "output tokens of a request",
-        WORKLOAD,
-        "--otl",
-        "--osl",
-        "--output-len",
-        value="TOKENS",
-        otherwise=f"{DEFAULT_WORKLOAD.output_tokens}, with --local {LOCAL_WORKLOAD.output_tokens}",
-    )
-    lengths: Annotated[LengthDistribution, LENGTHS] | None = setting(
-        None, LENGTHS_HELP, WORKLOAD, value="KIND", advanced=True
-    )
+    workload: Annotated[
+        dict[str, Any],
+        FlagsOf(
+            Workload,
+            WORKLOAD,
+            only=("input_tokens", "output_tokens", "lengths"),
+            otherwise={
+                "input_tokens": f"{DEFAULT_WORKLOAD.input_tokens}, with --local {LOCAL_WORKLOAD.input_tokens}",
+                "output_tokens": f"{DEFAULT_WORKLOAD.output_tokens}, with --local {LOCAL_WORKLOAD.output_tokens}",
+            },
+            advanced=("lengths",),
+        ),
+    ] = Field(default_factory=dict)
     dry_run: bool = setting(False, "print placement, links and arguments; start nothing", HOW)
     shutdown: bool = setting(False, "stop the running deployment and all processes of its launch", HOW)
     request_from_stdin: bool = setting(
@@ -393,17 +328,9 @@ def _sized(pool: Pool) -> dict[str, Any]:
     return {"replicas": pool.replicas, "tp": pool.tp, **pool.model_dump(exclude_defaults=True)}
 
 
-def merged(one: LaunchSettings, other: LaunchSettings) -> LaunchSettings:
-    """The settings of both. Raises UsageError for a flag that both give, unless it may be given several times."""
-    repeated = {each.name for each in declared(LaunchSettings) if each.flag.several}
-    twice = [flag for name, flag in given_flags(one).items() if name in given_flags(other) and name not in repeated]
-    if twice:
-        raise UsageError(f"{twice[0]} is given twice: give it once")
-    return LaunchSettings(**_laid_over(one.model_dump(exclude_unset=True), other.model_dump(exclude_unset=True)))
-
-
-def _laid_over(base: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    both = {name: _laid_over(base[name], value) for name, value in more.items() if isinstance(base.get(name), dict)}
+def laid_over(base: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with the values of ``more``, also within its mappings."""
+    both = {name: laid_over(base[name], value) for name, value in more.items() if isinstance(base.get(name), dict)}
     return {**base, **more, **both}
 
 
@@ -420,7 +347,7 @@ def deployment_from(settings: LaunchSettings) -> Deployment:
     if base and data["topology"].label != base.label:
         data["name"] = None  # it was the file's name for something else
     if settings.local:
-        data["model"] = LOCAL_MODEL  # a configuration names the model of its cluster; CPUs serve the tiny one
+        data["model"] = defaults.LOCAL_MODEL  # a configuration names the model of its cluster; CPUs serve the tiny one
     data |= {name: value for name, value in given.items() if name not in ("engine_kwargs", "env", "serving")}
     data["engine_kwargs"] = {**data.get("engine_kwargs", {}), **given.get("engine_kwargs", {})}
     data["env"] = with_values({**data.get("env", {}), **given.get("env", {})}, os.environ, "--env")
@@ -458,13 +385,13 @@ def _refuse_first_token(deployment: Deployment) -> None:
 def workload_from(settings: LaunchSettings) -> Workload:
     """The requests that the engines are to hold."""
     default = LOCAL_WORKLOAD if settings.local else DEFAULT_WORKLOAD
-    return workload_of_flags(settings.itl, settings.otl, settings.lengths, default)
+    return workload_of_flags(settings.workload, default)
 
 
 def _max_model_len(settings: LaunchSettings, base: Deployment | None) -> int | None:
     """What is given, else what a workload that is given needs; None: as the model's file says. Raises UsageError."""
     max_model_len: int | None = settings.deployment.get("max_model_len") or (base.max_model_len if base else None)
-    if settings.itl is None and settings.otl is None and settings.lengths is None:
+    if not settings.workload:
         return max_model_len
     workload = workload_from(settings)
     needed = sum(workload.longest)
@@ -606,20 +533,17 @@ def request_from(settings: LaunchSettings, words: Sequence[str]) -> LaunchReques
     if settings.local and settings.cluster:
         raise UsageError("--local and --cluster exclude each other: --local starts its own Ray nodes on this machine")
     deployment = deployment_from(settings)
-    own = settings.model_dump(include=set(LaunchOptions.model_fields), exclude_unset=True)
-    return LaunchRequest(
-        **own
-        | {
-            "link": _link(settings),
-            "deployment": deployment,
-            "rehearsal": _rehearsal(settings, deployment),
-            "cluster": _cluster(settings),
-            "local_nodes": settings.local,
-            "detach": settings.detach or not settings.wait,
-            "choose_backend": chooses_backend(settings),
-            "workload": workload_from(settings),
-            "command": (command_line(words),),
-        }
+    return settings.passed_to(
+        LaunchRequest,
+        link=_link(settings),
+        deployment=deployment,
+        rehearsal=_rehearsal(settings, deployment),
+        cluster=_cluster(settings),
+        local_nodes=settings.local,
+        detach=settings.detach or not settings.wait,
+        choose_backend=chooses_backend(settings),
+        workload=workload_from(settings),
+        command=(command_line(words),),
     )
 
 
@@ -644,13 +568,7 @@ def _rehearsal(settings: LaunchSettings, deployment: Deployment) -> Rehearsal | 
         raise UsageError(f"--rehearse and {other} exclude each other: simulated engines keep no KV cache beside theirs")
     if deployment.serving.otlp_endpoint is not None:
         raise UsageError("--rehearse and --otlp-endpoint exclude each other: simulated engines make no spans")
-    data = {
-        "hardware": settings.hardware or DEFAULT_HARDWARE,
-        "slow_down": settings.slow_down,
-        "chunk_per_token": settings.chunk_per_token,
-        "assume_merged": settings.assume_merged,
-    }
-    return validate(Rehearsal, data, where="the flags", names=flag_names(LaunchSettings))
+    return validate(Rehearsal, settings.rehearsal, where="the flags", names=flag_names(LaunchSettings, "rehearsal"))
 
 
 def command_line(words: Sequence[str]) -> str:
@@ -686,11 +604,10 @@ def request_from_json(text: str | bytes) -> LaunchRequest:
 
 def _link(settings: LaunchSettings) -> LinkShape | None:
     """The rate and delay of the link of --two-hosts; None: as it is. Raises UsageError."""
-    shaped = settings.link_rate is not None or settings.link_delay_s is not None
-    if shaped and not settings.two_hosts:
+    if settings.link and not settings.two_hosts:
         raise UsageError("--link-rate and --link-delay-ms are for the link of --local --two-hosts")
     if settings.two_hosts and settings.local != 2:
         where_text = f"--local {settings.local}" if settings.local else f"--cluster {settings.cluster or 'auto'}"
         raise UsageError(f"--two-hosts needs --local with two nodes, not {where_text}")
-    delay_ms = None if settings.link_delay_s is None else 1000 * settings.link_delay_s
-    return parse_shape(settings.link_rate, delay_ms) if shaped else None
+    names = flag_names(LaunchSettings, "link")
+    return validate(LinkShape, settings.link, where="the flags", names=names) if settings.link else None

@@ -15,8 +15,10 @@ from pdlab.cluster import local_nodes, run_on_host
 from pdlab.cluster.connection import Cluster
 from pdlab.cluster.local_nodes import LocalNodes
 from pdlab.cluster.namespaces import INSIDE
+from pdlab.core import defaults
+from pdlab.core.deployment import Split
 from pdlab.core.errors import ClusterError, UsageError
-from pdlab.core.schema import Frozen
+from pdlab.core.settings import Settings, setting
 from pdlab.core.text import aligned
 from pdlab.deploy.application import board_names
 from pdlab.deploy.endpoint import load_running
@@ -26,32 +28,55 @@ ANSWER_S = 30.0
 DECISIONS_SHOWN = 5
 
 
-class RolesOrder(Frozen):
-    """``split``: to be set (None: look); ``log``: the decisions as JSON lines, in place of the table."""
+EPILOG = """\
+examples:
+  python -m pdlab roles
+      show the role of each engine at port 8000, and the last decisions with their reasons
+  python -m pdlab roles 3:5
+      from now on three engines prefill and five decode; requests that have begun end where they are
+  python -m pdlab roles auto
+      the controller follows the load again
+  python -m pdlab roles --log > decisions.jsonl
+      every decision since the launch, one line of JSON each (docs/fluid.md)
+"""
 
-    base_url: str
-    split: str | None = None
-    log: bool = False
+
+class RolesSettings(Settings):
+    """Whether ``python -m pdlab roles`` shows the roles or sets a split."""
+
+    COMMAND = "roles"
+    ABOUT = "Look at the roles of a deployment of launch_gptoss.py --pd-fluid, or set them."
+    EXAMPLES = EPILOG
+
+    split: Split | None = setting(
+        None, "set the roles; without it: show them", "roles", positional=True, value="P:D|auto"
+    )
+    log: bool = setting(False, "print every decision as a line of JSON", "roles")
+    base_url: str = setting(defaults.BASE_URL, "server of the deployment", "roles", value="URL")
+
+    def check(self) -> None:
+        if self.split is not None and self.log:
+            raise UsageError("--log prints decisions: leave it out to set the roles")
 
 
-def execute(order: RolesOrder) -> None:
-    """Do it; prints to standard output. Raises UsageError, ClusterError."""
-    running = load_running(order.base_url)
+def execute(settings: RolesSettings) -> None:
+    """Show or set the roles; prints to standard output. Raises UsageError, ClusterError."""
+    running = load_running(settings.base_url)
     local: LocalNodes | None = None
     if running is not None and running.manifest.on_local_nodes:
         local = local_nodes.running()
         if local is None:
-            raise UsageError(f"the local Ray nodes that {order.base_url} was on are gone; launch it again")
+            raise UsageError(f"the local Ray nodes that {settings.base_url} was on are gone; launch it again")
         if local.two_hosts is not None and INSIDE not in os.environ:
             host = local.host(1)
             env = local_nodes.environment_on(host, local)
-            run_on_host.call(host.pid, __name__, order.model_dump_json(), env)
+            run_on_host.call(host.pid, __name__, settings.model_dump_json(), env)
             return
         local_nodes.become_driver(local)
     with Cluster(local):
-        if order.split is not None:
-            ask("set_split", order.split)
-        if order.log:
+        if settings.split is not None:
+            ask("set_split", settings.split)
+        if settings.log:
             for entry in ask("decisions"):
                 print(json.dumps(entry))
             return
@@ -107,4 +132,4 @@ def describe(looked: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run_on_host.answering(lambda text: execute(RolesOrder.model_validate_json(text))))
+    sys.exit(run_on_host.answering(lambda text: execute(RolesSettings.model_validate_json(text))))

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from annotated_types import Ge, Le
 from pydantic import Field, field_validator, model_validator
 
+from pdlab.core import defaults
 from pdlab.core.errors import UsageError
 from pdlab.core.files import CONFIGS
 from pdlab.core.schema import Frozen, load_yaml
+from pdlab.core.settings import Noun, Seed, Settings, setting
 from pdlab.core.text import choices
 from pdlab.faults.kinds import KINDS, DeploymentFeatures, FaultKind, kind_of, why_not
 
 ALL = "all"
 MOST_MORE = 200
+WHAT, TO = "what is done", "to what"  # titles of groups of flags
 FOLDER = CONFIGS / "faults"
+
+
+class ChaosOptions(Settings):
+    """The deployment that gets the faults."""
+
+    base_url: str = setting(defaults.BASE_URL, "server of the deployment", TO, value="URL")
+    not_mine: bool = setting(False, "allow a deployment that no launcher of this machine has started", TO)
 
 
 class FaultPlan(Frozen):
@@ -35,9 +46,11 @@ class FaultPlan(Frozen):
     about: str = ""
     faults: tuple[str, ...] = Field(min_length=1)
     rounds: int = Field(default=1, ge=1, le=1000)
-    duration_s: float | None = Field(default=None, ge=10, le=86_400)
-    concurrency: int = Field(default=4, ge=1, le=256)
-    seed: int = Field(default=0, ge=0, le=2**63 - 1)
+    seed: Seed = setting(0, "seed of the times, order and targets of the faults", WHAT)
+    duration_s: Annotated[float, Ge(10), Le(86_400), Noun("a number of seconds")] | None = setting(
+        None, "inject faults for S seconds", WHAT, value="S"
+    )
+    concurrency: Annotated[int, Ge(1), Le(256)] = setting(4, "requests in flight", WHAT)
     warm_s: float = Field(default=5.0, ge=0, le=3600)
     every_s: float = Field(default=20.0, ge=1, le=3600)
     spread: float = Field(default=0.25, ge=0, lt=1)

@@ -23,7 +23,6 @@ from pdlab.cluster.connection import Cluster, prepare
 from pdlab.cluster.local_nodes import MARKER, LocalNodes
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import CanaryError, ClusterError, DeployError, PdlabError, UsageError
-from pdlab.core.schema import Frozen
 from pdlab.deploy import canary, serving_path
 from pdlab.deploy.application import APP, Application
 from pdlab.deploy.endpoint import key_of, load_running, measured
@@ -37,7 +36,7 @@ from pdlab.faults.kinds import ROLES, DeploymentFeatures, Role
 from pdlab.faults.link import ShapedLink
 from pdlab.faults.load import LEAVING_TIMES, Load, LoadTarget, Prompt, request_of, token_prompts
 from pdlab.faults.node_restart import in_background, request_restart
-from pdlab.faults.plan import MOST_MORE, DueFault, FaultPlan, FaultSchedule
+from pdlab.faults.plan import MOST_MORE, ChaosOptions, DueFault, FaultPlan, FaultSchedule
 from pdlab.faults.targets import (
     DeploymentProcess,
     NodeActors,
@@ -75,15 +74,12 @@ CounterKey = tuple[str, tuple[tuple[str, str], ...]]
 """A counter's name and labels."""
 
 
-class ChaosOrder(Frozen):
-    """An order for `execute`. ``name``: of the plan. ``folder``: of the results; None: a dry run. ``not_mine``: accept
-    an endpoint that no launcher of this machine has published."""
+class ChaosOrder(ChaosOptions):
+    """An order for `execute`. ``name``: of the plan. ``folder``: of the results; None: a dry run."""
 
     plan: FaultPlan
     name: str
-    base_url: str
     folder: str | None = None
-    not_mine: bool = False
     command: str = ""
 
 

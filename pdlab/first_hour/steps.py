@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pdlab.core import defaults
+from pdlab.core.workload import Workload
 from pdlab.steps.runner import RAN, StepVerdict
 
 # Where it runs. A rehearsal has the deployments of the cluster, but no real wires and no weights.
@@ -168,8 +170,8 @@ def _afterwards(out: Path, where: RunsOn, port: int) -> list[Step]:
         Step(
             name="prediction",
             title="measured beside the plan's prediction",
-            command=("plan", "--compare", *folders, *(["--hardware", "cpu-vllm-0.29"] if local else []), "--plot",
-                     str(out / "prediction.png")),
+            command=("plan", "--compare", *folders, *(["--hardware", defaults.LOCAL_HARDWARE] if local else []),
+                     "--plot", str(out / "prediction.png")),
             estimate_s=60.0,
             advice="python plan.py --compare ... by hand; the measured results are there all the same",
             codes={0: "ok"},
@@ -202,7 +204,7 @@ def _deployment(
 ) -> list[Step]:
     launch, sweep = f"launch {deployed.name}", f"sweep {deployed.name}"
     url = ("-u", f"http://127.0.0.1:{port}")
-    workload = ("--itl", str(lengths[0]), "--otl", str(lengths[1]))
+    workload = Workload(input_tokens=lengths[0], output_tokens=lengths[1]).flag_words
     limit_s = limit_of(LAUNCH_S[where])
     rehearsed = where == "rehearsal"
     target = ("--local",) if where == "local" else ("--model", model, *(("--rehearse",) if rehearsed else ()))

@@ -17,6 +17,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from pdlab.core import defaults
 from pdlab.core.deployment import (
     Collocated,
     Deployment,
@@ -235,7 +236,7 @@ class CsvFile(NamedTuple):
     unread: list[str]
 
 
-def read(text: str, source: str, model: str = "gpt-oss-120b", *, refuse_rows: bool = False) -> CsvFile:
+def read(text: str, source: str, model: str = defaults.MODEL, *, refuse_rows: bool = False) -> CsvFile:
     """Raises UsageError naming the line and the column. ``refuse_rows``: a row with a wrong cell is refused alone, for
     tables that nobody can correct."""
     numbered = _lines(text.lstrip("\ufeff"), source)

@@ -66,8 +66,8 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         self._pool = spec.deployment.pools[spec.role]
         stages = [engine_of(spec.hardware, spec.shape, self._pool, prefills_only=False) for _ in range(self._pool.pp)]
         self.clock = SlowClock(spec.slow_down)
-        self.core = RealTime(stages, self.clock, self._empty_cache, every_token=spec.chunk_per_token)
-        self.core.scattered = False if spec.assume_merged else None
+        self.core = RealTime(stages, self.clock, self._empty_cache, every_token=spec.rehearsal.chunk_per_token)
+        self.core.scattered = False if spec.rehearsal.assume_merged else None
         self.core.changed = self._publish
         self._topology = spec.deployment.topology
         self._moves_kv = spec.deployment.transport is not None

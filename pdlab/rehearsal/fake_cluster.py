@@ -91,7 +91,7 @@ class RehearsalSubstitutes:
         shape = self._shape
         length = engine_kwargs(deployment, cast(Role, role), shape, cpu=False).get("max_model_len", shape.max_context)
         return EngineSpec(
-            slow_down=self._slow_down,
+            rehearsal=self._rehearsal,
             role=role,
             hardware=self._hardware,
             shape=shape,
@@ -99,8 +99,6 @@ class RehearsalSubstitutes:
             tokenizer=str(Path(self.tokenizer()) / "tokenizer.json"),
             folder=str(shared),
             max_model_len=int(length),
-            chunk_per_token=self._rehearsal.chunk_per_token,
-            assume_merged=self._rehearsal.assume_merged,
         )
 
     def manifest(self, manifest: Manifest) -> Manifest:

@@ -6,11 +6,10 @@ import json
 import os
 from pathlib import Path
 
-from pydantic import Field
-
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import UsageError
+from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.schema import Frozen, validate
 from pdlab.sim.hardware import Hardware
 
@@ -21,10 +20,9 @@ ENGINE_CLASS = "pdlab.rehearsal.engine.SimulatedEngine"
 class EngineSpec(Frozen):
     """Engines of one pool. ``role``: collocated, prefill, decode or fluid. ``folder``: of all engines of the deployment
     (`pdlab.rehearsal.shared_state`). ``tokenizer``: a file of the library tokenizers. ``lease_s``: simulated seconds
-    for which prefilled KV is held, as vLLM's ``kv_lease_duration``. ``chunk_per_token``, ``assume_merged``: as in
-    `pdlab.core.rehearsal.Rehearsal`."""
+    for which prefilled KV is held, as vLLM's ``kv_lease_duration``."""
 
-    slow_down: float = Field(gt=0)
+    rehearsal: Rehearsal
     role: str
     hardware: Hardware
     shape: ModelShape
@@ -33,8 +31,11 @@ class EngineSpec(Frozen):
     folder: str
     max_model_len: int
     lease_s: float = 30.0
-    chunk_per_token: bool = False
-    assume_merged: bool = False
+
+    @property
+    def slow_down(self) -> float:
+        """Real seconds per simulated second."""
+        return self.rehearsal.slow_down or 1.0
 
 
 def write_spec(spec: EngineSpec, file: Path) -> None:

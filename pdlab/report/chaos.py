@@ -18,8 +18,21 @@ from pdlab.analysis.chaos import (
     total,
 )
 from pdlab.core.rendering import said
+from pdlab.report.figure import (
+    DASH_DOT,
+    DASHED,
+    DOTTED,
+    Dashes,
+    Figure,
+    Legend,
+    Line,
+    PlotPanel,
+    Span,
+    rising,
+    stacked,
+    steps,
+)
 from pdlab.report.style import HUES
-from pdlab.report.time_figure import Dash, Span, TimeFigure, TimeLine, TimePanel, steps
 from pdlab.results.chaos import REQUEST_OUTCOMES, Chaos, ChaosRequest, ChaosRun, RequestOutcome
 
 WORDS = Path(__file__).parent / "assets" / "chaos.txt"
@@ -30,7 +43,7 @@ COLORS: dict[RequestOutcome, str] = {
     "wrong": HUES[1],
     "left": HUES[5],
 }
-DASHES: dict[RequestOutcome, Dash] = {"right": "solid", "error": "dashed", "hang": "dashdot", "wrong": "dotted"}
+DASHES: dict[RequestOutcome, Dashes] = {"right": (), "error": DASHED, "hang": DASH_DOT, "wrong": DOTTED}
 CALLED: dict[RequestOutcome, str] = {
     "right": "right", "error": "clean errors", "hang": "hang", "wrong": "wrong", "left": "left by their client",
 }  # fmt: skip
@@ -104,38 +117,42 @@ def lines(chaos: Chaos) -> list[str]:
     return said(WORDS, "lines", facts).splitlines()
 
 
-def figure(chaos: Chaos) -> TimeFigure:
+def figure(chaos: Chaos) -> Figure:
     """Answers per second by outcome with the faults marked, recovery of each fault, memory."""
     buckets, results = throughput(chaos), fault_outcomes(chaos)
     edges = [bucket.begins_s for bucket in buckets] + [bucket.ends_s for bucket in buckets[-1:]]
     rates = {
-        outcome: TimeLine(
-            steps(edges, [bucket.per_s[outcome] for bucket in buckets]), COLORS[outcome], CALLED[outcome], dash
+        outcome: Line(
+            steps(edges, [bucket.per_s[outcome] for bucket in buckets]), COLORS[outcome], CALLED[outcome], dashes
         )
-        for outcome, dash in DASHES.items()
+        for outcome, dashes in DASHES.items()
     }
     known = [(each.fault.began_s, each.recovery_s) for each in results if each.recovery_s is not None]
     never = [(each.fault.began_s, 0.0) for each in results if each.recovery_s is None]
-    recoveries = [TimeLine(known, HUES[2], marks="o"), TimeLine(never, HUES[1], marks="x")]
+    recoveries = [Line(known, HUES[2], width=0, marker="o"), Line(never, HUES[1], width=0, marker="x")]
     memory = [
-        TimeLine(
+        Line(
             [(s.at_s, s.rss_mib[part]) for s in chaos.samples if part in s.rss_mib], HUES[place % len(HUES)], part,
-            "solid" if place < len(HUES) else "dashed",
+            () if place < len(HUES) else DASHED,
         )
         for place, part in enumerate(_parts(chaos))
     ]  # fmt: skip
+
+    def panel(name: str, lines: list[Line], legend: Legend = "", height_in: float = PANEL_IN) -> PlotPanel:
+        return PlotPanel(rising(name, lines, headroom=HEADROOM), lines=lines, height_in=height_in, legend=legend)
+
     panels = [
-        TimePanel("right answers/s", [rates["right"]], height_in=1.3 * PANEL_IN),
-        TimePanel("others/s", [rates[outcome] for outcome in DRAWN[1:]], height_in=PANEL_IN, legend="upper right"),
-        TimePanel("recovery, s (x: never)", recoveries, height_in=PANEL_IN),
-        TimePanel("resident, MiB", memory, height_in=PANEL_IN, legend="upper left"),
+        panel("right answers/s", [rates["right"]], height_in=1.3 * PANEL_IN),
+        panel("others/s", [rates[outcome] for outcome in DRAWN[1:]], "upper right"),
+        panel("recovery, s (x: never)", recoveries),
+        panel("resident, MiB", memory, "upper left"),
     ]
     spans = [
         Span(each.fault.began_s, max(each.fault.ended_s, each.fault.began_s + LEAST_BAND_S), str(each.fault.number))
         for each in results
     ]
     name = "seconds since the load began; grey: a fault, by its number"
-    return TimeFigure(panels, name, "s", title(chaos), spans, HEADROOM)
+    return stacked(panels, name, title=title(chaos), spans=spans)
 
 
 def _parts(chaos: Chaos) -> list[str]:

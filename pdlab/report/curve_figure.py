@@ -1,9 +1,9 @@
 """Curves as a figure that is a value: the picture file and the page draw the same one.
 
 This module alone decides what is drawn: looks and names of series, which levels a line joins, intervals, the levels
-that compete for the frontier, and names and scales of axes. `pdlab.report.plots` draws it with matplotlib, and
-``assets/report.js`` from its JSON. Both only look up columns and place marks and names. The page also computes the ends
-of axes and the frontiers of the visible series.
+that compete for the frontier, and names and scales of axes. For one choice that gives panels of `pdlab.report.figure`:
+`pdlab.report.plots` places them in a picture file, and ``assets/report.js`` makes them from the JSON. The page also
+computes the ends of axes and the frontiers of the visible series.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from pdlab.core.bounds import Metric, Statistic
 from pdlab.core.workload import LoadKind
 from pdlab.report import captions, tables
 from pdlab.report.build import Report
+from pdlab.report.figure import Axis, Label, Line, Place, PlotPanel, page_json
 from pdlab.report.highlight import highlighted, named_groups, panels
 from pdlab.report.scales import LOGARITHMIC, loads_are_logarithmic, logarithmic, spans
-from pdlab.report.style import Style, styles, text_color
+from pdlab.report.style import SOFT, Style, styles, text_color
 
 TAIL: Statistic = "p99"
 STATISTICS: tuple[Statistic, ...] = ("mean", "p50", "p90", "p95", "p99")
 EVERY = ""  # the group of all series
 MARK, THIN_MARK, LOAD_MARK, QUIET_MARK = 6.0, 4.0, 4.5, 2.2  # points
+WIDTH_OF_MARK, QUIET_WIDTH = 0.32, 0.7
 LATENCIES: dict[str, dict[str, Any]] = {
     "token": {"latency_mode": "token", "use_interactivity": False},
     "first_token": {"latency_mode": "first_token", "use_interactivity": False},
@@ -108,16 +110,17 @@ class FigureLevel(NamedTuple):
 
 class SeriesLine(NamedTuple):
     """Levels of one kind of load, by load. ``joined``: valid ones; ``off``: the others. ``banded``: those of ``joined``
-    with intervals. ``mark``: size of the marks in points; the width of the line is proportional to it."""
+    with intervals. ``mark``: size of the marks, and ``width`` of the line, in points."""
 
     series: int
     joined: tuple[int, ...]
     off: tuple[int, ...]
     banded: tuple[int, ...]
     mark: float
+    width: float
 
 
-class Axis(NamedTuple):
+class ColumnAxis(NamedTuple):
     """``column``: the shown column. ``name``: in a title. ``label``: beside the axis; ``log_label``: the same if it is
     logarithmic. ``log``: names of the groups for which it is logarithmic. ``free``: a reader may choose its scale.
     ``better``: the side of better values, whose intervals are known; empty: none. ``at_values``: ticks are at the
@@ -149,14 +152,20 @@ class Axis(NamedTuple):
         span = high - low or high or 1.0
         return max(0.0, low - self.shares[0] * span), high + self.shares[1] * span
 
+    def axis(self, values: Sequence[float], log: bool) -> Axis:
+        """As it is drawn for these values."""
+        ends = self.limits(values, log) if values else (0.0, 1.0)
+        at = sorted({*values}) if self.at_values else ()
+        return Axis(self.log_label if log else self.label, *ends, log, at)
+
 
 class AxisChoice(NamedTuple):
     """The possible axes of one side of a panel. The key is the choice for each of ``by``, joined by a dot."""
 
     by: tuple[str, ...]
-    axes: Mapping[str, Axis]
+    axes: Mapping[str, ColumnAxis]
 
-    def of(self, chosen: Mapping[str, str]) -> Axis:
+    def of(self, chosen: Mapping[str, str]) -> ColumnAxis:
         return self.axes[".".join(chosen[name] for name in self.by)]
 
 
@@ -167,22 +176,6 @@ class CurvePanel(NamedTuple):
     x: AxisChoice
     y: AxisChoice
     lines: tuple[SeriesLine, ...]
-
-
-class ShownPanel(NamedTuple):
-    """A panel with its axes chosen. ``at``: (x, y) of the levels that have a place. ``frontiers``: their levels."""
-
-    x: Axis
-    y: Axis
-    log_x: bool
-    log_y: bool
-    lines: list[SeriesLine]
-    at: dict[int, tuple[float, float]]
-    frontiers: list[list[int]]
-
-    @property
-    def title(self) -> str:
-        return f"{self.y.name} against {self.x.name}"
 
 
 class CurveFigure(NamedTuple):
@@ -210,8 +203,9 @@ class CurveFigure(NamedTuple):
         """The series of a group, by index."""
         return [i for i, each in enumerate(self.series) if group in (EVERY, *each.groups)]
 
-    def shown(self, panel: CurvePanel, group: str = EVERY, **chosen: str) -> ShownPanel:
-        """A panel of a group; ``chosen`` overrides the choices at first."""
+    def shown(self, panel: CurvePanel, group: str = EVERY, **chosen: str) -> PlotPanel:
+        """A panel of a group as a picture file has it, the main one with names and notes. ``chosen`` overrides the
+        choices at first."""
         choice = {**self.chosen, **chosen}
         x, y = panel.x.of(choice), panel.y.of(choice)
         log_x, log_y = group in x.log, group in y.log
@@ -228,22 +222,57 @@ class CurveFigure(NamedTuple):
                 frontiers.append([placed[i] for i in pareto([at[level] for level in placed], x.better == "left")])
         # A logarithmic axis has no 0.
         at = {level: (x, y) for level, (x, y) in at.items() if (x > 0 or not log_x) and (y > 0 or not log_y)}
-        return ShownPanel(
-            x, y, log_x, log_y, lines, at, [[level for level in each if level in at] for each in frontiers]
+        frontiers = [[level for level in each if level in at] for each in frontiers]
+        xs, ys = ([place[side] for place in at.values()] for side in (0, 1))
+        drawn = [each for line in lines for each in self._lines(line, at, self.band(x, y, line)) if each.points]
+        return PlotPanel(
+            y.axis(ys, log_y),
+            x.axis(xs, log_x),
+            drawn,
+            frontiers=[[at[level] for level in each] for each in frontiers if each],
+            labels=list(self._labels(lines, at, {*chain(*frontiers)})) if panel.main else (),
+            title=f"{y.name} against {x.name}",
+            empty=f"no {x.name if panel.main else y.name} in these runs",
         )
 
-    def band(self, shown: ShownPanel, line: SeriesLine) -> list[tuple[float, float]]:
+    def band(self, x: ColumnAxis, y: ColumnAxis, line: SeriesLine) -> list[Place]:
         """The outline of the area between the intervals of a line: along the better ends of both figures, and back
         along the worse ends. Empty with fewer than two intervals."""
-        pairs = [(self.columns[shown.x.column][level], self.columns[shown.y.column][level]) for level in line.banded]
+        pairs = [(self.columns[x.column][level], self.columns[y.column][level]) for level in line.banded]
         ends = [(x[1:], y[1:]) for x, y in pairs if x and y and x[1:] and y[1:]]
         better, worse = ([(x[side], y[side]) for x, y in ends] for side in (0, 1))
         return [*better, *reversed(worse)] if len(ends) > 1 else []
 
-    def page(self) -> dict[str, Any]:
-        """The figure for the page, as plain values."""
+    def _lines(self, line: SeriesLine, at: Mapping[int, Place], area: Sequence[Place]) -> Iterator[Line]:
+        """The joined levels with their intervals, and the levels that stand off."""
+        of = self.series[line.series].style
+        joined, off = ([at[level] for level in levels if level in at] for levels in (line.joined, line.off))
+        look: Literal["full", "hollow"] = "hollow" if of.hollow and not of.quiet else "full"
+        drawn = Line(joined, of.color, "", of.dashes, line.width, of.marker, line.mark, look, of.quiet, area)
+        yield drawn
+        yield drawn._replace(points=off, dashes=(), width=0.0, look="crossed", quiet=False, area=())
+
+    def _labels(self, lines: Sequence[SeriesLine], at: Mapping[int, Place], best: Collection[int]) -> Iterator[Label]:
+        """Names at the line ends, then notes at the levels, those on a frontier first."""
+        # One name for both kinds of load: their lines differ in width.
+        for number, line in sorted({line.series: line for line in reversed(lines)}.items()):
+            series = self.series[number]
+            placed = [at[level] for level in line.joined if level in at]
+            if placed and not series.style.quiet:
+                yield Label(series.label, placed[-1], (9, 14), 9, series.ink, own=True)
+        of = {level: self.series[self.levels[level].series] for level in at}
+        for level in sorted(at, key=lambda level: level not in best):
+            if not of[level].style.quiet:
+                yield Label(self.levels[level].note, at[level], (6, 9, 13), 7.3, of[level].ink)
+        # A grey curve is not in the legend: its name is beside its point on the frontier, if there is room.
+        last = {self.levels[level].series: level for level in sorted(best) if of[level].style.quiet}
+        for number in sorted(last):
+            yield Label(self.series[number].label, at[last[number]], (9, 14), 7.3, SOFT)
+
+    def page(self) -> str:
+        """The figure for the page, as JSON."""
         left_out = {"title", "subtitle", "facets", "beside", "remarks", "footnotes"}
-        return {name: _plain(value) for name, value in self._asdict().items() if name not in left_out}
+        return page_json({name: value for name, value in self._asdict().items() if name not in left_out})
 
 
 def of_report(
@@ -471,7 +500,9 @@ class _Builder:
         off = () if quiet else tuple(number for number, (_, point) in of.items() if not point.valid)
         # Only intervals of several starts, or of a prediction, are about the configuration and not about one run.
         banded = joined if kept is not None else tuple(number for number in joined if self._has_spread(*of[number]))
-        return SeriesLine(series, joined, off, () if quiet else banded, QUIET_MARK if quiet else mark)
+        if quiet:
+            return SeriesLine(series, joined, off, (), QUIET_MARK, QUIET_WIDTH)
+        return SeriesLine(series, joined, off, banded, mark, WIDTH_OF_MARK * mark)
 
     def _has_spread(self, curve: Curve, point: Point) -> bool:
         return point.repeats > 1 or curve.name in self.bands
@@ -490,10 +521,10 @@ class _Builder:
         up = {f"{rate}.{per}": self._rate_axis(rate, per, lines) for rate in rates for per in self.views}
         return CurvePanel(True, AxisChoice(("latency", "stat"), across), AxisChoice(("rate", "per"), up), lines)
 
-    def _latency_axis(self, latency: str, statistic: Statistic, lines: Sequence[SeriesLine]) -> Axis:
+    def _latency_axis(self, latency: str, statistic: Statistic, lines: Sequence[SeriesLine]) -> ColumnAxis:
         (name, unit), falls = self._latency(latency), latency != "interactivity"
         column, side = _latency_column(latency, statistic), "left" if falls else "right"
-        return Axis(
+        return ColumnAxis(
             column=column,
             name=name,
             label=f"{name} {statistic}, {unit}  ({side} is better)",
@@ -507,10 +538,10 @@ class _Builder:
             factors=(1.12, 1.18),
         )
 
-    def _rate_axis(self, rate: Rate, per: str, lines: Sequence[SeriesLine]) -> Axis:
+    def _rate_axis(self, rate: Rate, per: str, lines: Sequence[SeriesLine]) -> ColumnAxis:
         view, counted = self.views[per]
         label = f"{_rate_name(rate)}, {'per ' if view.normalized else ''}{counted}"
-        return Axis(
+        return ColumnAxis(
             column=f"{rate}.{per}",
             name=f"{'request' if rate == 'requests' else rate} throughput".capitalize(),
             label=label,
@@ -526,7 +557,7 @@ class _Builder:
         lines = tuple(line for line in found if line.joined or line.off)
         loads = [self.levels[number][2].value for line in lines for number in (*line.joined, *line.off)] or [1.0]
         named, room = LOAD_AXES[kind], (max(loads) / min(loads)) ** 0.05 if min(loads) > 0 else 1.0
-        across = Axis(
+        across = ColumnAxis(
             column=kind,
             name=named.title,
             label=named.name,
@@ -538,12 +569,12 @@ class _Builder:
             shares=(0.0, 0.05),
             factors=(room, room) if room > 1 else (1.5, 1.5),
         )
-        up: dict[str, Axis] = {each: self._metric_axis(metric, each, lines) for each in statistics}
+        up: dict[str, ColumnAxis] = {each: self._metric_axis(metric, each, lines) for each in statistics}
         return CurvePanel(False, AxisChoice((), {"": across}), AxisChoice(("stat",), up), lines)
 
-    def _metric_axis(self, metric: Metric, statistic: Statistic, lines: Sequence[SeriesLine]) -> Axis:
+    def _metric_axis(self, metric: Metric, statistic: Statistic, lines: Sequence[SeriesLine]) -> ColumnAxis:
         label, column = f"{metric.upper()} {statistic}, ms", f"{metric}.{statistic}"
-        return Axis(
+        return ColumnAxis(
             column=column,
             name=metric.upper() if statistic == "p50" else f"{metric.upper()} {statistic}",
             label=label,
@@ -584,14 +615,3 @@ def _rate_name(rate: Rate) -> str:
 
 def _with(view: View, **update: Any) -> View:
     return view.model_copy(update=update)
-
-
-def _plain(value: Any) -> Any:
-    """As plain JSON values. Floats have six digits: more than any figure here needs, and half the bytes."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if hasattr(value, "_asdict"):
-        value = value._asdict()
-    if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, (tuple, list)) else value

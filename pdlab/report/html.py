@@ -7,7 +7,6 @@ every script but its own. The same folders give the same bytes.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
@@ -32,7 +31,6 @@ from pdlab.report import text as report_text
 from pdlab.report.build import Report
 from pdlab.report.curve_figure import of_report
 from pdlab.report.replays import ReplayedLevel
-from pdlab.report.time_figure import drawings
 from pdlab.report.tuning import baseline_text
 from pdlab.results.chaos import Chaos
 from pdlab.results.schema import ExperimentRecord, Manifest, Run
@@ -72,7 +70,7 @@ def render(report: Report, command: str, *, log_latency: bool | None = None) -> 
     """The whole file as text."""
     if not report.curves:
         return _render_faults(report, command)
-    script, curves, view, loaded = _asset("js"), report.curves, report.view, report.results.loaded
+    curves, view, loaded = report.curves, report.view, report.results.loaded
     labels, shown = short_labels([source.experiment for source in loaded]), {curve.label for curve in curves}
     by_label = {label: source for label, source in zip(labels, loaded, strict=True) if label in shown}
     points = [(curve, point) for curve in curves for point in curve.points]
@@ -99,12 +97,12 @@ def render(report: Report, command: str, *, log_latency: bool | None = None) -> 
         head=["configuration", "load", "repeats", "window", *(name for _, name, _ in columns)],
         groups=_groups(columns),
         levels=[_level(i, curve, point, columns) for i, curve in enumerate(curves) for point in curve.points],
-        soaks=[{"sentence": each.sentence, "drawings": drawings(soaks.figure([each]))} for each in report.soaks],
-        moving=drawings(timelines.figure(report.timelines)) if report.timelines else [],
+        soaks=[{"sentence": each.sentence, "figure": soaks.figure([each])} for each in report.soaks],
+        moving=timelines.figure(report.timelines) if report.timelines else None,
         replay_verdicts=[each.text for each in report.replay_verdicts],
         replayed=[_replayed(each) for each in report.replays],
-        replay_classes=[svg for each in replays.class_figures(report.replays) for svg in drawings(each)],
-        ttft=ttft_parts.figure(report.parts) if report.parts else None,
+        replay_classes=replays.class_figure(report.replays),
+        ttft=ttft_parts.pictured(report.parts) if report.parts else None,
         faults=[_faults(each) for each in report.results.chaos],
         excluded=[*_excluded(points), *_failed_visits(records)],
         audit=list(_findings(findings)),
@@ -115,10 +113,8 @@ def render(report: Report, command: str, *, log_latency: bool | None = None) -> 
         command=command,
         units=tables.units(curves),
         version=__version__,
-        css=_asset("css"),
-        script=script,
-        script_hash="sha256-" + b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        payload=_json(of_report(report, every=True, log_latency=log_latency).page()),
+        **_looks("figure.js", "report.js"),
+        payload=of_report(report, every=True, log_latency=log_latency).page(),
     )
     return f"{page}\n"
 
@@ -131,14 +127,13 @@ def _render_faults(report: Report, command: str) -> str:
         faults=[_faults(each) for each in made],
         command=command,
         version=__version__,
-        css=_asset("css"),
+        **_looks("figure.js"),
     )
     return f"{page}\n"
 
 
 def _replayed(each: ReplayedLevel) -> dict[str, Any]:
-    shown = drawings(replays.figure(each)) if each.simulated else []
-    return {"section": replays.section(each), "drawings": shown}
+    return {"section": replays.section(each), "figure": replays.figure(each) if each.simulated else None}
 
 
 def _faults(each: Chaos) -> dict[str, Any]:
@@ -147,21 +142,17 @@ def _faults(each: Chaos) -> dict[str, Any]:
         "table": chaos_report.table(each),
         "lines": chaos_report.lines(each),
         "list": chaos_report.fault_list(each),
-        "drawings": drawings(chaos_report.figure(each)),
+        "figure": chaos_report.figure(each),
         "command": each.run.command,
     }
 
 
-def _asset(suffix: str) -> str:
-    return (ASSETS / f"report.{suffix}").read_text(encoding="utf-8")
-
-
-def _json(value: Any) -> str:
-    """JSON that is safe in a script element: it cannot end the element or start another."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    for char in "<>&\u2028\u2029":
-        text = text.replace(char, f"\\u{ord(char):04x}")
-    return text
+def _looks(*scripts: str) -> dict[str, str]:
+    """Style and script of a page, and the hash by which its policy admits this script and no other."""
+    style, *parts = ((ASSETS / name).read_text(encoding="utf-8") for name in ("report.css", *scripts))
+    script = "".join(parts)
+    digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return {"css": style, "script": script, "script_hash": f"sha256-{digest}"}
 
 
 def _per_node(view: View) -> View:

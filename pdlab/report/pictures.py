@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pdlab.report import chaos as chaos_report
-from pdlab.report import curve_figure, plots, replays, soaks, time_figure, timelines, ttft_parts
+from pdlab.report import curve_figure, paper, plots, replays, soaks, timelines, ttft_parts
 from pdlab.report.build import Report
 
 
@@ -44,20 +44,19 @@ def draw(
         return f" (the first {most} of {len(shown)})" if len(shown) > most else ""
 
     if report.soaks:
-        time_figure.draw(soaks.figure(report.soaks), add("-over-time", "Plot over time"))
+        paper.draw(soaks.figure(report.soaks), add("-over-time", "Plot over time"))
     if moving := report.timelines:
         left_out = beyond(timelines.MOST, moving)
-        time_figure.draw(timelines.figure(moving), add("-roles", "Plot of load and roles over time", left_out))
+        paper.draw(timelines.figure(moving), add("-roles", "Plot of load and roles over time", left_out))
     if shown := report.replays:
-        by_turn, by_length = replays.class_figures(shown)
         left_out = beyond(replays.MOST, shown)
-        time_figure.draw(by_turn, add("-classes", "Plot of replays by turn and length", left_out), by_length)
+        paper.draw(replays.class_figure(shown), add("-classes", "Plot of replays by turn and length", left_out))
     for number, each in enumerate((each for each in report.replays if each.simulated), start=1):
         suffix = "-replay" if number == 1 else f"-replay-{number}"
-        time_figure.draw(replays.figure(each), add(suffix, f"Plot of {each.label}, measured and simulated"))
+        paper.draw(replays.figure(each), add(suffix, f"Plot of {each.label}, measured and simulated"))
     if report.parts:
-        parts = ttft_parts.figure(report.parts)
-        ttft_parts.draw(parts, add("-ttft", "Plot of where TTFT went", parts.left_out))
+        parts = ttft_parts.pictured(report.parts)
+        paper.draw(parts.file, add("-ttft", "Plot of where TTFT went", parts.left_out))
     return [*made, *_draw_faults(report, path, f"{path.stem}-faults")]
 
 
@@ -65,6 +64,6 @@ def _draw_faults(report: Report, path: Path, stem: str) -> list[Picture]:
     made = []
     for number, each in enumerate(report.results.chaos, start=1):
         picture = Picture("Plot of faults", path.with_stem(stem if number == 1 else f"{stem}-{number}"))
-        time_figure.draw(chaos_report.figure(each), picture.path)
+        paper.draw(chaos_report.figure(each), picture.path)
         made.append(picture)
     return made

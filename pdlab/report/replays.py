@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from pdlab.analysis.curves import Gpus, gpus_of, short_labels
 from pdlab.analysis.intervals import MIN_BEYOND, beyond, is_tail
@@ -20,9 +20,9 @@ from pdlab.core.findings import Finding
 from pdlab.core.rendering import said
 from pdlab.core.workload import Replay, Slo
 from pdlab.report import timelines
+from pdlab.report.figure import DASHED, DOTTED, Figure, Line, PlotPanel, rising, stacked
 from pdlab.report.section import Section
 from pdlab.report.style import HUES
-from pdlab.report.time_figure import TimeFigure, TimeLine, TimePanel
 from pdlab.results.published_folders import load_experiment
 from pdlab.results.schema import Experiment, RequestRecord, Run
 from pdlab.results.slo import bounds_of_one
@@ -220,7 +220,7 @@ def _known(latency: object, requests: int, statistics: Sequence[str]) -> tuple[f
     return tuple(1000 * values[name] if name in carried and name in values else None for name in statistics)
 
 
-def figure(each: ReplayedLevel) -> TimeFigure:
+def figure(each: ReplayedLevel) -> Figure:
     """A replay over time, its simulation beside it."""
     shown = [("measured" if each.run.origin == "measured" else each.run.origin, each.measured)]
     shown += [("simulated", each.simulated)] if each.simulated else []
@@ -228,44 +228,42 @@ def figure(each: ReplayedLevel) -> TimeFigure:
         timelines.TimelineSeries(timelines.bins(one.records), HUES[number], f"{each.label}, {word}")
         for number, (word, one) in enumerate(shown)
     ]
-    return TimeFigure(timelines.panels(series, replayed=True), timelines.TIME_NAME, "s")
+    return stacked(timelines.panels(series, replayed=True), timelines.TIME_NAME)
 
 
-def class_figures(levels: Sequence[ReplayedLevel]) -> list[TimeFigure]:
-    """TTFT and TPOT by turn, and by prompt length, of at most `MOST` replays.
+def class_figure(levels: Sequence[ReplayedLevel]) -> Figure:
+    """TTFT and TPOT by turn, and beside it by prompt length, of at most `MOST` replays.
 
     Medians have circles, 90th percentiles are dashed, and the medians of simulations are dotted with crosses.
     """
-    return [_class_figure(levels[:MOST], "turn", "by_turn", _turn_name),
-            _class_figure(levels[:MOST], "prompt tokens", "by_length", _length_name)]  # fmt: skip
+    by_turn = _class_figure(levels[:MOST], "turn", "by_turn", _turn_name)
+    return by_turn.beside(_class_figure(levels[:MOST], "prompt tokens", "by_length", _length_name))
 
 
-def _class_figure(levels: Sequence[ReplayedLevel], axis: str, of: str, name_of: Callable[[int], str]) -> TimeFigure:
+def _class_figure(levels: Sequence[ReplayedLevel], axis: str, of: str, name_of: Callable[[int], str]) -> Figure:
     classes = sorted({key for each in levels for key in getattr(each.facts, of)})
-    panels: list[TimePanel] = []
+    panels: list[PlotPanel] = []
     for metric in ("ttft", "tpot"):
         lines = [line for number, each in enumerate(levels) for line in _class_lines(each, number, of, metric, classes)]
-        legend: Literal["", "above"] = "" if panels else "above"
-        panels.append(TimePanel(f"{metric.upper()} by {axis}, ms", lines, log=True, height_in=3.0, legend=legend))
+        y = rising(f"{metric.upper()} by {axis}, ms", lines, log=True)
+        panels.append(PlotPanel(y, lines=lines, height_in=3.0, legend="" if panels else "above"))
     simulated = any(each.simulated for each in levels)
     looks = "o p50, dashes p90" + (", dots simulated" if simulated else "")  # short, to fit the picture
     ticks = [(_middle(place), name_of(key)) for place, key in enumerate(classes)]
-    return TimeFigure(panels, f"{axis} ({looks})", "", ticks=ticks, ends=float(len(classes)))
+    return stacked(panels, f"{axis} ({looks})", ticks=ticks, ends=float(len(classes)))
 
 
-def _class_lines(level: ReplayedLevel, number: int, of: str, metric: str, classes: Sequence[int]) -> Iterator[TimeLine]:
-    def line(facts: ReplayFacts, statistic: str, label: str = "", **look: Any) -> TimeLine:
+def _class_lines(level: ReplayedLevel, number: int, of: str, metric: str, classes: Sequence[int]) -> Iterator[Line]:
+    def line(facts: ReplayFacts, statistic: str, label: str = "", **look: Any) -> Line:
         members = [getattr(facts, of).get(key, TimesOfSome(0, None, None)) for key in classes]
         heights = [_known(getattr(one, metric), one.requests, (statistic,))[0] for one in members]
         points = [(_middle(place), height) for place, height in enumerate(heights)]
-        return TimeLine(points, HUES[number], label, **look)
+        return Line(points, HUES[number], label, **look)
 
-    yield line(level.facts, "p50", level.label)
-    yield line(level.facts, "p50", marks="o")
-    yield line(level.facts, "p90", dash="dashed")
+    yield line(level.facts, "p50", level.label, marker="o")
+    yield line(level.facts, "p90", dashes=DASHED)
     if level.simulated:
-        yield line(level.simulated.facts, "p50", dash="dotted")
-        yield line(level.simulated.facts, "p50", marks="x")
+        yield line(level.simulated.facts, "p50", dashes=DOTTED, marker="x")
 
 
 def _middle(place: int) -> float:

@@ -7,9 +7,9 @@ from typing import Literal, NamedTuple
 
 from pdlab.analysis.curves import short_labels
 from pdlab.core import text as core_text
+from pdlab.report.figure import DASHED, Figure, Line, PlotPanel, rising, stacked
 from pdlab.report.section import Section
 from pdlab.report.style import HUES
-from pdlab.report.time_figure import TimeFigure, TimeLine, TimePanel
 from pdlab.results.schema import Distribution, Experiment, Run, SoakWindow
 from pdlab.results.soak import changes
 
@@ -75,15 +75,15 @@ def section(each: SoakRun) -> Section:
     return Section(f"Over time: {each.sentence}", core_text.table([*head, "output tok/s"], rows, left=(0,)))
 
 
-def figure(soaks: Sequence[SoakRun]) -> TimeFigure:
+def figure(soaks: Sequence[SoakRun]) -> Figure:
     """TPOT and TTFT against time: medians, and the 95th percentiles dashed."""
-    panels = []
+    panels: list[PlotPanel] = []
     for metric in METRICS:
         lines = []
         for number, each in enumerate(soaks):
             color = HUES[number % len(HUES)]
-            lines.append(TimeLine(each.line(metric, "p50"), color, each.label))
-            lines.append(TimeLine(each.line(metric, "p95"), color, dash="dashed"))
-        legend: Literal["", "best"] = "best" if metric == METRICS[0] else ""
-        panels.append(TimePanel(f"{metric.upper()}, ms (dashed: p95)", lines, height_in=2.9, legend=legend))
-    return TimeFigure(panels, "minutes since the load began", "minutes")
+            lines.append(Line(each.line(metric, "p50"), color, each.label))
+            lines.append(Line(each.line(metric, "p95"), color, dashes=DASHED))
+        name = f"{metric.upper()}, ms (dashed: p95)"
+        panels.append(PlotPanel(rising(name, lines), lines=lines, height_in=2.9, legend="" if panels else "best"))
+    return stacked(panels, "minutes since the load began")

@@ -8,16 +8,11 @@ checks that for colour-blind readers.
 
 from __future__ import annotations
 
-import io
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from pdlab.analysis.curves import Curve
 from pdlab.core.deployment import Disaggregated, Fluid, Pool
-from pdlab.core.errors import StoreError, WriteError
-from pdlab.core.files import replace
 from pdlab.results.curve_names import PLAIN
 
 RGB = tuple[float, float, float]
@@ -41,6 +36,7 @@ PUBLISHED = "published elsewhere"
 CHOSEN = "on the frontier, or best within a bound"
 NOT_CHOSEN = "other curves"
 GREY = "#b8b8b8"
+INK, SOFT = "#222222", "#666666"  # texts
 
 
 class Style(NamedTuple):
@@ -203,39 +199,3 @@ def _rgb(color: str) -> RGB:
 
 def _hex(color: RGB) -> str:
     return "#" + "".join(f"{round(channel * 255):02x}" for channel in color)
-
-
-@contextmanager
-def picture(path: Path, *, tight: bool = False, **figure_options: Any) -> Iterator[Any]:
-    """A new matplotlib figure in pdlab's style, written to ``path`` (png, svg or pdf by its suffix) at the end.
-
-    ``tight``: cut to what is drawn. Raises StoreError if it cannot be written.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    with plt.style.context(STYLE_FILE):
-        figure = plt.figure(**figure_options)
-        try:
-            yield figure
-            save(figure, path, **({"bbox_inches": "tight"} if tight else {}))
-        finally:
-            plt.close(figure)
-
-
-def save(figure: Any, path: Path, **options: Any) -> None:
-    """Write a matplotlib figure (png, svg or pdf by the suffix) in one step. Raises StoreError if it cannot."""
-    kind = path.suffix.lower().removeprefix(".")
-    # Dates would make two pictures of the same data differ.
-    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
-    picture = io.BytesIO()
-    figure.savefig(picture, format=kind, metadata=metadata, **options)
-    try:
-        replace(path, picture.getvalue())
-    except WriteError as error:
-        raise StoreError(f"plot {error}; or choose another file") from error
-
-
-STYLE_FILE = Path(__file__).parent / "assets" / "pdlab.mplstyle"

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from pdlab.analysis.curves import short_labels
 from pdlab.core.deployment import Deployment, Fluid
 from pdlab.core.mixes import Mixes
 from pdlab.core.workload import Open, Replay
+from pdlab.report.figure import DASHED, Figure, Legend, Line, PlotPanel, rising, stacked, steps
 from pdlab.report.section import Section
 from pdlab.report.style import HUES
-from pdlab.report.time_figure import TimeFigure, TimeLine, TimePanel, steps
 from pdlab.results import roles_log
 from pdlab.results.roles_log import RoleChange
 from pdlab.results.schema import Experiment, RequestRecord, Run
@@ -142,27 +142,25 @@ class TimelineSeries(NamedTuple):
     label: str
 
 
-def panels(series: Sequence[TimelineSeries], *, replayed: bool) -> list[TimePanel]:
+def panels(series: Sequence[TimelineSeries], *, replayed: bool) -> list[PlotPanel]:
     """Load and latencies over time: medians, and the 95th percentiles dashed. ``replayed``: with the number in flight
     and the hit share."""
 
-    def panel(name: str, value: Callable[[TimeBin], float | None], legend: Literal["", "above"] = "") -> TimePanel:
+    def panel(name: str, value: Callable[[TimeBin], float | None], legend: Legend = "") -> PlotPanel:
         lines = [
-            TimeLine([(one.middle_s, value(one)) for one in each.bins], each.color, each.label if legend else "")
+            Line([(one.middle_s, value(one)) for one in each.bins], each.color, each.label if legend else "")
             for each in series
         ]
-        return TimePanel(name, lines, height_in=PANEL_IN, legend=legend)
+        return PlotPanel(rising(name, lines), lines=lines, height_in=PANEL_IN, legend=legend)
 
-    def latency_panel(name: str, pair_of: Callable[[TimeBin], tuple[float, float] | None], factor: float) -> TimePanel:
-        def line(each: TimelineSeries, statistic: int) -> TimeLine:
+    def latency_panel(name: str, pair_of: Callable[[TimeBin], tuple[float, float] | None], factor: float) -> PlotPanel:
+        def line(each: TimelineSeries, statistic: int) -> Line:
             pairs = [(one.middle_s, pair_of(one)) for one in each.bins]
             points = [(x, None if pair is None else factor * pair[statistic]) for x, pair in pairs]
-            return TimeLine(
-                points, each.color, dash="dashed" if statistic else "solid", width=0.9 if statistic else 1.3
-            )
+            return Line(points, each.color, dashes=DASHED if statistic else (), width=0.9 if statistic else 1.3)
 
         lines = [line(each, statistic) for each in series for statistic in (0, 1)]
-        return TimePanel(name, lines, height_in=PANEL_IN)
+        return PlotPanel(rising(name, lines), lines=lines, height_in=PANEL_IN)
 
     made = [
         panel("requests/s", lambda one: one.requests_per_s, "above"),
@@ -176,7 +174,7 @@ def panels(series: Sequence[TimelineSeries], *, replayed: bool) -> list[TimePane
     return made
 
 
-def figure(timelines: Sequence[Timeline]) -> TimeFigure:
+def figure(timelines: Sequence[Timeline]) -> Figure:
     """At most `MOST` of them on one axis of time."""
     shown = timelines[:MOST]
     colors = [HUES[number % len(HUES)] for number in range(len(shown))]
@@ -184,9 +182,9 @@ def figure(timelines: Sequence[Timeline]) -> TimeFigure:
     made = panels(series, replayed=any(each.replays for each in shown))
     if changing := [(each, color) for each, color in zip(shown, colors, strict=True) if each.changes]:
         total = max(each.changes[0].prefill + each.changes[0].decode for each, _ in changing)
-        lines = [TimeLine(_split_steps(each), color) for each, color in changing]
-        made.append(TimePanel(f"prefill, of {total}", lines, top=total, height_in=PANEL_IN))
-    return TimeFigure(made, TIME_NAME, "s")
+        lines = [Line(_split_steps(each), color) for each, color in changing]
+        made.append(PlotPanel(rising(f"prefill, of {total}", lines, top=total), lines=lines, height_in=PANEL_IN))
+    return stacked(made, TIME_NAME)
 
 
 def _split_steps(each: Timeline) -> list[tuple[float, float | None]]:

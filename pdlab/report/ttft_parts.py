@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from textwrap import wrap
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pdlab.analysis.curves import short_labels
 from pdlab.analysis.ttft_parts import PartsAround, SlowRequest, TtftParts, shown_parts, ttft_parts
 from pdlab.core.rendering import said
+from pdlab.core.text import number
 from pdlab.report import tables
+from pdlab.report.figure import Axis, Block, Figure, PlotPanel
 from pdlab.report.section import Section
-from pdlab.report.style import picture
 from pdlab.results.schema import Experiment
 from pdlab.results.store import MANIFEST, Store
 from pdlab.results.timeline import PARTS
@@ -21,7 +21,8 @@ MOST_LOADS, MOST_CURVES = 6, 4  # in one picture
 OTHER = "other"
 LEAST_MS = 1e-6  # below this it is rounding
 BAR_INCHES, BARS_BETWEEN = 0.2, 0.7  # width of a stacked bar; space between two curves, in bars
-LEAST_BARS, BAR_CHARS = 3, 3.3  # least width for a curve's name, in bars; characters per bar
+LEAST_BARS = 3  # least width for a curve's name, in bars
+LOADS_IN, SLOWEST_IN, ABOVE = 4.6, 4.0, 1.05
 # By place: grey outside and in servers, blue at prefill, green to red from decode's admission on.
 COLORS = {
     "front": "#4d4d4d",
@@ -45,41 +46,32 @@ COLORS = {
 }
 
 
-class PartPiece(NamedTuple):
-    """A part in a bar, in ms from its begin."""
+class Piece(NamedTuple):
+    """A part in a bar, in ms from the bar's begin."""
 
+    color: str
     name: str
     begins_ms: float
-    ms: float
-    color: str
+    ends_ms: float
 
 
-class PartBar(NamedTuple):
-    """``name``: beside it; its pieces, and the whole in ms."""
-
-    name: str
-    ms: float
-    pieces: tuple[PartPiece, ...]
-
-
-class BarGroup(NamedTuple):
-    """Bars of a curve at a load. ``widest_ms``: the longest of these bars and of those compared with them."""
-
-    label: str
-    where: str
-    bars: tuple[PartBar, ...]
-    widest_ms: float
-
-
-class PartsFigure(NamedTuple):
-    """Data for the picture file and the page. ``legend``: (part, colour, meaning). ``loads``: requests around each
-    percentile, by load and curve. ``slowest``: the slowest requests of each curve at its highest load, by time."""
+class PartsPictures(NamedTuple):
+    """``loads``: requests around each percentile, a panel for each load. ``slowest``: the slowest requests of each
+    curve at its highest load. ``left_out``: what the picture file leaves out, in words."""
 
     sentences: list[str]
-    legend: list[tuple[str, str, str]]
-    loads: dict[str, list[BarGroup]]
-    slowest: list[BarGroup]
+    loads: Figure
+    slowest: Figure
     left_out: str
+
+    @property
+    def file(self) -> Figure:
+        """Both, the slowest requests of some curves below."""
+        (loads,), (slowest,) = self.loads.rows, self.slowest.rows
+        columns = max(len(loads), len(slowest[:MOST_CURVES]))
+        most = max(panel.x.high - panel.x.low for panel in loads)
+        width = max(9.0, max(3.4, 0.8 + BAR_INCHES * most) * columns + 1.3)
+        return self.loads._replace(rows=[loads, slowest[:MOST_CURVES]], width_in=width)
 
 
 def told(experiments: Sequence[tuple[Path, Experiment]]) -> list[TtftParts]:
@@ -160,56 +152,13 @@ def left_out(levels: Sequence[TtftParts]) -> str:
     return f" ({', '.join(lacks)})" if lacks else ""
 
 
-def figure(levels: Sequence[TtftParts]) -> PartsFigure:
-    """The bars of these levels."""
+def pictured(levels: Sequence[TtftParts]) -> PartsPictures:
+    """The pictures of these levels."""
     names = _drawn(levels)
-
-    def bar(name: str, ttft_s: float, parts: Iterable[tuple[str, float]]) -> PartBar:
-        pieces, at_ms = [], 0.0
-        for part, seconds in parts:
-            shown = part if part in names else OTHER
-            pieces.append(PartPiece(shown, at_ms, 1e3 * seconds, COLORS[shown]))
-            at_ms += 1e3 * seconds
-        return PartBar(name, 1e3 * ttft_s, tuple(pieces))
-
-    def percentiles(level: TtftParts) -> tuple[PartBar, ...]:
-        return tuple(bar(each.statistic, each.ttft_s, each.parts_s.items()) for each in level.around)
-
-    loads = {}
-    for where, curves in _loads(levels).items():
-        widest_ms = max(1e3 * around.ttft_s for level in curves for around in level.around)
-        loads[where] = [BarGroup(level.label, where, percentiles(level), widest_ms) for level in curves]
-    slowest = [
-        BarGroup(
-            level.label,
-            level.where,
-            tuple(bar(_when(each), each.ttft_s, each.parts) for each in level.slowest),
-            1e3 * level.slowest[0].ttft_s,
-        )
-        for level in _highest(levels)
-    ]
-    legend = [(name, COLORS[name], PARTS.get(name, "parts below 1 % each")) for name in names]
-    return PartsFigure(sentences(levels), legend, loads, slowest, left_out(levels))
-
-
-def draw(spec: PartsFigure, path: Path) -> None:
-    """Above, a panel for each load; below, the slowest requests of some curves (png, svg or pdf). Raises StoreError."""
-    from matplotlib.patches import Patch
-
-    slowest = spec.slowest[:MOST_CURVES]
-    columns = max(len(spec.loads), len(slowest))
-    most = max(sum(_room(group) + BARS_BETWEEN for group in groups) for groups in spec.loads.values())
-    width = max(9.0, max(3.4, 0.8 + BAR_INCHES * most) * columns + 1.3)
-    with picture(path, figsize=(width, 8.6), layout="constrained") as figure:
-        above, below = figure.subfigures(2, 1, height_ratios=(1.15, 1))
-        grid = above.subplots(1, len(spec.loads), squeeze=False)[0]
-        for axes, (where, groups) in zip(grid, spec.loads.items(), strict=True):
-            _stacked(axes, where, groups)
-        for axes, group in zip(below.subplots(1, len(slowest), squeeze=False)[0], slowest, strict=True):
-            _waterfall(axes, group)
-        edge: dict[str, Any] = {"edgecolor": "#444444", "linewidth": 0.4}
-        handles = [Patch(facecolor=color, label=name, **edge) for name, color, _ in spec.legend]
-        figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=8, reverse=True)
+    keys = [(name, COLORS[name], PARTS.get(name, "parts below 1 % each")) for name in names]
+    loads = [_stacked(where, curves, names) for where, curves in _loads(levels).items()]
+    slowest = [_waterfall(level, names) for level in _highest(levels)]
+    return PartsPictures(sentences(levels), Figure([loads], keys=keys), Figure([slowest]), left_out(levels))
 
 
 def _drawn(levels: Sequence[TtftParts]) -> list[str]:
@@ -220,51 +169,43 @@ def _drawn(levels: Sequence[TtftParts]) -> list[str]:
     return [*(name for name in PARTS if name in shown), OTHER]
 
 
-def _room(group: BarGroup) -> int:
-    """Width of a curve beside others of its load, in bars."""
-    return max(len(group.bars), LEAST_BARS)
+def _pieces(ttft_s: float, parts: Iterable[tuple[str, float]], names: Sequence[str]) -> Iterator[Piece]:
+    at_ms = 0.0
+    for part, seconds in parts:
+        shown, ms = part if part in names else OTHER, 1e3 * seconds
+        yield Piece(COLORS[shown], f"{shown} {number(ms)} of {number(1e3 * ttft_s)} ms", at_ms, at_ms + ms)
+        at_ms += ms
 
 
-def _stacked(axes: Any, where: str, groups: Sequence[BarGroup]) -> None:
-    begins, ticks, labels = 0.0, [], []
-    for group in groups:
-        room = _room(group)
-        for number, bar in enumerate(group.bars):
-            at = begins + number + (room - len(group.bars)) / 2
-            for _, bottom, ms, color in bar.pieces:
-                axes.bar(at, ms, 0.8, bottom=bottom, color=color, edgecolor="#444444", linewidth=0.3)
-            ticks.append(at)
-            labels.append(bar.name)
-        axes.annotate(
-            "\n".join(wrap(group.label, int(BAR_CHARS * room))),
-            (begins + (room - 1) / 2, 0),
-            xytext=(0, -26),
-            textcoords="offset points",
-            xycoords=("data", "axes fraction"),
-            ha="center",
-            va="top",
-            fontsize=6.5,
-            annotation_clip=False,
-        )
+def _stacked(where: str, levels: Sequence[TtftParts], names: Sequence[str]) -> PlotPanel:
+    """The curves at one load: a bar for each percentile."""
+    begins, ticks, groups, blocks = 0.0, [], [], []
+    for level in levels:
+        room = max(len(level.around), LEAST_BARS)
+        for place, around in enumerate(level.around):
+            at = begins + place + (room - len(level.around)) / 2
+            for piece in _pieces(around.ttft_s, around.parts_s.items(), names):
+                blocks.append(Block((at - 0.4, piece.begins_ms), (at + 0.4, piece.ends_ms), piece.color, piece.name))
+            ticks.append((at, around.statistic))
+        groups.append((begins + (room - 1) / 2, float(room), level.label))
         begins += room + BARS_BETWEEN
-    axes.set_xticks(ticks, labels, fontsize=7, rotation=90)
-    axes.set_xlim(-0.5 - BARS_BETWEEN / 2, begins - 0.5 - BARS_BETWEEN / 2)
-    axes.grid(visible=False, axis="x")
-    axes.set_title(where, fontsize=9)
-    axes.set_ylabel("TTFT, ms")
-    axes.set_ylim(bottom=0)
+    x = Axis("", -0.5 - BARS_BETWEEN / 2, begins - 0.5 - BARS_BETWEEN / 2, ticks=ticks, groups=groups)
+    most_ms = max(1e3 * around.ttft_s for level in levels for around in level.around)
+    return PlotPanel(Axis("TTFT, ms", high=ABOVE * most_ms), x, blocks=blocks, title=where, height_in=LOADS_IN)
 
 
-def _waterfall(axes: Any, group: BarGroup) -> None:
-    for row, bar in enumerate(group.bars):
-        for _, left, ms, color in bar.pieces:
-            axes.barh(row, ms, 0.82, left=left, color=color, edgecolor="#444444", linewidth=0.2)
-    axes.set_yticks(range(len(group.bars)), [bar.name for bar in group.bars], fontsize=6)
-    axes.invert_yaxis()
-    axes.set_xlabel("ms since the request was sent")
-    axes.set_title(f"the slowest {len(group.bars)} at {group.where}:\n{group.label}", fontsize=8)
-    axes.set_ylabel("when it was sent", fontsize=7)
-    axes.grid(visible=False, axis="y")
+def _waterfall(level: TtftParts, names: Sequence[str]) -> PlotPanel:
+    """The slowest requests of a curve, from when each was sent."""
+    blocks = [
+        Block((piece.begins_ms, row - 0.41), (piece.ends_ms, row + 0.41), piece.color, piece.name)
+        for row, each in enumerate(level.slowest)
+        for piece in _pieces(each.ttft_s, each.parts, names)
+    ]
+    count, ticks = len(level.slowest), [(row, _when(each)) for row, each in enumerate(level.slowest)]
+    y = Axis("when it was sent", count - 0.4, -0.6, ticks=ticks)
+    x = Axis("ms since the request was sent", high=ABOVE * 1e3 * level.slowest[0].ttft_s)
+    title = f"the slowest {count} at {level.where}:\n{level.label}"
+    return PlotPanel(y, x, blocks=blocks, title=title, height_in=SLOWEST_IN)
 
 
 def _when(each: SlowRequest) -> str:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -75,7 +76,7 @@ class FluidSpec:
 
 def counts_of(text: str) -> tuple[int, int]:
     """(prefill, decode) engines of a text such as ``3:5``. Raises ValueError for another form."""
-    prefill, colon, decode = text.partition(":")
-    if not (colon and prefill.isdecimal() and decode.isdecimal() and int(prefill) and int(decode)):
+    match = re.fullmatch(r"([1-9][0-9]{0,4}):([1-9][0-9]{0,4})", text)
+    if match is None:
         raise ValueError(f"{text!r} is not a split: give PREFILL:DECODE, each at least 1, such as 3:5, or auto")
-    return int(prefill), int(decode)
+    return int(match[1]), int(match[2])

@@ -15,6 +15,7 @@ from functools import cache
 
 from pydantic import Field
 
+from pdlab.core import defaults
 from pdlab.core.catalog import BYTES_PER_VALUE, GpuType, ModelShape, known_gpus, load_model
 from pdlab.core.errors import UsageError
 from pdlab.core.files import CONFIGS
@@ -24,7 +25,6 @@ from pdlab.sim import aic
 from pdlab.sim.hardware import Constant, Hardware, StepTables, TableMode, load_hardware, steps_in_flight
 from pdlab.sim.step_source import SEQUENCE_US, Correction
 
-HOME = "h100-vllm-0.11"
 OF_RAY = ("overhead_ms", "pd_overhead_ms", "frontend_ms", "ingress_us", "stream_us", "client_gap_ms", "admit_us")
 # Of a request to an engine's own server: HTTP, and the tokenizer by prompt token.
 BARE_PATH = {"overhead_ms": 10.0, "pd_overhead_ms": 10.0, "ingress_us": 5.0}
@@ -116,7 +116,7 @@ def computed(
     system = type_.step_tables if type_ else None
     if type_ is None or system is None:
         raise UsageError(f"GPU type {gpu}: there are no step times of it; {choices(name, computed_gpus())}")
-    home = load_hardware(HOME)
+    home = load_hardware(defaults.HARDWARE)
     tables = aic.literal_version(system, engine)
     planned = version or ".".join(tables.split(".")[:2])
     host = host_of(engine).of(planned)
@@ -146,7 +146,9 @@ def computed(
         **(_without_ray(home) if bare else {}),
     }
     assumed = {
-        each: constant.model_copy(update={"basis": "assumed", "source": f"as of {HOME}", "relative_error": None})
+        each: constant.model_copy(
+            update={"basis": "assumed", "source": f"as of {defaults.HARDWARE}", "relative_error": None}
+        )
         for each, constant in home.constants.items()
     }
     return Hardware(
@@ -189,7 +191,7 @@ def hardware_of(
                 f"{hardware.gpu_type or next(iter(computed_gpus()))}"
             )
         return hardware
-    home = load_hardware(HOME)
+    home = load_hardware(defaults.HARDWARE)
     fit = home.fit
     known = load_model(model)  # by its id too
     asked = (word.upper(), known.name if known is not None else model, engine or "vllm", version)

@@ -4,19 +4,22 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import relative_to_folder
 from pdlab.core.schema import Finite, load_yaml, validate
+from pdlab.core.settings import AboveZero, Text, setting
 from pdlab.core.workload import Workload
 from pdlab.traffic.quantity import Varying, VaryingSeconds
 
+WORKLOAD = "workload"  # title of a group of flags
 SOURCES = ("random", "conversations", "agents", "replay")
 MOST_SESSIONS = 1_000_000
 
@@ -88,27 +91,25 @@ class Tenant(Finite):
     system_tokens: int = Field(default=0, ge=0)
 
 
-def _window(value: Any) -> Any:
+def _window(text: str) -> tuple[float, float]:
     """``0-1200`` as two numbers."""
-    if not isinstance(value, str):
-        return value
-    begin, dash, end = value.partition("-")
-    if not (begin and dash and end):
-        raise ValueError(f"from one second to another, such as 0-1200, got '{value}'")
-    return begin, end
+    begin, _, end = text.partition("-")
+    try:
+        return float(begin), float(end)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"from one second to another, such as 0-1200, got {text!r}") from None
 
 
 class TrafficFile(Finite):
     """A workload file.
 
-    ``replay``: the path of a trace; its first line determines the format. ``scale``: divides lengths and blocks of
-    prompts, and answers. ``speed``: divides times. ``window``: only requests (generated: sessions) that begin within
-    these seconds of the source. ``spread_ticks``: arrivals in ticks are spread evenly over the ticks if these are found
-    (auto), never, or over that many seconds. ``follow``: a follow-up waits for its parent's answer and contains it
-    (causal), or is sent as recorded. ``rate_rps``: rate at which sessions of a source without times begin. ``think_s``:
-    pause before a follow-up of a source without times. ``block_tokens``: tokens per block of a trace with block hashes,
-    if it is not the default of its format. ``output_tokens``: for requests whose source has no length. ``tokenizer``: a
-    folder whose tokenizer counts the tokens of text.
+    ``replay``: the path of a trace; its first line determines the format. ``scale``: divides answers too. ``window``:
+    if the source is generated, only sessions that begin within these seconds. ``spread_ticks``: arrivals in ticks are
+    spread evenly over the ticks if these are found (auto), never, or over that many seconds. ``follow``: a follow-up
+    waits for its parent's answer and contains it (causal), or is sent as recorded. ``rate_rps``: rate at which sessions
+    of a source without times begin. ``think_s``: pause before a follow-up of a source without times. ``block_tokens``:
+    tokens per block of a trace with block hashes, if it is not the default of its format. ``output_tokens``: for
+    requests whose source has no length. ``tokenizer``: a folder whose tokenizer counts the tokens of text.
     """
 
     random: RandomRequests | None = None
@@ -116,9 +117,16 @@ class TrafficFile(Finite):
     agents: Agents | None = None
     replay: str | None = None
     seed: int = Field(default=0, ge=0)
-    scale: float = Field(default=1.0, gt=0)
-    speed: float = Field(default=1.0, gt=0)
-    window: Annotated[tuple[float, float] | None, BeforeValidator(_window)] = None
+    speed: AboveZero = setting(1.0, "divide the times by this, in place of the file's speed", WORKLOAD)
+    scale: AboveZero = setting(
+        1.0, "divide lengths and blocks of tokens by this, in place of the file's scale", WORKLOAD
+    )
+    window: Annotated[tuple[float, float], Text(_window, "{0[0]:.12g}-{0[1]:.12g}".format)] | None = setting(
+        None,
+        "only requests that come in these seconds, such as 0-1200, in place of the file's window",
+        WORKLOAD,
+        value="FROM-TO",
+    )
     spread_ticks: Literal["auto", "never"] | float = "auto"
     follow: Literal["causal", "recorded"] = "causal"
     endpoint: Literal["completions", "chat"] = "completions"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
+from pdlab.core import defaults
 from pdlab.core.arguments import MAX_TOKENS, MODEL_HELP, ucx_transports
 from pdlab.core.catalog import ModelShape, known_models, require_shape
 from pdlab.core.errors import UsageError
 from pdlab.core.model_size import kv_bytes_per_token_layer
-from pdlab.core.settings import Backends, Noun, Numbers, OneOf, Positive, Seconds, Seed, Settings, Text, setting
+from pdlab.core.settings import Backends, LocalNodes, Numbers, OneOf, Positive, Seconds, Seed, Settings, Text, setting
 from pdlab.transfer.check import RequestSize, TransferPlan, cache_blocks
 from pdlab.transfer.rank.codes import CodeBook
 from pdlab.transfer.rank.faults import FAULTS
@@ -22,8 +24,7 @@ from pdlab.transfer.rank.layout import refusal as tp_refusal
 BLOCK_TOKENS = 16
 TOKENS = (1000, 5000, 20000)
 MAX_TRANSFERS = 100_000  # takes minutes to hours; more is a typing error
-MODEL = "gpt-oss-120b"
-LOCAL_NODES, MAX_LOCAL_NODES = 2, 64
+LOCAL_NODES = 2
 
 _EPILOG = f"""exit codes: 0 right wire and fast, 3 slow or wrong wire, 4 corrupt, 5 cannot run, 2 bad flags
 
@@ -55,17 +56,17 @@ class CheckTransferSettings(Settings):
     strategy: Literal["pack", "spread"] = setting(
         "pack", "pack: all ranks on one node; spread: prefill and decode on two nodes", WHERE
     )
-    local: Annotated[int, Ge(1), Le(MAX_LOCAL_NODES), Noun("a number of nodes")] | None = setting(
+    local: LocalNodes | None = setting(
         None,
         f"start N Ray nodes on this machine ({LOCAL_NODES} without a number), and check there",
         WHERE,
         bare=LOCAL_NODES,
         otherwise="the running Ray cluster",
     )
-    prefill_tp: Positive = setting(1, "tensor parallel ranks of prefill", WHERE)
-    decode_tp: Positive = setting(1, "tensor parallel ranks of decode", WHERE)
+    prefill_tp: Positive = setting(TransferPlan.prefill_tp, "tensor parallel ranks of prefill", WHERE)
+    decode_tp: Positive = setting(TransferPlan.decode_tp, "tensor parallel ranks of decode", WHERE)
     model: str | None = setting(
-        None, f"model whose KV cache is moved: {MODEL_HELP}", WHAT, value="NAME|PATH", otherwise=MODEL
+        None, f"model whose KV cache is moved: {MODEL_HELP}", WHAT, value="NAME|PATH", otherwise=defaults.MODEL
     )
     num_layers: Positive | None = setting(None, "number of layers, in place of --model", WHAT)
     block_len_bytes: Positive | None = setting(
@@ -77,24 +78,31 @@ class CheckTransferSettings(Settings):
     random_blocks: bool = setting(
         False, "use scattered blocks, as after hours of serving (default: contiguous blocks)", WHAT
     )
-    compare_blocks: bool = setting(
-        False,
+    compare: bool = setting(
+        TransferPlan.compare,
         "move every size in scattered and in contiguous blocks, in turn; the --json file is for plan.py --blocks",
         WHAT,
+        "--compare-blocks",
     )
-    seed: Seed = setting(0, "seed of the block tables", WHAT)
-    backends: Backends = setting(("UCX",), "NIXL backends", HOW, value="A,B")
+    seed: Seed = setting(TransferPlan.seed, "seed of the block tables", WHAT)
+    backends: Backends = setting(TransferPlan.backends, "NIXL backends", HOW, value="A,B")
     direction: Literal["read", "write"] = setting(
-        "read", "read: decode pulls, as vLLM does; write: prefill pushes", HOW
+        TransferPlan.direction, "read: decode pulls, as vLLM does; write: prefill pushes", HOW
     )
-    concurrent_requests: Positive = setting(1, "requests in flight together", HOW)
-    repeats: Annotated[int, Ge(1), Le(MAX_TRANSFERS)] = setting(5, "warm transfers per size, at least 5", HOW)
+    concurrent: Positive = setting(TransferPlan.concurrent, "requests in flight together", HOW, "--concurrent-requests")
+    repeats: Annotated[int, Ge(5), Le(MAX_TRANSFERS)] = setting(
+        TransferPlan.repeats, "warm transfers per size, at least 5", HOW
+    )
     ucx_tls: Annotated[str, Text(ucx_transports)] | None = setting(
         None, "UCX_TLS of the ranks, to force a transport", HOW, value="LIST"
     )
-    timeout_s: Seconds = setting(60.0, "time limit of every step", HOW, value="S")
-    plant_fault: Annotated[str, OneOf(tuple(sorted(FAULTS)))] | None = setting(
-        None, f"plant a fault, to show that the check finds it: {', '.join(FAULTS)}", HOW, value="FAULT"
+    timeout_s: Seconds = setting(TransferPlan.timeout_s, "time limit of every step", HOW, value="S")
+    fault: Annotated[str, OneOf(tuple(sorted(FAULTS)))] | None = setting(
+        TransferPlan.fault,
+        f"plant a fault, to show that the check finds it: {', '.join(FAULTS)}",
+        HOW,
+        "--plant-fault",
+        value="FAULT",
     )
     verbose: bool = setting(False, "print every repeat, UCX's own table and the loaded libraries", OUTPUT)
     json_file: Path | None = setting(None, "write all results as JSON", OUTPUT, "--json", value="OUT")
@@ -108,8 +116,6 @@ def plan_from(settings: CheckTransferSettings) -> TransferPlan:
     shape = _shape(settings)
     if reason := tp_refusal(settings.prefill_tp, settings.decode_tp, shape.kv_heads):
         raise UsageError(f"{reason}; change --prefill-tp or --decode-tp")
-    if settings.repeats < 5:
-        raise UsageError(f"--repeats {settings.repeats}: fewer than 5 give no spread; give 5 or more")
     if settings.tokens and settings.tokens[-1] > MAX_TOKENS:
         raise UsageError(f"--tokens {settings.tokens[-1]}: at most {MAX_TOKENS}, more than any model takes")
     if settings.tokens and settings.blocks:
@@ -118,39 +124,25 @@ def plan_from(settings: CheckTransferSettings) -> TransferPlan:
         sizes = tuple(RequestSize(blocks) for blocks in settings.blocks)
     else:
         sizes = tuple(RequestSize(shape.blocks_of(tokens), tokens) for tokens in settings.tokens or TOKENS)
-    needed_blocks = max(size.blocks for size in sizes) * settings.concurrent_requests
-    num_blocks = settings.num_blocks or cache_blocks(sizes, settings.concurrent_requests)
+    needed_blocks = max(size.blocks for size in sizes) * settings.concurrent
+    num_blocks = settings.num_blocks or cache_blocks(sizes, settings.concurrent)
     if num_blocks < needed_blocks:
         raise UsageError(
-            f"--num-blocks {num_blocks}: the largest size, {settings.concurrent_requests} at a time, needs "
-            f"{needed_blocks}; give at least that, better {cache_blocks(sizes, settings.concurrent_requests)}"
+            f"--num-blocks {num_blocks}: the largest size, {settings.concurrent} at a time, needs "
+            f"{needed_blocks}; give at least that, better {cache_blocks(sizes, settings.concurrent)}"
         )
-    if settings.plant_fault:
+    if settings.fault:
         smallest = min(size.blocks for size in sizes)
-        if reason := fault_refusal(settings.plant_fault, smallest, shape.kv_heads):
-            raise UsageError(f"--plant-fault {settings.plant_fault}: {reason}")
+        if reason := fault_refusal(settings.fault, smallest, shape.kv_heads):
+            raise UsageError(f"--plant-fault {settings.fault}: {reason}")
     if settings.ucx_tls and "UCX" not in settings.backends:
         raise UsageError(
             f"--ucx-tls is for the backend UCX, --backends is {','.join(settings.backends)}: leave one out"
         )
-    plan = TransferPlan(
-        strategy=settings.strategy,
-        shape=shape,
-        sizes=sizes,
-        num_blocks=num_blocks,
-        prefill_tp=settings.prefill_tp,
-        decode_tp=settings.decode_tp,
-        backends=settings.backends,
-        direction=settings.direction,
-        concurrent=settings.concurrent_requests,
-        repeats=settings.repeats,
-        scattered=settings.random_blocks or settings.compare_blocks,
-        compare=settings.compare_blocks,
-        seed=settings.seed,
-        ucx_tls=settings.ucx_tls,
-        timeout_s=settings.timeout_s,
-        fault=settings.plant_fault,
-    )
+    same = {each.name for each in fields(TransferPlan)} & set(CheckTransferSettings.model_fields)
+    found = {"shape": shape, "sizes": sizes, "num_blocks": num_blocks}
+    scattered = settings.random_blocks or settings.compare
+    plan = TransferPlan(**{name: getattr(settings, name) for name in same} | found, scattered=scattered)
     try:
         CodeBook(shape, num_blocks, max(plan.prefill_tp, plan.decode_tp), plan.requests)
     except ValueError as error:
@@ -192,4 +184,4 @@ def _shape(settings: CheckTransferSettings) -> KvShape:
             return plain_kv_shape(layers, block_bytes, heads, BLOCK_TOKENS)
         except ValueError as error:
             raise UsageError(f"--block-len-bytes {block_bytes}: {error}; give a multiple of {16 * heads}") from error
-    return kv_shape(require_shape(settings.model or MODEL))
+    return kv_shape(require_shape(settings.model or defaults.MODEL))

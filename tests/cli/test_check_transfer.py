@@ -13,7 +13,8 @@ from pdlab.core.errors import TransferError, UsageError
 from pdlab.core.findings import found
 from pdlab.core.settings import parse
 from pdlab.remote.network import Interface, RankHost
-from pdlab.report.transfer_plot import draw
+from pdlab.report import paper
+from pdlab.report.transfer_plot import figure as transfer_figure
 from pdlab.transfer.check import BackendResult, RequestSize, SizeResult, TransferPlan, worst_code
 from pdlab.transfer.options import CheckTransferSettings, kv_shape, plan_from
 from pdlab.transfer.rank.codes import Inspection
@@ -123,7 +124,7 @@ def test_json_holds_every_repeat_and_says_what_is_predicted() -> None:
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
 def test_the_plot_is_drawn(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"plot.{suffix}"
-    draw(parsed(), [result(), replace(result(5.0), backend="LIBFABRIC", wire=None)], path)
+    paper.draw(transfer_figure(parsed(), [result(), replace(result(5.0), backend="LIBFABRIC", wire=None)]), path)
     assert path.stat().st_size > 5000
     if suffix == "svg":
         assert path.read_text().count("<path") > 20

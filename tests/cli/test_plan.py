@@ -307,15 +307,16 @@ class TestRanking:
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from pdlab.report import goodput_map as picture
+        from pdlab.report.figure import Figure
 
         drawn: list[tuple[GoodputMap, str]] = []
-        draw = picture.draw
+        figure = picture.figure
 
-        def spy(goodput_map: GoodputMap, path: Path, *, title: str, price_per_gpu_hour: float | None) -> None:
+        def spy(goodput_map: GoodputMap, *, title: str, price_per_gpu_hour: float | None) -> Figure:
             drawn.append((goodput_map, title))
-            draw(goodput_map, path, title=title, price_per_gpu_hour=price_per_gpu_hour)
+            return figure(goodput_map, title=title, price_per_gpu_hour=price_per_gpu_hour)
 
-        monkeypatch.setattr(picture, "draw", spy)
+        monkeypatch.setattr(picture, "figure", spy)
         monkeypatch.setattr(open_loop, "RATES", (0.2, 0.7, 1.2))
         monkeypatch.setattr(scenario_module, "LEAST_OPEN", 600)
         store = Store(tmp_path / "mine")

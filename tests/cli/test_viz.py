@@ -17,7 +17,7 @@ from pdlab.bench.slo_search import LevelSample, SloSearchOptions
 from pdlab.cli import viz
 from pdlab.core.deployment import Disaggregated, Pool
 from pdlab.core.workload import Slo
-from pdlab.report import captions, style
+from pdlab.report import captions, paper
 from pdlab.report.label_layout import Box, along, around, fit
 from pdlab.results.schema import ExperimentRecord, VisitRecord
 from pdlab.results.store import Store, experiment_folders, write_record
@@ -359,7 +359,7 @@ def test_one_slow_curve_makes_the_latency_axis_logarithmic(
     one, _, two = folders.deployments(3)
     made = [folders.write(tmp_path / "a", one, repeats=1), folders.write(tmp_path / "b", two, repeats=1, faster=faster)]
     drawn: list[str] = []
-    monkeypatch.setattr(style, "save", lambda figure, _: drawn.extend(axes.get_xlabel() for axes in figure.axes))
+    monkeypatch.setattr(paper, "save", lambda figure, _: drawn.extend(axes.get_xlabel() for axes in figure.axes))
     assert viz.main(["--exps", *map(str, made), *words, "--plot-path", str(tmp_path / "p.png")]) == 0
     (main_axis,) = [label for label in drawn if "is better" in label]
     assert ("log scale" in main_axis) is log

@@ -20,13 +20,14 @@ from pdlab.cluster import connection as cluster
 from pdlab.cluster import local_nodes, namespaces, run_on_host, two_hosts
 from pdlab.cluster.local_nodes import MARKER, LocalNodes
 from pdlab.cluster.namespaces import INSIDE
-from pdlab.cluster.two_hosts import Host, TwoHosts, parse_shape, shaper
+from pdlab.cluster.two_hosts import Host, TwoHosts, shaper
 from pdlab.core.catalog import two_hosts_cluster
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import CanaryError, ClusterError, DeployError, UsageError
 from pdlab.core.failure import attached_logs
 from pdlab.core.nodes import LinkShape
-from pdlab.core.schema import load_yaml, to_yaml
+from pdlab.core.schema import load_yaml, to_yaml, validate
+from pdlab.core.settings import FlagsOf, part_words
 from pdlab.deploy.endpoint import OnHost, Running, clear_on_host, load_running, reach, reshape_on_host, save_running
 from pdlab.placement.place import link_kind, links, place
 from pdlab.results.schema import Manifest
@@ -53,20 +54,17 @@ class TestShape:
         [("1gbit", 1), ("20mbit", 0.02), ("1500kbit", 0.0015), ("2.5GBit", 2.5), ("none", None), (None, None)],
     )
     def test_rates(self, rate: str | None, gbit_per_s: float | None) -> None:
-        assert parse_shape(rate, None).gbit_per_s == (gbit_per_s if gbit_per_s is None else pytest.approx(gbit_per_s))
+        read = LinkShape.model_validate({"gbit_per_s": rate}).gbit_per_s
+        assert read == (gbit_per_s if gbit_per_s is None else pytest.approx(gbit_per_s))
+        word = part_words(LinkShape(gbit_per_s=read), FlagsOf(LinkShape))[1:]
+        assert LinkShape.model_validate({"gbit_per_s": word[0] if word else None}).gbit_per_s == read
 
     @pytest.mark.parametrize(
         "rate", ["1", "", "fast", "1gb", "10mbps", "-1gbit", "0gbit", "999gbit", "1kbit", "nan gbit"]
     )
     def test_what_is_no_rate(self, rate: str) -> None:
-        with pytest.raises(UsageError, match=r"link rate .*from 1mbit to 100gbit, for example 1gbit"):
-            parse_shape(rate, None)
-
-    def test_delay(self) -> None:
-        assert parse_shape(None, 2.5).delay_s == 0.0025
-        for wrong in (-1.0, 1001.0, float("nan"), float("inf")):
-            with pytest.raises(UsageError, match=r"link delay .*from 0 to 1000 ms"):
-                parse_shape(None, wrong)
+        with pytest.raises(UsageError, match=r"is not a rate from 1mbit to 100gbit, for example 1gbit"):
+            validate(LinkShape, {"gbit_per_s": rate}, where="x")
 
     @pytest.mark.parametrize(
         ("shape", "text"),

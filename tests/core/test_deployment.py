@@ -16,12 +16,12 @@ from pdlab.core.deployment import (
     Transport,
     launch_flags,
     parse_label,
-    parse_split,
     unguarded,
 )
 from pdlab.core.errors import UsageError
 from pdlab.core.notation import parse
 from pdlab.core.schema import Frozen, Incidental, InLabel, incidental, label_words
+from pdlab.roles.spec import counts_of
 
 
 def test_a_pool_with_engine_arguments_is_a_key() -> None:
@@ -134,8 +134,8 @@ def test_room_is_planned_for_as_many_engines_as_there_may_be() -> None:
         ({"replicas": 4, "d_min": 4}, "1 to prefill and 4 to decode at least are more than 4 replicas"),
         ({"replicas": 4, "roles": "1:4"}, "roles 1:4 are 5 engines, there are 4 replicas"),
         ({"replicas": 4, "roles": "1:3", "p_min": 2}, "roles 1:3 are fewer than p_min 2"),
-        ({"replicas": 4, "roles": "0:4"}, "roles '0:4': expected PREFILL:DECODE"),
-        ({"replicas": 4, "roles": "fast"}, "roles 'fast': expected PREFILL:DECODE"),
+        ({"replicas": 4, "roles": "0:4"}, "'0:4' is not a split: give PREFILL:DECODE"),
+        ({"replicas": 4, "roles": "fast"}, "'fast' is not a split: give PREFILL:DECODE"),
         ({"replicas": 4, "dp": 2}, "roles need dp 1"),
         ({"replicas": 4, "prefill_locally_below": 0}, "a number of tokens from 1, or auto"),
         ({"replicas": 4, "slo_tpot_s": 0.0}, "greater than 0"),
@@ -160,9 +160,9 @@ def test_a_label_of_no_split_is_refused(label: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "3", "3:", ":5", "3:5:1", "-1:2", "03:5", "3 : 5"])
 def test_a_split_is_two_counts(text: str) -> None:
-    with pytest.raises(UsageError, match="expected PREFILL:DECODE"):
-        parse_split(text)
-    assert parse_split("3:5") == (3, 5)
+    with pytest.raises(ValueError, match="is not a split: give PREFILL:DECODE"):
+        counts_of(text)
+    assert counts_of("3:5") == (3, 5)
 
 
 def changed(deployment: Deployment) -> dict[str, Deployment]:

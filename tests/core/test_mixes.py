@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shlex
 from itertools import islice, pairwise
 
 import pytest
@@ -123,7 +122,7 @@ def test_the_text_comes_back(text: str) -> None:
     assert Mixes.model_validate_json(mixes.model_dump_json()) == mixes
     workload = Workload(lengths=mixes)
     assert Workload.model_validate_json(workload.model_dump_json()) == workload
-    assert workload.varied and shlex.split(workload.flags) == ["--lengths", mixes.flag_value]
+    assert workload.varied and workload.flag_words == ("--lengths", mixes.flag_value)
     assert (workload.input_tokens, workload.output_tokens) == tuple(round(mean) for mean in mixes.mean((0, 0)))
 
 

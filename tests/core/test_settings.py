@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from datetime import date
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import pytest
+from annotated_types import Ge, Le
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field
 from support.flags_page import reference
 
+from pdlab.core.arguments import positive
 from pdlab.core.errors import UsageError
 from pdlab.core.named_values import engine_arg, engine_args
+from pdlab.core.schema import Frozen, validate
 from pdlab.core.settings import (
     AboveZero,
+    FlagsOf,
     Milliseconds,
     Numbers,
     Port,
@@ -23,6 +28,9 @@ from pdlab.core.settings import (
     Seed,
     Settings,
     Share,
+    Text,
+    from_flag_keys,
+    given_of,
     not_given,
     parse,
     setting,
@@ -209,3 +217,56 @@ def test_a_command_behind_two_dashes_is_taken_as_it_is(words: str, host: str, co
     settings = parse(Shell, words.split())
     assert (settings.action, settings.host, settings.command) == ("run", host, command)
     assert parse(Shell, to_words(settings)) == settings
+
+
+class Part(Frozen):
+    pause_s: Annotated[Milliseconds, Le(1)] = setting(0.5, "pause", "part", "--pause-ms", value="MS")
+    most: Annotated[Annotated[int, Ge(1)] | None, Text(positive, none="none")] = setting(None, "most", "part")
+    fast: bool = setting(False, "at once", "part", needs="pause_s", both_ways=True)
+    inside: int = 0
+
+
+class Whole(Settings):
+    COMMAND = "whole"
+
+    use: bool = setting(False, "use the part", "what")
+    part: Annotated[dict[str, Any], FlagsOf(Part, prefix="p-", needs="use", over_file=True)] = Field(
+        default_factory=dict
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("--p-pause-ms 5", "--p-pause-ms is for --use, which is not given: add --use, or leave it out"),
+        ("--use --p-fast", "--p-fast is for --p-pause-ms, which is not given: add --p-pause-ms, or leave it out"),
+        ("--use --p-pause-ms 1001", "--p-pause-ms: '1001' is not a number of milliseconds from 0 to 1000"),
+        ("--use --p-most 0", "--p-most: '0' is not a whole number of at least 1"),
+    ],
+)
+def test_the_flags_of_a_part_have_its_rules_and_what_the_command_adds(words: str, complaint: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        parse(Whole, words.split())
+    assert str(raised.value) == complaint
+
+
+def test_a_part_has_what_was_given_and_its_command_line_gives_it_back() -> None:
+    settings = parse(Whole, ["--use", "--p-pause-ms", "20", "--p-most", "none", "--no-p-fast"])
+    assert settings.part == {"pause_s": 0.02, "most": None, "fast": False}
+    assert parse(Whole, to_words(settings)) == settings
+    assert given_of(settings, ("part",)) == ["--p-pause-ms", "--p-most", "--p-fast"]
+    assert "0.5" not in reference(Whole), "the defaults are those of a file"
+
+
+def test_keys_of_a_file_are_the_flags_with_their_units_and_rules() -> None:
+    part = FlagsOf(Part)
+    keys = from_flag_keys(part, {"pause_ms": 20, "most": "none", "fast": True})
+    assert validate(Part, keys, where="x") == Part(pause_s=0.02, fast=True)
+    assert validate(Part, {"most": "7"}, where="x").most == 7
+    for key, value, words in (
+        ("pause_ms", -1, "pause_ms: '-1' is not a number of milliseconds from 0 to 1000"),
+        ("inside", 1, "inside is not a known key"),
+        ("mots", 1, "did you mean most"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            from_flag_keys(part, {key: value})

@@ -30,7 +30,7 @@ FILE: dict[str, Any] = {
         {"name": "decode", "label": "collocated-1xtp1", "decode_bench": True, "workloads": ["decode"]},
         {
             "name": "broken", "label": "collocated-1xtp1", "workloads": ["mixed"],
-            "engine_args": {"worker_extension_cls": "no_such_module.Extension"},
+            "engine_arg": {"worker_extension_cls": "no_such_module.Extension"},
         },
     ],
     "workloads": [
@@ -79,8 +79,8 @@ def check_filled(experiment: Experiment) -> None:
 def test_decode_alone_is_launched_measured_and_taken_down(own: Stack) -> None:
     """And nobody but this machine's own processes with the key gets in meanwhile."""
     path = own.folder / "live.yaml"
-    flags = ["--no-direct-streaming", "--api-key-file", str(key_file(own))]
-    decode = {"deployments": [FILE["deployments"][0] | {"label": "collocated-1xtp2", "flags": flags}]}
+    flags = {"direct_streaming": False, "api_key_file": str(key_file(own))}
+    decode = {"deployments": [FILE["deployments"][0] | {"label": "collocated-1xtp2", **flags}]}
     decode |= {"workloads": FILE["workloads"][:1], "loads": [{"concurrency": [2]}]}
     path.write_text(yaml.safe_dump(FILE | decode))
     words = ("-m", "pdlab", "experiment", str(path), "--out", str(own.folder / "bm"), "--port", str(own.port))

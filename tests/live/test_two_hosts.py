@@ -27,7 +27,7 @@ from support.processes import alive, eventually
 
 from pdlab.cluster import local_nodes, two_hosts
 from pdlab.cluster.namespaces import FLAGS, network_of, spawn_in
-from pdlab.cluster.two_hosts import INTERFACE, Host, TwoHosts, create_hosts, parse_shape, reshape
+from pdlab.cluster.two_hosts import INTERFACE, Host, TwoHosts, create_hosts, reshape
 from pdlab.core.catalog import load_model
 from pdlab.core.errors import PdlabError, UsageError
 from pdlab.core.nodes import LinkShape
@@ -51,6 +51,10 @@ pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 OWNER = "pdlab's tests"
 LINK = ("--link-rate", "1gbit")
 UNSHAPED = LinkShape()
+
+
+def shape(rate: str | None, delay_ms: float | None) -> LinkShape:
+    return LinkShape.model_validate({"gbit_per_s": rate, "delay_s": (delay_ms or 0.0) / 1000})
 
 
 def link_bytes(pair: TwoHosts) -> tuple[int, int]:
@@ -209,7 +213,7 @@ class TestLink:
     ) -> None:
         """Payload at the rate and not above it, in each direction; every byte of it crosses the link. Where all cores
         are busy the sender does not fill the link."""
-        pair = reshape(pair, parse_shape(rate, delay_ms), folder, os.environ)
+        pair = reshape(pair, shape(rate, delay_ms), folder, os.environ)
         gbit_per_s = pair.shape.gbit_per_s
         assert gbit_per_s is not None
         total = round(gbit_per_s * 1e9 / 8 * 1.5)
@@ -236,7 +240,7 @@ class TestLink:
             return min(times)
 
         assert round_trip_s(pair) < 0.02
-        slow = reshape(pair, parse_shape(None, 20), folder, os.environ)
+        slow = reshape(pair, shape(None, 20), folder, os.environ)
         assert 0.04 < round_trip_s(slow) < 0.06
 
     def test_connections_outlive_another_shape(self, pair: TwoHosts, folder: Path) -> None:
@@ -247,7 +251,7 @@ class TestLink:
             for number, (rate, delay_ms) in enumerate(
                 [("100mbit", None), ("100mbit", 1), ("20mbit", 1), ("20mbit", 3), (None, None)]
             ):
-                pair = reshape(pair, parse_shape(rate, delay_ms), folder, os.environ)
+                pair = reshape(pair, shape(rate, delay_ms), folder, os.environ)
                 text = bytes([number]) * 100_000
                 near.sendall(text)
                 received = b""

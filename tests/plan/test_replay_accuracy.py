@@ -151,7 +151,7 @@ def test_the_simulated_replay_is_a_result_that_is_shown_beside_the_measured_one(
     median_ms = 1000 * statistics.median(r.ttft_s or 0.0 for r in ours.values() if r.replayed and r.replayed.turn == 2)
     assert float(rows["turn 2"][-2]) == pytest.approx(median_ms, rel=0.01)
     text = page.read_text()
-    assert "<h2>Replays of sessions</h2>" in text and ", simulated</text>" in text
+    assert "<h2>Replays of sessions</h2>" in text and ', simulated"' in text
     assert {each.name for each in tmp_path.glob("plot*.svg")} == {
         f"plot{n}.svg" for n in ("", "-roles", "-classes", "-replay")
     }

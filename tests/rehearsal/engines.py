@@ -26,6 +26,7 @@ from ray.llm._internal.serve.core.configs.openai_api_models import (  # noqa: E4
 
 from pdlab.core.catalog import require_shape  # noqa: E402
 from pdlab.core.deployment import Deployment, parse_label  # noqa: E402
+from pdlab.core.rehearsal import Rehearsal  # noqa: E402
 from pdlab.rehearsal import engine as module  # noqa: E402
 from pdlab.rehearsal.fake_cluster import ensure_tokenizer  # noqa: E402
 from pdlab.rehearsal.metrics import EngineMetrics  # noqa: E402
@@ -59,7 +60,7 @@ async def started(
 ) -> Any:
     shape = require_shape("gpt-oss-120b")
     spec = EngineSpec(
-        slow_down=SLOW_DOWN,
+        rehearsal=Rehearsal(slow_down=SLOW_DOWN, assume_merged=merged),
         role=role,
         hardware=load_hardware("h100-vllm-0.11"),
         shape=shape,
@@ -67,7 +68,6 @@ async def started(
         tokenizer=str(ensure_tokenizer(folder) / "tokenizer.json"),
         folder=str(folder / "s"),
         max_model_len=16384,
-        assume_merged=merged,
     )
     write_spec(spec, folder / f"{role}.json")
     os.environ[SPEC] = str(folder / f"{role}.json")

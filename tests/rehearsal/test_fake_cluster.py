@@ -113,8 +113,8 @@ def test_the_manifest_says_what_it_is_of() -> None:
 def test_an_engine_reads_what_it_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deployment = Deployment(topology=parse_label("pd-spread-p1xtp4-d1xtp4"))
     spec = EngineSpec(
-        slow_down=5, role="prefill", hardware=HARDWARE, shape=SHAPE, deployment=deployment, tokenizer="t", folder="f",
-        max_model_len=16384,
+        rehearsal=Rehearsal(slow_down=5), role="prefill", hardware=HARDWARE, shape=SHAPE, deployment=deployment,
+        tokenizer="t", folder="f", max_model_len=16384,
     )  # fmt: skip
     file = tmp_path / "deep" / "prefill.json"
     write_spec(spec, file)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ET
+import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from support.chaos import example, fault, request, run, write
 from pdlab.cli import viz
 from pdlab.core.rehearsal import Rehearsal
 from pdlab.report import chaos as report
-from pdlab.report import time_figure
+from pdlab.report import paper
 from pdlab.results.chaos import Chaos, Leftovers
 
 GOLDEN = Path(__file__).parent / "golden" / "chaos.txt"
@@ -74,19 +74,19 @@ def nothing() -> Chaos:
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
 def test_the_picture(made: Chaos, kind: str, tmp_path: Path) -> None:
     path = tmp_path / f"p.{kind}"
-    time_figure.draw(report.figure(made), path)
+    paper.draw(report.figure(made), path)
     assert path.stat().st_size > 1000
 
 
 def test_the_page_has_the_panels_of_the_picture() -> None:
-    drawn = time_figure.drawings(report.figure(example()))
-    names = [panel.name for panel in report.figure(example()).panels]
-    assert [ET.fromstring(each).attrib["aria-label"] for each in drawn] == [f"{name} over time" for name in names]
-    for each in drawn:
-        assert each.count("<rect") == 2, "two faults"
-    lines = [each.count("<polyline") for each in drawn[:2]]
-    assert lines == [1, len(report.DRAWN) - 1]
-    assert time_figure.drawings(report.figure(nothing())) == []
+    rows = json.loads(report.figure(example()).page())["rows"]
+    assert [[panel["y"]["label"] for panel in row] for row in rows] == [
+        [panel.y.label for panel in row] for row in report.figure(example()).rows
+    ]
+    for row in rows:
+        assert [len(panel["spans"]) for panel in row] == [2], "two faults"
+    assert [len(row[0]["lines"]) for row in rows[:2]] == [1, len(report.DRAWN) - 1]
+    assert json.loads(report.figure(nothing()).page())["rows"] == []
 
 
 def test_viz_shows_it_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,7 +98,7 @@ def test_viz_shows_it_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert plot.read_text().count("<path") > 20
     text = page.read_text()
     assert "Faults under load" in text and "kill_prefill_before_read" in text and "python -m pdlab chaos short" in text
-    assert "<script" not in text and "<svg" in text
+    assert text.count("<script>") == 1 and text.count('<div class="figure">') == 1
 
 
 def test_viz_shows_it_beside_load_levels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

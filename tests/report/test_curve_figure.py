@@ -9,26 +9,24 @@ from support.curves import many, one
 
 from pdlab.analysis.ranking import frontiers
 from pdlab.analysis.view import View
-from pdlab.report.curve_figure import Axis, Band, CurveFigure, curve_figure
+from pdlab.report.curve_figure import Band, ColumnAxis, curve_figure
 
 LONG = [one("far", 1, 2000), one("farther", 2, 2000)]
-
-
-def ringed(spec: CurveFigure, **chosen: str) -> list[list[tuple[int, str]]]:
-    levels = spec.shown(spec.panels[0], **chosen).frontiers
-    return [[(spec.levels[level].series, spec.levels[level].load) for level in each] for each in levels]
 
 
 @pytest.mark.parametrize("view", [View(), View(latency_mode="first_token"), View(use_interactivity=True)])
 def test_each_group_has_the_frontier_of_the_analysis(view: View) -> None:
     curves = [*many(3), *LONG]
     spec = curve_figure(curves, view)
-    expected = [
-        [(curves.index(drawn.curve), f"concurrency {drawn.point.value:g}") for drawn in each.points]
-        for each in frontiers(curves, view)
-    ]
+    main = spec.panels[0]
+    columns = [spec.columns[side.of(spec.chosen).column] for side in (main.x, main.y)]
+    levels = {(level.series, level.load): number for number, level in enumerate(spec.levels)}
+    expected = []
+    for each in frontiers(curves, view):
+        keys = [(curves.index(drawn.curve), f"concurrency {drawn.point.value:g}") for drawn in each.points]
+        expected.append(sorted(tuple((column[levels[key]] or (0.0,))[0] for column in columns) for key in keys))
     assert len(expected) == 2
-    assert sorted(map(sorted, ringed(spec))) == sorted(map(sorted, expected))
+    assert sorted(map(sorted, spec.shown(main).frontiers)) == sorted(expected)
 
 
 def test_what_a_reader_may_choose_is_what_the_view_would_have_shown() -> None:
@@ -39,7 +37,8 @@ def test_what_a_reader_may_choose_is_what_the_view_would_have_shown() -> None:
     other = curve_figure(curves, view)
     here = page.shown(page.panels[0], latency="interactivity", per="gpu")
     there = other.shown(other.panels[0])
-    assert (here.at, here.frontiers, here.x) == (there.at, there.frontiers, there.x)
+    places = [[line.points for line in panel.lines] for panel in (here, there)]
+    assert (places[0], here.frontiers, here.x) == (places[1], there.frontiers, there.x)
     assert here.y.label == "output tokens/s, per GPU" and there.y.label == "output tokens/s, per node (1 GPU)"
 
 
@@ -58,29 +57,28 @@ def test_a_predicted_band_is_a_factor_of_the_latency() -> None:
     two = one("a", 1)
     two = two.model_copy(update={"points": two.points[:2]})  # of 7 and 8 ms
     spec = curve_figure([two], View(), bands={"a": Band(0.25, 1.0)})
-    main, tpot, _ = spec.panels
-    assert spec.band(spec.shown(tpot), tpot.lines[0]) == [(1, 5.6), (4, 6.4), (4, 10.0), (1, 8.75)]
-    rates = [spec.columns[spec.shown(main).y.column][level][0] for level in (0, 1)]  # type: ignore[index]
-    across = spec.band(spec.shown(main), main.lines[0])
-    assert across == [(5.6, rates[0]), (6.4, rates[1]), (10.0, rates[1]), (8.75, rates[0])]
+    main, tpot, _ = (spec.shown(panel) for panel in spec.panels)
+    assert tpot.lines[0].area == [(1, 5.6), (4, 6.4), (4, 10.0), (1, 8.75)]
+    rates = [y for _, y in main.lines[0].points]
+    assert main.lines[0].area == [(5.6, rates[0]), (6.4, rates[1]), (10.0, rates[1]), (8.75, rates[0])]
 
 
 def test_one_run_has_no_band_of_throughput() -> None:
     spec = curve_figure(many(1), View())
     for panel in spec.panels:
-        assert spec.band(spec.shown(panel), panel.lines[0]) == []
+        assert spec.shown(panel).lines[0].area == []
 
 
 @pytest.mark.parametrize(
     ("log", "zero", "ends"), [(True, True, (5.0, 30.0)), (False, True, (0.0, 22.0)), (False, False, (8.0, 21.0))]
 )
 def test_ends_of_an_axis(log: bool, zero: bool, ends: tuple[float, float]) -> None:
-    axis = Axis("c", "n", "l", "ll", zero=zero, shares=(0.2, 0.1), factors=(2.0, 1.5))
+    axis = ColumnAxis("c", "n", "l", "ll", zero=zero, shares=(0.2, 0.1), factors=(2.0, 1.5))
     assert axis.limits([10.0, 20.0, 15.0], log) == pytest.approx(ends)
 
 
 def test_the_page_has_plain_values_of_six_digits() -> None:
-    page = json.loads(json.dumps(curve_figure(many(2), View(), every=True).page(), allow_nan=False))
+    page = json.loads(curve_figure(many(2), View(), every=True).page())
     assert [series["label"] for series in page["series"]] == ["c0", "c1"]
     assert page["columns"]["output.gpu"][1] == [25.0] and page["chosen"]["latency"] == "token"
     axis = page["panels"][0]["x"]["axes"]["token.p50"]

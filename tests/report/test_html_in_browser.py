@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,8 @@ from pdlab.analysis.view import View
 from pdlab.cli import viz
 from pdlab.report.build import build_report
 from pdlab.report.curve_figure import of_report
+from pdlab.report.figure import Axis, Block, Figure, Line, PlotPanel, Span, rising, stacked
+from pdlab.report.html import ASSETS
 from pdlab.report.load import load
 
 HOSTILE = "</script><script>window.broken=1</script><img src=x onerror=window.broken=1>"
@@ -156,33 +158,27 @@ def test_the_frontier_drawn_is_that_of_the_analysis(opened: browser.Page, file: 
 def test_levels_and_bands_lie_where_the_figure_has_them(latency: str, opened: browser.Page, file: Path) -> None:
     """The page works out the ends of axes and bands for what is shown by the rules of the figure."""
     spec = of_report(build_report(load(*sorted(file.parent.glob("*-folder")))), every=True)
-    main = spec.panels[0]
-    shown = spec.shown(main, latency=latency)
+    shown = spec.shown(spec.panels[0], latency=latency)
     opened.evaluate(CHOOSE % ("latency", latency, "change"))
     _, _, width, height = map(float, opened.evaluate(f"{MAIN}.getAttribute('viewBox')").split())
     edges = ((52, width - 14), (height - 40, 24))
-    ends = [
-        axis.limits([place[side] for place in shown.at.values()], log)
-        for side, (axis, log) in enumerate(((shown.x, shown.log_x), (shown.y, shown.log_y)))
-    ]
-    assert not (shown.log_x or shown.log_y)
+    axes = (shown.x, shown.y)
+    assert not (shown.x.log or shown.y.log)
 
-    def on_page(places: Iterable[tuple[float, float]]) -> list[float]:
+    def on_page(places: Iterable[tuple[float, float | None]]) -> list[float]:
         return [
-            begin + (value - low) / (high - low) * (end - begin)
+            begin + ((value or 0.0) - axis.low) / (axis.high - axis.low) * (end - begin)
             for place in places
-            for value, (low, high), (begin, end) in zip(place, ends, edges, strict=True)
+            for value, axis, (begin, end) in zip(place, axes, edges, strict=True)
         ]
 
     def numbers(nodes: str, attribute: str) -> list[float]:
         texts = opened.evaluate(f"[...{MAIN}.querySelectorAll('{nodes}')].map((n) => n.getAttribute('{attribute}'))")
         return [float(number) for text in texts for number in re.findall(r"-?[\d.]+", text)]
 
-    levels = [level for line in main.lines for level in (*line.joined, *line.off)]
-    assert numbers(".curve path[transform]", "transform") == pytest.approx(
-        on_page(shown.at[level] for level in levels), abs=0.1
-    )
-    outlines = [place for line in main.lines for place in spec.band(shown, line)]
+    places = [place for line in shown.lines for place in line.points]
+    assert numbers(".curve path[transform]", "transform") == pytest.approx(on_page(places), abs=0.1)
+    outlines = [place for line in shown.lines for place in line.area]
     assert len(outlines) == 16, "3 levels of two curves and 2 of one, there and back"
     assert numbers(".band", "d") == pytest.approx(on_page(outlines), abs=0.1)
 
@@ -231,3 +227,81 @@ def test_rates_that_span_are_drawn_in_powers(page: browser.Page, tmp_path: Path)
         })()""")
         assert lowest is True
     assert named == {2: False, 400: True}
+
+
+# Figures without controls
+
+PATHS = "[...document.querySelectorAll('.figure .row:nth-of-type(%d) path')].map((each) => each.getAttribute('d'))"
+TEXTS = "[...document.querySelectorAll('.figure text')].map((each) => each.textContent)"
+
+
+@pytest.fixture
+def drawn(page: browser.Page, tmp_path: Path) -> Callable[[Figure], browser.Page]:
+    """A page with this figure only; it is drawn without a message."""
+
+    def draw(figure: Figure) -> browser.Page:
+        script = (ASSETS / "figure.js").read_text(encoding="utf-8")
+        place = f'<div class="figure"><script type="application/json">{figure.page()}</script></div>'
+        path = tmp_path / "f.html"
+        path.write_text(f"<!doctype html><body><section>{place}</section><script>{script}</script>", encoding="utf-8")
+        page.size(900, 900)
+        page.open(path)
+        assert page.messages == []
+        return page
+
+    return draw
+
+
+def test_a_line_leaves_gaps_and_more_is_higher(drawn: Callable[[Figure], browser.Page]) -> None:
+    lines = [Line([(0, 1.0), (1, 3.0), (2, None), (3, 2.0), (4, 4.0)], "#0072b2", HOSTILE)]
+    panel = PlotPanel(rising("load", lines), lines=lines, legend="best")
+    opened = drawn(stacked([panel, panel._replace(lines=[])], "s", spans=[Span(1.0, 2.0, "f1")]))
+    (path,) = opened.evaluate(PATHS % 1)
+    assert re.sub("[^ML]", "", path) == "MLML", "nothing is drawn across what is not known"
+    heights = [float(place.split()[1]) for place in re.split("[ML]", path)[1:]]
+    assert heights[0] > heights[2] > heights[1] > heights[3]
+    assert opened.evaluate("document.querySelectorAll('.span').length") == 1
+    assert {"load", "s", "f1", "0", "2", "4"} <= set(opened.evaluate(TEXTS))
+    assert opened.evaluate("document.querySelector('.keys').textContent") == HOSTILE
+    assert opened.evaluate("window.broken") is None
+
+
+@pytest.mark.parametrize("count", [3, 40])
+def test_names_of_places_have_room_and_powers_have_equal_heights(
+    count: int, drawn: Callable[[Figure], browser.Page]
+) -> None:
+    lines = [Line([(place + 0.5, 10.0 ** (place + 1)) for place in range(3)], "#0072b2", marker="o")]
+    ticks = [(place + 0.5, f"{place:,} to\n{place + 1:,}") for place in range(count)]
+    opened = drawn(stacked([PlotPanel(rising("ms", lines, log=True), lines=lines)], "tokens", ticks=ticks, ends=count))
+    path = next(each for each in opened.evaluate(PATHS % 1) if "L" in each)
+    heights = [float(place.split()[1]) for place in re.split("[ML]", path)[1:]]
+    assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=0.2)
+    texts = opened.evaluate(TEXTS)
+    named = [each for each in texts if " to " in each]
+    assert named[0] == "0 to 1" and (len(named) == 3 if count == 3 else 3 < len(named) < 20)
+    assert {"10", "100", "1,000"} <= set(texts) and "0" not in texts
+
+
+def test_blocks_lie_on_the_axes_and_have_their_names(drawn: Callable[[Figure], browser.Page]) -> None:
+    blocks = [Block((0.0, row - 0.4), (50.0 * (row + 1), row + 0.4), "#4292c6", f"prefill {row}") for row in range(2)]
+    y = Axis("request", 1.6, -0.6, ticks=[(0, "0.1 s"), (1, "0.2 s")])
+    panel = PlotPanel(y, Axis("ms", high=100.0), blocks=blocks)
+    opened = drawn(Figure([[panel]], keys=[("prefill", "#4292c6", "its step")]))
+    wide = opened.evaluate("[...document.querySelectorAll('.figure rect')].map((r) => +r.getAttribute('width'))")
+    up = opened.evaluate("[...document.querySelectorAll('.figure rect')].map((r) => +r.getAttribute('y'))")
+    assert wide[1] == pytest.approx(2 * wide[0]) and up[0] < up[1], "an axis may go down"
+    names = opened.evaluate("[...document.querySelectorAll('.figure rect title')].map((t) => t.textContent)")
+    assert names == ["prefill 0", "prefill 1"]
+    assert opened.evaluate("document.querySelector('.keys span').title") == "its step"
+
+
+def test_figures_of_a_page_with_curves_are_drawn_too(page: browser.Page, tmp_path: Path) -> None:
+    from support import timelines
+
+    folder = timelines.write(tmp_path / "told", folders.deployments(1)[0])
+    assert viz.main(["--exps", str(folder), "--report", str(tmp_path / "r.html")]) == 0
+    page.size(1280, 900)
+    page.open(tmp_path / "r.html")
+    assert page.messages == []
+    assert page.evaluate("document.querySelectorAll('#ttft .figure svg').length") == 3, "two loads and the slowest"
+    assert page.evaluate("document.querySelectorAll('#ttft rect').length") > 40

@@ -10,7 +10,7 @@ from support import golden
 from support.curves import many, one
 
 from pdlab.analysis.view import View
-from pdlab.report import plots, style
+from pdlab.report import paper, plots
 from pdlab.report.curve_figure import curve_figure
 from pdlab.report.highlight import MOST_ALIKE, MOST_COLOURED, highlighted, panels
 from pdlab.report.style import GREY, HUES, lightness, styles
@@ -51,7 +51,7 @@ def test_each_workload_has_its_colours_and_its_panel() -> None:
 @pytest.mark.parametrize(("factors", "expected"), [((1, 2, 5), False), ((1, 2, 30), True), ((0, 0), False)])
 def test_the_rate_axis_is_logarithmic_where_curves_span(factors: tuple[float, ...], expected: bool) -> None:
     spec = curve_figure([one(str(i), each) for i, each in enumerate(factors)], View())
-    assert spec.shown(spec.panels[0]).log_y is expected
+    assert spec.shown(spec.panels[0]).y.log is expected
 
 
 def test_curves_of_one_gpu_and_framework_have_one_hue() -> None:
@@ -64,7 +64,7 @@ def test_curves_of_one_gpu_and_framework_have_one_hue() -> None:
 @pytest.mark.golden
 def test_what_is_written_in_a_picture_of_many_curves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     kept: list[str] = []
-    saved = style.save
+    saved = paper.save
 
     def keep(figure: Any, path: Path) -> None:
         width = figure.bbox.width
@@ -79,7 +79,7 @@ def test_what_is_written_in_a_picture_of_many_curves(monkeypatch: pytest.MonkeyP
         assert all(text.get_window_extent(renderer).x1 <= width for text in figure.texts)
         saved(figure, path)
 
-    monkeypatch.setattr(style, "save", keep)
+    monkeypatch.setattr(paper, "save", keep)
     spec = curve_figure([*many(18), *many(30, 2000, "long ")], View(), best=["c3"])
     plots.draw(spec, tmp_path / "many.png")
     assert (tmp_path / "many.png").stat().st_size > 10_000

@@ -13,7 +13,7 @@ from support import curves as made
 from pdlab.analysis.curves import Curve, workloads_name
 from pdlab.analysis.view import View
 from pdlab.core.workload import LoadKind, Workload
-from pdlab.report import plots, style
+from pdlab.report import paper, plots
 from pdlab.report.curve_figure import curve_figure
 
 
@@ -44,7 +44,7 @@ def curve(
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The figures as they were when they were saved."""
     kept: list[Any] = []
-    saved = style.save
+    saved = paper.save
 
     def keep(figure: Any, path: Path) -> None:
         axes = [(each.get_xscale(), each.get_xlabel()) for each in figure.axes]
@@ -53,7 +53,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         kept.append((axes, texts))
         saved(figure, path)
 
-    monkeypatch.setattr(style, "save", keep)
+    monkeypatch.setattr(paper, "save", keep)
     return kept
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ET
+import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ from support import records as made
 
 from pdlab.cli import viz
 from pdlab.core.workload import Open
-from pdlab.report import soaks, time_figure
+from pdlab.report import soaks
 from pdlab.results.level_data import LevelData
 from pdlab.results.schema import Run
 from pdlab.results.soak import soak
@@ -57,16 +57,15 @@ def test_the_report_has_a_drawing_of_each_latency(folder: Path, tmp_path: Path) 
     page = tmp_path / "r.html"
     assert viz.main(["--exps", str(folder), "--report", str(page)]) == 0
     text = page.read_text(encoding="utf-8")
-    assert '<section id="soaks">' in text and text.count("<polyline") == 4
+    assert '<section id="soaks">' in text and text.count('<div class="figure">') == 1
     assert "TPOT longer in the last third" in text
 
 
-def test_longer_is_higher_in_a_drawing(folder: Path) -> None:
-    tpot, _ = time_figure.drawings(soaks.figure([soaks.SoakRun("x", run_of(folder))]))
-    lines = [line.attrib["points"].split() for line in ET.fromstring(tpot).iter("polyline")]
-    assert [len(points) for points in lines] == [30, 30]
-    heights = [float(point.split(",")[1]) for point in lines[0]]
-    assert heights == sorted(heights, reverse=True)
+def test_longer_is_higher_in_the_figure(folder: Path) -> None:
+    (tpot,), _ = soaks.figure([soaks.SoakRun("x", run_of(folder))]).rows
+    assert [len(line.points) for line in tpot.lines] == [30, 30]
+    heights = [y for _, y in tpot.lines[0].points if y is not None]
+    assert heights == sorted(heights) and len(heights) == 30
 
 
 def test_what_is_not_known_is_not_drawn(folder: Path) -> None:
@@ -74,6 +73,6 @@ def test_what_is_not_known_is_not_drawn(folder: Path) -> None:
     assert run.soak
     bare = [window.model_copy(update={"tpot": None}) for window in run.soak.windows]
     each = soaks.SoakRun("x", run.model_copy(update={"soak": run.soak.model_copy(update={"windows": tuple(bare)})}))
-    (drawing,) = time_figure.drawings(soaks.figure([each]))
-    assert "TTFT, ms" in drawing
+    ((shown,),) = json.loads(soaks.figure([each]).page())["rows"]
+    assert "TTFT, ms" in shown["y"]["label"]
     assert soaks.section(each).text.splitlines()[3].split()[4:6] == ["-", "-"]

@@ -10,7 +10,7 @@ from support import records as made
 from pdlab.core.deployment import Deployment, Fluid, Pool, parse_label
 from pdlab.core.mixes import parse_mixes
 from pdlab.core.workload import Level, Open, Workload
-from pdlab.report import time_figure, timelines
+from pdlab.report import paper, timelines
 from pdlab.results import roles_log
 from pdlab.results.roles_log import RoleChange
 from pdlab.results.schema import Experiment, Manifest, RequestRecord
@@ -78,7 +78,7 @@ def test_levels_of_a_moving_mix_and_those_with_a_log_are_shown(tmp_path: Path) -
     assert timelines.section(found[0]).body.splitlines() == ["     0.0 s  1:1  given", "     4.0 s  1:1  1:1 stays"]
     assert timelines.section(found[1]).text.endswith("none changed")
     path = tmp_path / "roles.png"
-    time_figure.draw(timelines.figure(found), path)
+    paper.draw(timelines.figure(found), path)
     assert path.read_bytes()[:4] == b"\x89PNG"
 
 
@@ -92,4 +92,4 @@ def test_a_split_that_was_given_at_the_launch_is_drawn_all_along(tmp_path: Path)
     ]
     found = timelines.moving(made)
     assert [each.changes for each in found] == [(RoleChange(0.0, 5, 11, "as launched"),), ()]
-    time_figure.draw(timelines.figure(found), tmp_path / "roles.png")
+    paper.draw(timelines.figure(found), tmp_path / "roles.png")

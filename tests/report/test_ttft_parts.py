@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,9 @@ import pytest
 from support import folders, timelines
 
 from pdlab.core.deployment import Deployment, parse_label
-from pdlab.report import style, ttft_parts
+from pdlab.report import paper, ttft_parts
 from pdlab.report.build import Report, build_report
+from pdlab.report.figure import PlotPanel
 from pdlab.report.html import render
 from pdlab.report.load import load
 from pdlab.report.pictures import draw
@@ -90,24 +91,33 @@ def test_no_label_of_the_picture_lies_on_another(
             overlapping.extend((one[0], other[0]) for one, other in combinations(boxes, 2) if one[1].overlaps(other[1]))
             assert all(figure.bbox.containsx(box.x0) and figure.bbox.containsx(box.x1) for _, box in boxes)
 
-    monkeypatch.setattr(style, "save", look)
-    ttft_parts.draw(ttft_parts.figure(levels), tmp_path / "x.png")
+    monkeypatch.setattr(paper, "save", look)
+    paper.draw(ttft_parts.pictured(levels).file, tmp_path / "x.png")
     assert overlapping == []
+
+
+def bars(panels: Sequence[PlotPanel], side: int) -> dict[tuple[str, float], float]:
+    """Where each bar ends whose pieces follow each other from 0. ``side``: 0 if bars go to the right."""
+    ends: dict[tuple[str, float], float] = {}
+    for panel in panels:
+        for block in panel.blocks:
+            bar = panel.title, round(block.at[1 - side], 6)
+            assert block.at[side] == pytest.approx(ends.get(bar, 0.0)), "begins where the one before ends"
+            ends[bar] = block.to[side]
+    return ends
 
 
 def test_the_page_has_bars_whose_pieces_fill_them(report: Report) -> None:
     page = render(report, "viz")
     assert page.count("the slowest 20") == 3
-    spec = ttft_parts.figure(report.parts)
-    groups = [group for beside in (*spec.loads.values(), spec.slowest) for group in beside]
-    for group in groups:
-        assert max(bar.ms for bar in group.bars) <= group.widest_ms
-        for bar in group.bars:
-            ends = [piece.begins_ms + piece.ms for piece in bar.pieces]
-            assert [piece.begins_ms for piece in bar.pieces] == [0, *ends[:-1]]
-            assert ends[-1] == pytest.approx(bar.ms)
-    assert all(group.bars[0].ms == group.widest_ms for group in spec.slowest)
-    assert len(re.findall(r'<div class="bar">', page)) == sum(len(group.bars) for group in groups)
+    spec = ttft_parts.pictured(report.parts)
+    (loads,), (slowest,) = spec.loads.rows, spec.slowest.rows
+    ends_ms = sorted(1e3 * around.ttft_s for level in report.parts for around in level.around)
+    assert sorted(bars(loads, 1).values()) == pytest.approx(ends_ms)
+    ends_ms = [1e3 * each.ttft_s for level in report.parts for each in level.slowest if level.load == 16]
+    assert sorted(bars(slowest, 0).values()) == pytest.approx(sorted(ends_ms))
+    for panel, side in [*((each, 1) for each in loads), *((each, 0) for each in slowest)]:
+        assert max(bars([panel], side).values()) <= (panel.x, panel.y)[side].high
 
 
 def test_every_part_has_a_color_of_its_own() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,7 +18,8 @@ from pydantic import Field, field_validator, model_validator
 from pdlab.bench.slo_search import SearchOptions, SloSearchOptions
 from pdlab.bench.sweep import LevelOptions
 from pdlab.bench.traffic import read_traffic, replayed
-from pdlab.core.arguments import MAX_REPEATS, SLO_QUANTILE
+from pdlab.core import defaults
+from pdlab.core.arguments import MAX_REPEATS
 from pdlab.core.bounds import parse_bounds
 from pdlab.core.catalog import find_config
 from pdlab.core.deployment import Deployment, parse_label
@@ -26,14 +27,13 @@ from pdlab.core.errors import UsageError
 from pdlab.core.lengths import relative_to_folder
 from pdlab.core.schema import Frozen, Incidental, load_yaml, validate
 from pdlab.core.served_model import served_model
-from pdlab.core.settings import flag_names, parse, to_words
+from pdlab.core.settings import FlagsOf, flag_names, from_flag_keys, to_words
 from pdlab.core.workload import SLO_BOUNDS, Closed, Load, Open, Ramp, Replay, Slo, Workload
+from pdlab.deploy.export_options import ExportOptions
 from pdlab.deploy.options import (
-    DEFAULT_PORT,
-    FROM_STDIN,
     LaunchRequest,
     LaunchSettings,
-    merged,
+    laid_over,
     request_from,
     request_to_json,
     topology_settings,
@@ -67,11 +67,14 @@ class ExperimentHosts(Frozen):
         return self
 
 
-class HostLink(Frozen):
-    """The two nodes of ``local: 2`` on two hosts of this machine, with a link of that rate and delay."""
-
-    rate: str | None = None
-    delay_ms: float | None = Field(default=None, ge=0)
+# The experiment itself sets where, on which port and how its entries are launched.
+OF_AN_ENTRY = FlagsOf(
+    LaunchSettings,
+    leave_out=(
+        *("config", "local", "cluster", "port", "wait", "detach", "timeout_s", "dry_run", "shutdown"),
+        *("request_from_stdin", *ExportOptions.model_fields),
+    ),
+)
 
 
 class Entry(Frozen):
@@ -79,21 +82,37 @@ class Entry(Frozen):
     (a name of configs/deployments/ or a path relative to the experiment's file), and what differs from it.
 
     ``name``: name of its results (default: the label). ``workloads`` restricts it to some of the experiment's workloads
-    (default: all that fit). ``flags`` are further flags of launch_gptoss.py.
+    (default: all that fit). All other keys are flags of launch_gptoss.py, with underscores for dashes; ``launch`` has
+    them as fields of `LaunchSettings`.
     """
 
     name: str | None = Field(default=None, pattern=f"^{NAME}$")
     label: str | None = None
     config: str | None = None
-    model: str | None = None
-    decode_bench: bool = False
-    ucx_tls: str | None = None
-    kv_backends: tuple[str, ...] | None = None
-    max_model_len: int | None = Field(default=None, ge=1)
-    engine_args: dict[str, Any] = Field(default_factory=dict)
-    two_hosts: HostLink | None = None
-    flags: tuple[str, ...] = ()
     workloads: tuple[str, ...] | None = None
+    launch: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flags(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or "launch" in data:
+            return data
+        own = {name: value for name, value in data.items() if name in cls.model_fields}
+        flags = {name: value for name, value in data.items() if name not in own}
+        return {**own, "launch": from_flag_keys(OF_AN_ENTRY, flags, list(cls.model_fields))}
+
+    @property
+    def engine_arguments(self) -> dict[str, Any]:
+        """The entry's engine arguments of every pool."""
+        given: dict[str, Any] = self.launch.get("deployment", {}).get("engine_kwargs", {})
+        return given
+
+    def with_engine_arguments(self, more: Mapping[str, Any]) -> Entry:
+        """The entry with these engine arguments too."""
+        if not more:
+            return self
+        launch = laid_over(self.launch, {"deployment": {"engine_kwargs": {**self.engine_arguments, **more}}})
+        return self.model_copy(update={"launch": launch})
 
     @model_validator(mode="after")
     def _one(self) -> Entry:
@@ -122,24 +141,22 @@ class NamedWorkload(Workload):
 
 
 class SloSettings(SearchOptions):
-    """A search for the highest rate under an SLO; bounds in ms."""
+    """A search for the highest rate under an SLO. The keys of its bounds are the flags of `Slo`."""
 
-    ttft_ms: float | None = Field(default=None, gt=0)
-    tpot_ms: float | None = Field(default=None, gt=0)
-    e2el_ms: float | None = Field(default=None, gt=0)
-    itl_p99_ms: float | None = Field(default=None, gt=0)
-    stall_ms: float | None = Field(default=None, gt=0)
-    quantile: float = Field(default=SLO_QUANTILE, gt=0, lt=1)
+    slo: Slo
 
-    @property
-    def slo(self) -> Slo:
-        """Raises UsageError without a bound."""
-        bounds = {f"{n}_s": ms / 1000 for n in SLO_BOUNDS if (ms := getattr(self, f"{n}_ms")) is not None}
-        return validate(Slo, {**bounds, "quantile": self.quantile}, where="slo")
+    @model_validator(mode="before")
+    @classmethod
+    def _keys(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or "slo" in data:
+            return data
+        own = {name: value for name, value in data.items() if name in SearchOptions.model_fields}
+        bounds = {name: value for name, value in data.items() if name not in own}
+        return {**own, "slo": from_flag_keys(FlagsOf(Slo), bounds, list(SearchOptions.model_fields))}
 
     @model_validator(mode="after")
     def _some_bound(self) -> SloSettings:
-        if all(getattr(self, f"{name}_ms") is None for name in SLO_BOUNDS):
+        if not self.slo.bounded:
             raise ValueError(f"give at least one bound: {', '.join(f'{name}_ms' for name in SLO_BOUNDS)}")
         return self
 
@@ -194,8 +211,7 @@ class LoadSettings(Frozen):
         """The search of this group, if it is one. Raises UsageError."""
         if self.slo is None:
             return None
-        limits = self.slo.model_dump(include=set(SearchOptions.model_fields))
-        return validate(SloSearchOptions, {**limits, "slo": self.slo.slo, "burstiness": self.burstiness}, where="slo")
+        return validate(SloSearchOptions, {**dict(self.slo), "burstiness": self.burstiness}, where="slo")
 
 
 class TuneBaseline(Frozen):
@@ -380,7 +396,7 @@ def configurations(file: ExperimentFile, path: Path) -> tuple[Configuration, ...
     for number, entry in enumerate(file.deployments, start=1):
         try:
             settings = launch_settings(file, entry, path)
-            request = _request(started(file, settings, DEFAULT_PORT))
+            request = _request(started(file, settings, defaults.PORT))
         except UsageError as error:
             raise UsageError(f"{path}: deployments.{number}: {error}") from error
         deployment = request.deployment
@@ -440,28 +456,16 @@ def launch_settings(file: ExperimentFile, entry: Entry, path: Path) -> LaunchSet
         own["local"] = file.where.local
     elif file.where.cluster != "auto":
         own["cluster"] = str(file.where.cluster)
-    given = {"model": entry.model, "max_model_len": entry.max_model_len, "engine_kwargs": entry.engine_args}
-    given |= {"decode_bench": entry.decode_bench}
-    own["deployment"] = {name: value for name, value in given.items() if value}
-    transport = {"ucx_tls": entry.ucx_tls, "backends": entry.kv_backends}
-    own["transport"] = {**own.get("transport", {}), **{name: value for name, value in transport.items() if value}}
-    if entry.two_hosts is not None:
-        link: dict[str, Any] = {"link_rate": entry.two_hosts.rate}
-        link |= {"link_delay_s": None if entry.two_hosts.delay_ms is None else entry.two_hosts.delay_ms / 1000}
-        own |= {"two_hosts": True, **{name: value for name, value in link.items() if value is not None}}
-    settings = validate(LaunchSettings, own, where="the entry", names=flag_names(LaunchSettings))
-    return merged(settings, parse(LaunchSettings, list(entry.flags)))
+    return validate(LaunchSettings, laid_over(own, entry.launch), where="the entry", names=flag_names(LaunchSettings))
 
 
 def started(file: ExperimentFile, settings: LaunchSettings, port: int) -> LaunchSettings:
-    """The settings of one start: those of its entry, and those of the experiment. Raises UsageError."""
-    return merged(settings, LaunchSettings(detach=True, port=port, timeout_s=file.launch_timeout_s))
+    """The settings of one start: those of its entry, and those of the experiment."""
+    return settings.model_copy(update={"detach": True, "port": port, "timeout_s": file.launch_timeout_s})
 
 
 def _request(settings: LaunchSettings) -> LaunchRequest:
-    """Raises UsageError for settings that launch nothing, and for what cannot be handed to the launcher."""
-    if settings.dry_run or settings.target or settings.shutdown or settings.request_from_stdin:
-        raise UsageError(f"flags: an experiment launches; leave out --dry-run, --export, --shutdown and {FROM_STDIN}")
+    """Raises UsageError for what cannot be handed to the launcher."""
     request = request_from(settings, to_words(settings))
     request_to_json(request)
     return request

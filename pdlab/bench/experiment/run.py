@@ -13,7 +13,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
+from typing import Annotated, Any, TextIO
+
+from pydantic import Field
 
 from pdlab.bench.experiment.file import started
 from pdlab.bench.experiment.schedule import (
@@ -26,12 +28,13 @@ from pdlab.bench.experiment.schedule import (
     visit_s,
 )
 from pdlab.bench.progress import ExperimentProgress, Progress
-from pdlab.bench.sweep import LevelOptions, SweepOptions, SweepResult, all_answered, run_sweep
+from pdlab.bench.sweep import LevelOptions, SweepFlags, SweepOptions, SweepResult, all_answered, run_sweep
+from pdlab.core import defaults
 from pdlab.core.commands import python_words
 from pdlab.core.errors import DeploymentDied, PdlabError, WriteError
 from pdlab.core.files import ROOT
 from pdlab.core.schema import Frozen
-from pdlab.core.settings import to_words
+from pdlab.core.settings import FlagsOf, Port, Settings, setting, to_words
 from pdlab.core.workload import Workload
 from pdlab.deploy.endpoint import reach
 from pdlab.deploy.options import FROM_STDIN, LaunchRequest, command_line, request_to_json
@@ -44,13 +47,18 @@ LAUNCHER = [str(ROOT / word) if word.endswith(".py") else word for word in pytho
 STOP_TIMEOUT_S = 120.0
 
 
-class RunOptions(Frozen):
-    """How to run a plan: results go to ``out``/NAME/; ``command`` is the exact command line."""
+EXPERIMENT, WHERE = "experiment", "where"  # titles of groups of flags
 
-    out: Path = Path("bm_results")
-    port: int = 8000
-    resume: bool = False
-    client_processes: int | None = None
+
+class RunOptions(Settings):
+    """How to run a plan. ``command``: the exact command line."""
+
+    resume: bool = setting(False, "measure only levels without a result; launch failed deployments again", EXPERIMENT)
+    out: Path = setting(defaults.RESULTS, "results go to DIR/NAME", WHERE, value="DIR")
+    port: Port = setting(defaults.PORT, "port to serve on", WHERE)
+    sweep: Annotated[dict[str, Any], FlagsOf(SweepFlags, WHERE, only=("client_processes",))] = Field(
+        default_factory=dict
+    )
     command: str = "pdlab.bench.experiment.run.run(...)"
 
 
@@ -185,7 +193,7 @@ def _sweep(part: Part, visit: PlannedVisit, plan: Schedule, options: RunOptions,
             **{name: getattr(file, name) for name in LevelOptions.model_fields},
             resume=True,
             out=options.out / file.name,
-            client_processes=options.client_processes,
+            **options.sweep,
             tuning=plan.tuned.get(visit.configuration.name),
             command=f"{options.command}  # {part.folder}, repeat {visit.repeat}",
         ),

@@ -72,13 +72,12 @@ def search_of(plan: Schedule) -> TuningSearch | None:
     for configuration in baselines:
         base = configuration.entry
         for settings in ({}, *tune.settings):
-            merged = {**base.engine_args, **settings}
-            if settings and merged == base.engine_args:
+            entry = base.with_engine_arguments(settings)
+            if settings and entry == base:
                 continue
             name = candidate_name(configuration.name, settings)
             candidates.append(TuningCandidate(name=name, of=configuration.name, settings=settings))
-            changes = {"name": name, "engine_args": merged, "workloads": None}
-            entries.append(base.model_copy(update=changes))
+            entries.append(entry.model_copy(update={"name": name, "workloads": None}))
     changed = {
         "name": f"{file.name}-tuning",
         "description": f"engine settings of {', '.join(c.name for c in baselines)}, for {file.name}",
@@ -104,8 +103,7 @@ def tuned_plan(plan: Schedule, tuned: Mapping[str, Tuning]) -> Schedule:
     """``plan`` with the settings that were found. Its file stays as it was read."""
 
     def changed(of: Configuration) -> Entry:
-        settings = tuned[of.name].settings if of.name in tuned else {}
-        return of.entry.model_copy(update={"engine_args": {**of.entry.engine_args, **settings}})
+        return of.entry.with_engine_arguments(tuned[of.name].settings if of.name in tuned else {})
 
     entries = tuple(changed(configuration) for configuration in plan.configurations)
     launched = configurations(plan.file.model_copy(update={"deployments": entries}), plan.path)

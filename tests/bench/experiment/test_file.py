@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from pdlab.core.files import CONFIGS
 from pdlab.core.schema import validate
 from pdlab.core.settings import parse, to_words
 from pdlab.core.workload import Closed, Level, Open, Ramp
-from pdlab.deploy.options import LaunchSettings, request_from_json, request_to_json
+from pdlab.deploy.options import LaunchSettings, request_from, request_from_json, request_to_json
 from pdlab.placement.place import place
 from pdlab.results.schema import ExperimentRecord
 from pdlab.results.store import write_record
@@ -110,7 +111,7 @@ def test_local_variants_are_planned_for_less_than_half_an_hour(name: str, tmp_pa
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("unknown key", {"deploymets": []}, "deploymets: is not a known key; did you mean deployments?"),
     ("name", {"name": "../x"}, "name: must be a name for a folder"),
-    ("key of a list", {"deployments": [{"lable": "collocated-1xtp1"}]}, "deployments.0.lable: is not a"),
+    ("key of a list", {"deployments": [{"lable": "collocated-1xtp1"}]}, "lable is not a known key; did you mean label"),
     ("no where", {"where": {}}, "where: give either local"),
     ("both", {"where": {"local": 2, "cluster": "auto"}}, "where: give either local"),
     ("no deployment", {"deployments": []}, "deployments: must have at least 1 of them"),
@@ -141,8 +142,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("no bound to read at", {"at": ["tpot=12"]}, "at: tpot=12: 'tpot=12' is no bound; expected METRIC_ms=N"),
     ("one bound twice", {"at": ["tpot_ms=12", "tpot_p50_ms=12.0"]}, "at: tpot_p50_ms=12.0 is there twice; keep one"),
     ("no list of bounds", {"at": "tpot_ms=12"}, "at: must be a list, got 'tpot_ms=12'"),
-    ("slo below 0", {"loads": [{"slo": {"ttft_ms": -4}}]}, "slo.ttft_ms: must be above 0, got -4"),
-    ("slo quantile", {"loads": [{"slo": {"ttft_ms": 1, "quantile": 1.5}}]}, "quantile: must be below 1, got 1.5"),
+    ("slo below 0", {"loads": [{"slo": {"ttft_ms": -4}}]}, "slo: ttft_ms: '-4' is not a number above 0"),
+    ("slo quantile", {"loads": [{"slo": {"ttft_ms": 1, "quantile": 1.5}}]}, "quantile: '1.5' is not a share"),
     ("unknown workload", {"loads": [{"concurrency": [1], "workloads": ["z"]}]}, "'z' is none of mixed"),
     ("no load for it", {"workloads": [*BASE["workloads"], {"name": "b", "input_tokens": 8, "output_tokens": 8}],
                         "loads": [{"concurrency": [1], "workloads": ["b"]}]}, "no load applies to"),
@@ -157,18 +158,21 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
      "is 100: make one"),
     ("repeats", {"repeats": 0}, "repeats: must be at least 1, got 0"),
     *(
-        (each, {"deployments": [{"label": "collocated-1xtp1", "flags": flags}]}, words)
+        (each, {"deployments": [{"label": "collocated-1xtp1", **flags}]}, words)
         for each, flags, words in (
-            ("no such flag", ["--tpp", "4"], "--tpp is not a flag; did you mean --tp"),
-            ("dry run", ["--dry-run"], "deployments.1: flags: an experiment launches; leave out --dry-run"),
-            ("export", ["--export", "-"], "an experiment launches"),
-            ("shutdown", ["--shutdown"], "an experiment launches"),
-            ("standard input", ["--request-from-stdin"], "an experiment launches"),
-            ("port", ["--port", "9000"], "--port is given twice"),
-            ("link", ["--link-rate", "1gbit"], "--link-rate and --link-delay-ms are for the link of"),
-            ("infinite", ["--engine-arg", "additional_config={a: .inf}"], "a value that JSON cannot carry"),
-            ("a day", ["--engine-arg", "additional_config={a: 2026-01-01}"], "a value that JSON cannot carry"),
-            ("bytes", ["--engine-arg", "additional_config={a: !!binary /w==}"], "a value that JSON cannot carry"),
+            ("no such flag", {"tpp": 4}, "deployments.0: tpp is not a known key; did you mean tp"),
+            ("dry run", {"dry_run": True}, "dry_run is not a known key"),
+            ("export", {"export": "-"}, "export is not a known key"),
+            ("shutdown", {"shutdown": True}, "shutdown is not a known key"),
+            ("standard input", {"request_from_stdin": True}, "request_from_stdin is not a known key"),
+            ("port", {"port": 9000}, "port is not a known key"),
+            ("link", {"link_rate": "1gbit"}, "--link-rate and --link-delay-ms are for the link of"),
+            ("no rate", {"two_hosts": True, "link_rate": "fast"}, "'fast' is not a rate"),
+            ("no tp", {"tp": 0}, "deployments.0: tp: '0' is not a whole number from 1"),
+            ("no share", {"otlp_sample": 2}, "otlp_sample: '2' is not a share: a number from 0 to 1"),
+            ("infinite", {"engine_arg": {"additional_config": {"a": float("inf")}}}, "a value that JSON cannot carry"),
+            ("a day", {"engine_arg": {"additional_config": {"a": date(2026, 1, 1)}}}, "a value that JSON cannot carry"),
+            ("bytes", {"engine_arg": {"additional_config": {"a": b"\xff"}}}, "a value that JSON cannot carry"),
         )
     ),
     *(
@@ -200,11 +204,10 @@ def test_unknown_names_list_the_shipped_ones() -> None:
 
 def test_an_entry_becomes_the_launchers_flags(tmp_path: Path) -> None:
     entry = {
-        "name": "s", "label": "pd-spread-p2xtp1-d1xtp1", "ucx_tls": "tcp", "kv_backends": ["UCX"],
-        "max_model_len": 4096,
-        "engine_args": {"max_num_seqs": 8, "dtype": "bfloat16", "eplb_config": {"window_size": 1}},
-        "flags": ["--ingress-replicas", "2"],
-        "two_hosts": {"rate": "1gbit", "delay_ms": 0.5},
+        "name": "s", "label": "pd-spread-p2xtp1-d1xtp1", "ucx_tls": "tcp", "kv_backend": ["UCX"],
+        "max_model_len": 4096, "otl": 100, "lengths": "uniform:0.5-1.0",
+        "engine_arg": {"max_num_seqs": 8, "dtype": "bfloat16", "eplb_config": {"window_size": 1}},
+        "ingress_replicas": 2, "two_hosts": True, "link_rate": "1gbit", "link_delay_ms": 0.5,
     }  # fmt: skip
     path = Path(write(tmp_path, deployments=[entry]))
     file = validate(ExperimentFile, yaml.safe_load(path.read_text()), where="x")
@@ -213,10 +216,11 @@ def test_an_entry_becomes_the_launchers_flags(tmp_path: Path) -> None:
         ("--p-num", "2"), ("--p-tp", "1"), ("--d-num", "1"), ("--d-tp", "1"), ("--local", "2"), ("--ucx-tls", "tcp"),
         ("--max-model-len", "4096"), ("--engine-arg", "max_num_seqs=8"), ("--engine-arg", "dtype=bfloat16"),
         ("--engine-arg", 'eplb_config={"window_size": 1}'), ("--link-rate", "1gbit"), ("--link-delay-ms", "0.5"),
-        ("--ingress-replicas", "2"),
+        ("--ingress-replicas", "2"), ("--otl", "100"), ("--lengths", "uniform:0.5-1.0"),
     }  # fmt: skip
     assert words[0] == "--pd-spread" and "--two-hosts" in words
-    assert parse(LaunchSettings, words) == launch_settings(file, file.deployments[0], path)
+    settings = launch_settings(file, file.deployments[0], path)
+    assert request_from(parse(LaunchSettings, words), words) == request_from(settings, words)
     (made,) = configurations(file, path)
     assert made.deployment.engine_kwargs == {"max_num_seqs": 8, "dtype": "bfloat16", "eplb_config": {"window_size": 1}}
     assert made.deployment.ingress_replicas == 2
@@ -230,8 +234,8 @@ def test_what_the_launcher_reads_is_what_was_planned(name: str) -> None:
 
 def test_planning_makes_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PDLAB_CACHE_DIR", str(tmp_path / "cache"))
-    flags = ["--host", "0.0.0.0", "--no-direct-streaming"]
-    (made,) = make_schedule(write(tmp_path, deployments=[{"label": "collocated-1xtp1", "flags": flags}])).configurations
+    flags = {"host": "0.0.0.0", "direct_streaming": False}
+    (made,) = make_schedule(write(tmp_path, deployments=[{"label": "collocated-1xtp1", **flags}])).configurations
     assert made.request.host == "0.0.0.0" and made.request.api_key_file is None
     assert not (tmp_path / "cache").exists()
 

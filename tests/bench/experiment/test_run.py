@@ -31,7 +31,7 @@ FILE: dict[str, Any] = {
     "where": {"local": 2},
     "deployments": [
         {"name": "fine", "label": "pd-spread-p1xtp1-d1xtp1"},
-        {"name": "broken", "label": "collocated-2xtp1", "engine_args": {"code_revision": "broken"}},
+        {"name": "broken", "label": "collocated-2xtp1", "engine_arg": {"code_revision": "broken"}},
     ],
     "workloads": [{"input_tokens": 32, "output_tokens": 16}],
     "loads": [{"concurrency": [2]}, {"concurrency_per_gpu": [2]}],
@@ -141,7 +141,7 @@ def test_the_collocated_side_is_tuned_first(lab: Lab) -> None:
     """Here the answers are as many times as fast as max_num_seqs says."""
     lab.file(
         deployments=[
-            {"name": "base", "label": "collocated-2xtp1", "engine_args": {"max_num_seqs": 2}},
+            {"name": "base", "label": "collocated-2xtp1", "engine_arg": {"max_num_seqs": 2}},
             {"name": "pd", "label": "pd-spread-p1xtp1-d1xtp1"},
         ],
         loads=[{"concurrency": [2, 4]}],

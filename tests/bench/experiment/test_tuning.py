@@ -23,7 +23,7 @@ BASE: dict[str, Any] = {
     "where": {"local": 2},
     "deployments": [
         {"label": "pd-pack-p1xtp1-d1xtp1"},
-        {"label": "collocated-2xtp1", "engine_args": {"max_num_seqs": 8}},
+        {"label": "collocated-2xtp1", "engine_arg": {"max_num_seqs": 8}},
         {"name": "wide", "label": "collocated-1xtp2"},
     ],
     "workloads": [{"input_tokens": 64, "output_tokens": 8}],
