@@ -209,7 +209,7 @@ def figure(rows: list[dict[str, Any]], agents: list[dict[str, Any]]) -> Figure:
     panels = [
         PlotPanel(rising("goodput, output tokens/s per GPU", goodputs), x, goodputs, title=title),
         PlotPanel(Axis(ratio, 0.4, 1.6), x, [*gains, *beside], title=title),
-        PlotPanel(Axis(ratio, 0.4, 2.4), x, others, title="agents, caches simulated, sessions stick"),
+        PlotPanel(Axis(ratio, 0.4, 2.4), x._replace(low=40), others, title="agents, caches simulated, sessions stick"),
     ]
     return Figure(
         [[panel._replace(legend="best", height_in=5.4) for panel in panels]],

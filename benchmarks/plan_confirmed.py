@@ -69,7 +69,7 @@ def main() -> int:
     aged = scenario()
     planned = plan(aged, "gpt-oss-120b", load_cluster("p5.48xlarge-x2"), GPUS)
     rank = {candidate.deployment.label: n for n, candidate in enumerate(planned.candidates, start=1)}
-    depending = {candidate.deployment.label for candidate in planned.other}
+    depending = {candidate.deployment.label for candidate in planned.otherwise}
     shown = list(planned.candidates[: args.top])
     shown += [c for c in planned.candidates if c.deployment.label in depending and c not in shown]
     shown += [candidate for candidate in planned.candidates if candidate.collocated and candidate not in shown]

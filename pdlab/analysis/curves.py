@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, get_args
 
 from pydantic import Field, InstanceOf
 
-from pdlab.analysis.intervals import MIN_BEYOND, SURE_BEYOND, Estimate, beyond, is_tail, of_repeats
+from pdlab.analysis.intervals import MIN_BEYOND, SURE_BEYOND, Estimate, carried, is_tail, of_repeats
 from pdlab.analysis.requests import Requests
 from pdlab.analysis.shrinkage import RepeatStudy
 from pdlab.analysis.ttft_breakdown import TtftSplit, mean_split, split
@@ -180,7 +180,7 @@ class Point(Figures):
 
     def _beyond(self, statistic: str, least: float) -> bool:
         counts = [sample.count for sample in self.samples if sample.count is not None]
-        return not is_tail(statistic) or all(beyond(statistic, count) >= least for count in counts)
+        return all(carried(statistic, count, least) for count in counts)
 
     def latency_estimate(self, view: View) -> Estimate | None:
         """`latency` with its scatter as far as known; None if the latency is unknown."""

@@ -235,6 +235,11 @@ def beyond(statistic: str, count: float) -> float:
     return round(min(share, 1 - share) * count, 6)
 
 
+def carried(statistic: str, count: float, least: float = MIN_BEYOND) -> bool:
+    """Whether ``count`` requests are enough for the statistic: a tail percentile takes ``least`` beyond it."""
+    return not is_tail(statistic) or beyond(statistic, count) >= least
+
+
 def requests_for(statistic: str) -> int:
     """Number of requests per repeat that a percentile above the median takes."""
     return math.ceil(round(MIN_BEYOND / (1 - float(statistic[1:]) / 100), 6))

@@ -107,10 +107,9 @@ def replay_facts(records: Sequence[RequestRecord], slos: Iterable[Slo] = ()) -> 
     spoken = sorted((r for r in answered if r.e2el_s and r.output_tokens), key=_per_token_s)
     per_token_s = distribution(map(_per_token_s, spoken))
     slowest_s = per_token_s.percentiles_s["p90"] if per_token_s else 0.0
-    known = [record for record in answered if record.replayed and record.replayed.hit_tokens is not None]
+    known = _known_hits(answered)
     # A share over only some of the requests would not be the replay's.
     whole = bool(answered) and len(known) == len(answered)
-    prompts = sum(record.input_tokens for record in answered)
     told = any(record.replayed and record.replayed.cached_tokens is not None for record in known)
     return ReplayFacts(
         requests=len(replayed),
@@ -125,11 +124,22 @@ def replay_facts(records: Sequence[RequestRecord], slos: Iterable[Slo] = ()) -> 
         slowest=_slowest(spoken[9 * len(spoken) // 10 :]),
         by_turn=_classes(answered, _turn_number),
         by_length=_classes(answered, _length_class),
-        hit_share=sum(map(_hit_tokens, known)) / prompts if whole and prompts else None,
+        hit_share=hit_share(known) if whole else None,
         hits_from=("server" if told else "rules") if whole else None,
         by_hit=_by_hit(answered) if whole else None,
         within=tuple(_within(slo, complete, lasted_s) for slo in slos),
     )
+
+
+def hit_share(records: Sequence[RequestRecord]) -> float | None:
+    """Share of the prompt tokens from a cache, of the requests of which that is known; None: of none."""
+    known = _known_hits(records)
+    prompts = sum(record.input_tokens for record in known)
+    return sum(map(_hit_tokens, known)) / prompts if prompts else None
+
+
+def _known_hits(records: Sequence[RequestRecord]) -> list[RequestRecord]:
+    return [record for record in records if record.replayed and record.replayed.hit_tokens is not None]
 
 
 def _per_token_s(record: RequestRecord) -> float:

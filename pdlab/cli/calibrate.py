@@ -23,18 +23,27 @@ from pdlab.core.schema import to_yaml
 from pdlab.core.settings import Settings, Text, not_given, setting
 from pdlab.core.text import choices, numbers
 from pdlab.plan.accuracy import (
-    NAMES,
+    METRICS,
     coverage,
     coverage_text,
     errors_text,
     median_errors,
-    parts,
+    parts_by_metric,
     parts_text,
     rankings,
     rankings_text,
     table,
 )
-from pdlab.plan.calibration import coarse, compare, cross_validate, fit, fit_domain, fitted_names, measured, other_kind
+from pdlab.plan.calibration import (
+    compare,
+    cross_validate,
+    device_mismatch,
+    fit,
+    fit_domain,
+    fitted_names,
+    measured_sweep,
+    rounded_start,
+)
 from pdlab.plan.error_catalog import error_after, with_stack_prior
 from pdlab.plan.extrapolation import Platform, major_minor, network_of, ran_on
 from pdlab.plan.stack_calibration import calibrated, calibration_text
@@ -315,7 +324,7 @@ def _add_to_the_same_stack(settings: CalibrateSettings, start: Hardware, shape: 
 def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Experiment]) -> int:
     """Correct the start's tabulated steps by all levels of the runs. Returns the exit code."""
     not_given(settings, OF_A_FIT, f"--start {settings.start}, whose steps are tables: a correction is no fit")
-    experiments = [measured(experiment, settings.prompts) for experiment in loaded]
+    experiments = [measured_sweep(experiment, settings.prompts) for experiment in loaded]
     shape = _shape(settings.model, experiments)
     _of_that_model(shape, experiments)
     made_on = _made_on(settings, loaded)
@@ -376,8 +385,8 @@ def main(settings: CalibrateSettings) -> int:
         _refuse_rehearsed(settings, loaded)
         return _correct(settings, start, loaded)
     if settings.coarse_start:
-        start = coarse(start)
-    experiments = [measured(experiment, settings.prompts) for experiment in loaded]
+        start = rounded_start(start)
+    experiments = [measured_sweep(experiment, settings.prompts) for experiment in loaded]
     shape = _shape(settings.model, experiments)
     if settings.cross_validate and len(experiments) < 3:
         raise UsageError(f"--cross-validate needs at least 3 experiments, got {len(experiments)}")
@@ -391,7 +400,7 @@ def main(settings: CalibrateSettings) -> int:
         _of_that_model(shape, experiments)
     elif settings.data_sheet or settings.gpu or settings.engine:
         raise UsageError("--gpu, --engine and --data-sheet are of the file that --out writes: add --out FILE")
-    for text in filter(None, (other_kind(start, experiment) for experiment in loaded)):
+    for text in filter(None, (device_mismatch(start, experiment) for experiment in loaded)):
         print(f"note: {text}: give --start", file=sys.stderr)
 
     def print_line(text: str) -> None:
@@ -406,13 +415,13 @@ def main(settings: CalibrateSettings) -> int:
         outside = cross_validate(start, shape, experiments, settings.rounds)
         print("each left out once:", errors_text(median_errors(outside)))
         print(rankings_text(rankings(experiments, outside, start.gpus_per_node)))
-        made = parts(outside)
+        made = parts_by_metric(outside)
         days = settings.days or (0.0, 0.0, 0.0)
         if made:
             print(parts_text(made))
             print("without days:", coverage_text(coverage(outside)))
         if made and settings.days:
-            held = coverage(outside, dict(zip(NAMES, days, strict=True)))
+            held = coverage(outside, dict(zip(METRICS, days, strict=True)))
             print("with days, as predictions are given:", coverage_text(held))
         print(table(outside))
         errors = median_errors(outside)

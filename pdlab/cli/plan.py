@@ -604,7 +604,7 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
         on_progress=progress,
     )
     progress.end()
-    print(ranking_text(ranked_plan, scenario, view, settings.gpus))
+    print(ranking_text(ranked_plan, scenario, view))
     best = [candidate for candidate in ranked_plan.candidates if candidate.best][: settings.top]
     print()
     if settings.fidelity == "vllm":
@@ -707,7 +707,7 @@ def _explain(settings: PlanSettings, label: str, hardware: Hardware, shape: Mode
     from pdlab.core.vllm_limits import check_divisibility
     from pdlab.plan.candidates import on_two_types
     from pdlab.plan.facts import explanation_text
-    from pdlab.plan.planner import evaluate, sized_alone
+    from pdlab.plan.planner import evaluate, sized_deployment
 
     deployment = Deployment(model=settings.model_name, topology=parse_label(label))
     if deployment.gpus > MAX_GPUS:
@@ -722,7 +722,7 @@ def _explain(settings: PlanSettings, label: str, hardware: Hardware, shape: Mode
     deployment = scenario.with_offload(deployment)
     candidate = evaluate(
         scenario,
-        sized_alone(scenario, deployment),
+        sized_deployment(scenario, deployment),
         deployment.gpus,
         concurrencies=settings.concurrency,
         rate_rps=scenario.trace.rate_rps if scenario.trace else settings.rate,

@@ -1,4 +1,4 @@
-"""Errors of predictions: of each level, their medians, and the order of configurations. Pure."""
+"""Errors of predictions: of each level, their medians, their intervals, and the ranks of configurations. Pure."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ from pdlab.sim.level import SimulatedLevel, Trace
 from pdlab.sim.simulator import Prompts, simulate
 
 ACCURACY = TEMPLATES / "accuracy.txt"
-NAMES = ("TPOT", "mean TTFT", "requests/s")
+METRICS = ("TPOT", "mean TTFT", "requests/s")
+TARGETS_S = (0.007, 0.008, 0.009, 0.010, 0.011, 0.012)  # of TPOT, for ranks
+FEWEST_RANKED = 3  # configurations: two are in order or in reverse, whatever the model
 
 
 class LevelFigures(NamedTuple):
-    """The figures by which a level is compared: the metrics of `NAMES`, then gaps between tokens; None: unknown."""
+    """The figures of a level that are compared: those of `METRICS`, then gaps between tokens. None: unknown."""
 
     tpot_s: float | None
     ttft_s: float
@@ -38,8 +40,9 @@ class LevelFigures(NamedTuple):
 
 
 class MeasuredSweep(Frozen):
-    """A measured experiment: its levels in the order of their runs, and their figures. ``trace``: the requests that
-    each level replayed. ``warmed``: whether there was a warm-up before the first level."""
+    """A measured experiment: its levels in the order of their runs, with their figures. ``values``: the figures, one
+    for each level. ``prompts``: whether levels repeat the prompts of earlier levels. ``trace``: the requests that each
+    level replayed (None: no replay). ``warmed``: a warm-up ran before the first level."""
 
     name: str
     deployment: Deployment
@@ -53,7 +56,8 @@ class MeasuredSweep(Frozen):
     def simulated(
         self, hardware: Hardware, shape: ModelShape, *, seed: int, scattered: bool | None = None
     ) -> list[SimulatedLevel]:
-        """Simulate the levels as they were measured."""
+        """Simulate the levels as they were measured. Raises UsageError if the deployment cannot run. ``scattered``: see
+        `pdlab.sim.simulator.simulate`."""
         return simulate(
             self.deployment, self.levels, self.workload, hardware, shape,
             seed=seed, prompts=self.prompts, trace=self.trace, scattered=scattered,
@@ -61,8 +65,8 @@ class MeasuredSweep(Frozen):
 
 
 class PredictedPoint(Frozen):
-    """A predicted and a measured figure. ``metric``: one of `NAMES`. ``scatter``: see
-    `pdlab.plan.prediction_intervals`."""
+    """A predicted and a measured figure of a level. ``metric``: one of `METRICS`. ``scatter``: see
+    `pdlab.plan.prediction_intervals.scatter`."""
 
     experiment: str
     load: str
@@ -77,74 +81,70 @@ class PredictedPoint(Frozen):
 
     @property
     def log_error(self) -> float:
-        """Logarithm of the measured over the predicted figure."""
+        """The logarithm of the measured over the predicted figure."""
         return math.log(self.measured / self.predicted)
 
 
 def name_of(load: Load) -> str:
-    """``concurrency 8``; equal for the repeats of a level."""
+    """The name of a load, such as ``concurrency 8``. The repeats of a level have the same name."""
     return f"{load.kind} {load.value:g}"
 
 
 def median_errors(points: Sequence[PredictedPoint], skip_first: bool = True) -> dict[str, float]:
-    """Median absolute percentage error of each metric, by default without the lowest load of each experiment."""
-    compared = _compared(points) if skip_first else points
-    return {
-        name: statistics.median(abs(point.error_percent) for point in compared if point.metric == name)
-        for name in NAMES
-        if any(point.metric == name for point in compared)
-    }
+    """Metric -> median absolute percentage error. ``skip_first``: without the lowest load of each experiment."""
+    errors = defaultdict[str, list[float]](list)
+    for point in _without_lowest(points) if skip_first else points:
+        errors[point.metric].append(abs(point.error_percent))
+    return {metric: statistics.median(errors[metric]) for metric in METRICS if metric in errors}
 
 
-def _compared(points: Sequence[PredictedPoint]) -> list[PredictedPoint]:
+def _without_lowest(points: Sequence[PredictedPoint]) -> list[PredictedPoint]:
     """The points without the lowest load of each experiment."""
     lowest_load = {point.experiment: point.load for point in reversed(points)}
     return [point for point in points if lowest_load[point.experiment] != point.load]
 
 
 class IntervalCoverage(NamedTuple):
-    """Share of measured values in 90 % intervals, and the median half-width of the intervals as a factor minus 1."""
+    """The share of measured values in 90 % intervals. ``half_width``: the median half-width of the intervals, as a
+    factor minus 1."""
 
     held: float
     half_width: float
 
 
-def parts(points: Sequence[PredictedPoint], skip_first: bool = True) -> dict[str, ErrorParts]:
-    """The parts of each metric's errors (`pdlab.plan.prediction_intervals.error_parts`), if known."""
-    parts = {}
-    for name in NAMES:
+def parts_by_metric(points: Sequence[PredictedPoint], skip_first: bool = True) -> dict[str, ErrorParts]:
+    """Metric -> the parts of its errors (`pdlab.plan.prediction_intervals.error_parts`), where they are known.
+    ``skip_first``: without the lowest load of each experiment."""
+    found = {}
+    for metric in METRICS:
         errors = defaultdict[str, list[LevelError]](list)
-        for point in _compared(points) if skip_first else points:
-            if point.metric == name:
+        for point in _without_lowest(points) if skip_first else points:
+            if point.metric == metric:
                 errors[point.experiment].append(LevelError(point.log_error, point.scatter))
-        if made := error_parts(list(errors.values())):
-            parts[name] = made
-    return parts
+        if parts := error_parts(list(errors.values())):
+            found[metric] = parts
+    return found
 
 
 def coverage(
     points: Sequence[PredictedPoint], days_percent: Mapping[str, float] | None = None
 ) -> dict[str, IntervalCoverage]:
-    """The coverage of each metric. The intervals of an experiment come from the errors of the others, without lowest
-    loads.
-
-    ``days_percent``: metric -> difference between days that the intervals include (None: none).
-    """
-    compared, days = _compared(points), days_percent or {}
-    held: dict[str, list[bool]] = {name: [] for name in NAMES}
-    widths: dict[str, list[float]] = {name: [] for name in NAMES}
+    """Metric -> coverage of its intervals, without the lowest load of each experiment. The intervals of an experiment
+    come from the errors of the other experiments. ``days_percent``: metric -> the difference between days that the
+    intervals include (None: none)."""
+    compared, days = _without_lowest(points), days_percent or {}
+    held, widths = defaultdict[str, list[bool]](list), defaultdict[str, list[float]](list)
     for experiment in dict.fromkeys(point.experiment for point in compared):
-        others = parts([point for point in compared if point.experiment != experiment], skip_first=False)
+        others = parts_by_metric([point for point in compared if point.experiment != experiment], skip_first=False)
         for point in compared:
             if point.experiment == experiment and point.metric in others:
-                widths[point.metric].append(
-                    half_width(others[point.metric], days.get(point.metric, 0.0), point.scatter)
-                )
-                held[point.metric].append(abs(point.log_error) <= widths[point.metric][-1])
+                width = half_width(others[point.metric], days.get(point.metric, 0.0), point.scatter)
+                widths[point.metric].append(width)
+                held[point.metric].append(abs(point.log_error) <= width)
     return {
-        name: IntervalCoverage(statistics.fmean(held[name]), math.expm1(statistics.median(widths[name])))
-        for name in NAMES
-        if held[name]
+        metric: IntervalCoverage(statistics.fmean(held[metric]), math.expm1(statistics.median(widths[metric])))
+        for metric in METRICS
+        if metric in held
     }
 
 
@@ -163,32 +163,28 @@ def coverage_text(coverages: Mapping[str, IntervalCoverage]) -> str:
 def rankings(
     experiments: Sequence[MeasuredSweep], points: Sequence[PredictedPoint], node_gpus: int
 ) -> dict[str, list[TargetCorrelation]]:
-    """Input:output lengths -> rank correlation of the experiments of that workload by throughput per node at
-    equal TPOT, targets 7 to 12 ms (`rank_correlations` says what is left out).
-
-    Only closed loops are ranked: in an open loop throughput is the offered rate. Repeats count as
-    their mean. A workload of fewer than three experiments has no entry.
-    """
+    """Input:output lengths -> rank correlations of the experiments of that workload (`rank_correlations`).
+    ``node_gpus``: the GPUs of a node. Only closed loops are ranked, because in an open loop throughput is the offered
+    rate. The repeats of a level count as their mean. A workload of fewer than three experiments has no entry."""
     rows = mean_rows(points)
     groups: dict[str, dict[str, tuple[Curve, Curve]]] = {}
     for experiment in experiments:
         if not any(isinstance(level.load, Open) for level in experiment.levels):
-            workload = experiment.workload
-            lengths = workload.label
-            groups.setdefault(lengths, {})[experiment.name] = _curves(experiment, rows, node_gpus)
+            curves = _curves(experiment, rows, node_gpus)
+            groups.setdefault(experiment.workload.label, {})[experiment.name] = curves
     by_lengths = {}
-    for lengths, curve_pairs in groups.items():
-        ours, theirs = ({name: curves[side] for name, curves in curve_pairs.items()} for side in (0, 1))
-        if correlations := rank_correlations(ours, theirs):
+    for lengths, group in groups.items():
+        predicted, measured = ({name: curves[side] for name, curves in group.items()} for side in (0, 1))
+        if correlations := rank_correlations(predicted, measured):
             by_lengths[lengths] = correlations
     return by_lengths
 
 
-Rows = dict[tuple[str, str], dict[str, PredictedPoint]]
+Rows = dict[tuple[str, str], dict[str, PredictedPoint]]  # (experiment, load) -> metric -> point
 
 
 def _curves(experiment: MeasuredSweep, rows: Rows, node_gpus: int) -> tuple[Curve, Curve]:
-    """Predicted and measured, of levels that have both."""
+    """The predicted and the measured curve of the levels that have both."""
     scale = node_gpus / experiment.deployment.gpus
     loads = sorted({level.load.value: name_of(level.load) for level in experiment.levels}.items())
     level_rows = [rows[experiment.name, name] for _, name in loads if (experiment.name, name) in rows]
@@ -200,7 +196,7 @@ def _curves(experiment: MeasuredSweep, rows: Rows, node_gpus: int) -> tuple[Curv
 
 
 def mean_rows(points: Sequence[PredictedPoint]) -> Rows:
-    """(experiment, load) -> metric -> point, in order; repeats become their mean."""
+    """The points by experiment and load, in order. The repeats of a level become their mean."""
     repeats: dict[tuple[str, str], dict[str, list[PredictedPoint]]] = {}
     for point in points:
         repeats.setdefault((point.experiment, point.load), {}).setdefault(point.metric, []).append(point)
@@ -213,7 +209,7 @@ def _mean(points: Sequence[PredictedPoint]) -> PredictedPoint:
 
 
 def table(points: Sequence[PredictedPoint]) -> str:
-    """Markdown: per experiment and load, predicted / measured (means over repeats) and the error of each metric."""
+    """A Markdown table: for each experiment and load the predicted and measured figures, and their errors."""
     return said(ACCURACY, "table", mean_rows(points))
 
 
@@ -222,15 +218,13 @@ def errors_text(errors: dict[str, float]) -> str:
 
 
 def rankings_text(by_lengths: dict[str, list[TargetCorrelation]]) -> str:
-    """One line per workload: the mean, and every target with the number of configurations that reach it."""
+    """One line per workload: the mean correlation, and for every target the number of configurations."""
     return said(ACCURACY, "rankings", by_lengths)
 
 
-TARGETS_S = (0.007, 0.008, 0.009, 0.010, 0.011, 0.012)
-FEWEST = 3  # configurations: two are in order or in reverse, whatever the model
-
-
 class LevelPoint(NamedTuple):
+    """TPOT and throughput per node of a level."""
+
     tpot_s: float
     per_node_rps: float
 
@@ -247,7 +241,7 @@ class TargetCorrelation(NamedTuple):
 
 
 def throughput_at(curve: Curve, tpot_s: float) -> float | None:
-    """Highest throughput at that TPOT, linear between neighbouring levels; None if the curve does not reach it."""
+    """The highest throughput at that TPOT, linear between neighbouring levels; None if no part of the curve has it."""
     values: list[float] = []
     for (x0, y0), (x1, y1) in pairwise(curve):
         if x0 == x1 == tpot_s:
@@ -258,7 +252,8 @@ def throughput_at(curve: Curve, tpot_s: float) -> float | None:
 
 
 def spearman(values_a: Sequence[float], values_b: Sequence[float]) -> float | None:
-    """Rank correlation of two equally long sequences; None if one of them is all ties or has fewer than two values."""
+    """Spearman's rank correlation of two sequences of one length. None for fewer than two values, or if all values of a
+    sequence are equal."""
     ranks_a, ranks_b = _ranks(values_a), _ranks(values_b)
     if len(ranks_a) < 2 or np.ptp(ranks_a) == 0 or np.ptp(ranks_b) == 0:
         return None
@@ -266,7 +261,7 @@ def spearman(values_a: Sequence[float], values_b: Sequence[float]) -> float | No
 
 
 def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
-    """Ranks from 0, equal values share the mean of theirs."""
+    """Ranks from 0. Equal values have the mean of their ranks."""
     _, group, counts = np.unique(np.asarray(values, dtype=np.float64), return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     means: NDArray[np.float64] = ends - (counts + 1) / 2
@@ -274,23 +269,23 @@ def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
 
 
 def rank_correlations(predicted: Mapping[str, Curve], measured: Mapping[str, Curve]) -> list[TargetCorrelation]:
-    """Spearman's rank correlation of the configurations by throughput per node at each of `TARGETS_S`.
+    """Spearman's rank correlation of the configurations by throughput per node, at each TPOT of `TARGETS_S`.
 
-    A configuration counts at a target where its predicted and its measured curve both pass through it: one
-    that never reaches the target, or only beyond its lowest or highest level, is left out there, because
-    curves are not extrapolated. A target with fewer than three configurations, or where all are equal, is left out.
+    ``predicted``, ``measured``: configuration -> curve. A configuration counts at a target if its predicted and its
+    measured curve both pass through that TPOT. Curves are not extrapolated beyond their lowest and highest level. A
+    target is left out if fewer than three configurations count there, or if all of them are equal.
     """
-    reached_targets = []
+    found = []
     for tpot_s in TARGETS_S:
         rates = {
-            name: (ours, theirs)
+            name: (predicted_rps, measured_rps)
             for name in predicted
-            if (ours := throughput_at(predicted[name], tpot_s)) is not None
-            and (theirs := throughput_at(measured[name], tpot_s)) is not None
+            if (predicted_rps := throughput_at(predicted[name], tpot_s)) is not None
+            and (measured_rps := throughput_at(measured[name], tpot_s)) is not None
         }
-        if len(rates) < FEWEST:
+        if len(rates) < FEWEST_RANKED:
             continue
         correlation = spearman(*zip(*rates.values(), strict=True))
         if correlation is not None:
-            reached_targets.append(TargetCorrelation(tpot_s, tuple(rates), correlation))
-    return reached_targets
+            found.append(TargetCorrelation(tpot_s, tuple(rates), correlation))
+    return found

@@ -2,16 +2,17 @@
 
 Every level of every experiment is simulated as it was measured: with the same counts, order and repeated or fresh
 prompts. A residual r is the logarithm of a simulated figure over the measured one. The figures are mean TPOT, mean TTFT
-and requests/s, and if known the median and the 99th percentile of ITL, which tell decode steps from steps with prefill.
+and requests/s. If they are known, the median and the 99th percentile of ITL are figures too: they tell decode steps
+from steps with prefill.
 
-The loss is the sum of sqrt(1 + (r / 0.04)^2) - 1, which is quadratic up to 4 % and linear beyond, so that an outlier
-has little weight. A weak pull keeps each constant near its start value: a factor of two counts as a residual of 4 %.
+The loss is the sum of sqrt(1 + (r / 0.04)^2) - 1. It is quadratic up to 4 % and linear beyond, so that an outlier has
+little weight. A weak pull keeps each constant near its start value: a factor of two counts as a residual of 4 %.
 
-The fit is Gauss-Newton in the logarithms of all constants at once, because several of them have similar effects, and
+The fit takes Gauss-Newton steps in the logarithms of all constants at once. Several constants have similar effects, and
 would not move one at a time. The simulator has jumps (one request more or less in a step). So a derivative is the slope
-over a tenth to either side, a mean over fixed seeds.
+over a tenth to either side, as a mean over fixed seeds.
 
-Cross-validation leaves out one whole experiment at a time, and predicts it by a fit to the others.
+Cross-validation leaves out one whole experiment at a time, and predicts it by a fit to the other experiments.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.text import listed
 from pdlab.core.workload import Level, Open
-from pdlab.plan.accuracy import NAMES, LevelFigures, MeasuredSweep, PredictedPoint, name_of
+from pdlab.plan.accuracy import METRICS, LevelFigures, MeasuredSweep, PredictedPoint, name_of
 from pdlab.plan.extrapolation import Platform, in_flight_per_gpu
 from pdlab.plan.prediction_intervals import SEEDS, scatter
 from pdlab.results.schema import Experiment, Run
@@ -40,24 +41,25 @@ from pdlab.sim.kv_transfer import depends_on_age
 from pdlab.sim.level import SimulatedLevel, Trace, figures, gaps
 from pdlab.sim.simulator import Prompts
 
-# TPOT, TTFT, requests/s, median and p99 ITL; repeats of TTFT differ more, percentiles jump.
+# Of TPOT, TTFT, requests/s, median and p99 ITL. The repeats of TTFT differ more, and percentiles jump.
 WEIGHTS = (1.0, 0.4, 1.0, 0.3, 0.25)
-FIRST_LEVEL = 0.2  # without a warm-up, the first level has handshakes and compilation
-SCALE = 0.04
+FIRST_LEVEL_WEIGHT = 0.2  # without a warm-up, the first level has handshakes and compilation
+SCALE = 0.04  # residual up to which the loss is quadratic
 PULL = 0.4
 IMPOSSIBLE = 9.0  # residual of a figure that is not above 0
-ASIDE = 0.1  # step in a constant's logarithm, whose effect is large beside the simulator's jumps
-FARTHEST = 0.5
-SHARES = 1.0, 0.5, 0.25  # shares of a step that are tried
-ENOUGH = 0.01  # least gain of a step, as a share of the loss
+SLOPE_STEP = 0.1  # in a constant's logarithm: its effect is large beside the simulator's jumps
+LONGEST_STEP = 0.5  # of one constant's logarithm
+STEP_SHARES = 1.0, 0.5, 0.25  # shares of a step that are tried
+LEAST_GAIN = 0.01  # of a step, as a share of the loss
 SATURATED = 0.8  # served share of the offered rate; below, the client's limit on requests in flight sets the TTFT
 
 
-def measured(experiment: Experiment, prompts: Prompts, trace: Trace | None = None) -> MeasuredSweep:
-    """The levels to fit to. Open-loop levels far below their offered rate are left out; open loops always have
-    fresh prompts. ``trace``: the requests that it replayed.
+def measured_sweep(experiment: Experiment, prompts: Prompts, trace: Trace | None = None) -> MeasuredSweep:
+    """The levels of an experiment that can be predicted, with their figures.
 
-    Raises StoreError if the experiment does not record its deployment, or had lengths of a file, which are not kept.
+    Open-loop levels far below their offered rate are left out. ``prompts``: of closed loops; open loops have fresh
+    prompts. ``trace``: the requests that the experiment replayed. Raises StoreError if the experiment does not record
+    its deployment, or if its lengths come from a file, which is not kept.
     """
     manifest = experiment.manifest
     if manifest.deployment is None:
@@ -94,12 +96,12 @@ def measured(experiment: Experiment, prompts: Prompts, trace: Trace | None = Non
         values=tuple(_values(run) for run in runs),
         prompts="fresh" if isinstance(runs[0].load, Open) else prompts,
         trace=trace,
-        warmed=manifest.origin == "measured",  # pdlab's own sweeps begin so
+        warmed=manifest.origin == "measured",  # sweeps of pdlab begin with a warm-up
     )
 
 
 def _left_out(run: Run) -> str | None:
-    """Why a level is not fitted or predicted; None where it is."""
+    """Why a level is neither fitted nor predicted; None: it is."""
     if not run.validity.valid:
         return "not valid"
     if _mean_ttft_s(run) is None:
@@ -137,7 +139,8 @@ def _simulated(level: SimulatedLevel) -> LevelFigures:
 def predict(
     hardware: Hardware, shape: ModelShape, experiment: MeasuredSweep, seeds: Sequence[int]
 ) -> list[LevelFigures]:
-    """Predictions of `MeasuredSweep.values`, means over the seeds."""
+    """Predictions of `MeasuredSweep.values`, as means over the seeds. Raises UsageError if the experiment cannot
+    run."""
     return [_means(level) for level in zip(*_trials(hardware, shape, experiment, seeds), strict=True)]
 
 
@@ -148,7 +151,7 @@ def _trials(
     seeds: Sequence[int],
     scattered: bool | None = None,
 ) -> list[list[LevelFigures]]:
-    """By seed and level."""
+    """The predictions of every level by each seed: a list for each seed."""
     return [
         [_simulated(level) for level in experiment.simulated(hardware, shape, seed=seed, scattered=scattered)]
         for seed in seeds
@@ -166,8 +169,9 @@ def _means(trials: Sequence[LevelFigures]) -> LevelFigures:
 
 
 class FigureSlopes(NamedTuple):
-    """Of one experiment: (weight, logarithm of predicted over measured) of every known figure, (n, 2), and what those
-    logarithms change by with the logarithm of each fitted constant, (n, constants)."""
+    """The residuals of one experiment, and their slopes. ``residuals``, shape (n, 2): the weight, and the logarithm of
+    predicted over measured, of every known figure. ``slopes``, shape (n, constants): the change of these logarithms
+    with the logarithm of each fitted constant."""
 
     residuals: NDArray[np.float64]
     slopes: NDArray[np.float64]
@@ -176,40 +180,42 @@ class FigureSlopes(NamedTuple):
 def residuals(
     hardware: Hardware, shape: ModelShape, experiment: MeasuredSweep, seeds: Sequence[int]
 ) -> NDArray[np.float64]:
-    """Those of `FigureSlopes`. Raises UsageError where the experiment cannot run."""
+    """`FigureSlopes.residuals`. Raises UsageError if the experiment cannot run."""
     rows = []
-    predicted_values = predict(hardware, shape, experiment, seeds)
-    for number, (ours, theirs) in enumerate(zip(predicted_values, experiment.values, strict=True)):
-        importance = 1.0 if number or experiment.warmed else FIRST_LEVEL
-        for weight, value, truth in zip(WEIGHTS, ours, theirs, strict=True):
+    for number, (predicted, measured) in enumerate(
+        zip(predict(hardware, shape, experiment, seeds), experiment.values, strict=True)
+    ):
+        level_weight = 1.0 if number or experiment.warmed else FIRST_LEVEL_WEIGHT
+        for weight, value, truth in zip(WEIGHTS, predicted, measured, strict=True):
             if value is not None and truth is not None:
-                rows.append((importance * weight, math.log(value / truth) if value > 0 else IMPOSSIBLE))
+                rows.append((level_weight * weight, math.log(value / truth) if value > 0 else IMPOSSIBLE))
     return np.array(rows)
 
 
 def fitted_names(hardware: Hardware) -> list[str]:
-    """Constants that a fit moves."""
+    """The names of the constants that a fit changes."""
     return [name for name, each in hardware.constants.items() if each.basis == "fitted" and each.value > 0]
 
 
 def slopes(
     hardware: Hardware, shape: ModelShape, experiment: MeasuredSweep, seeds: Sequence[int] = SEEDS
 ) -> FigureSlopes:
-    """Over a tenth to either side of each fitted constant."""
+    """The residuals of an experiment, and their slopes over `SLOPE_STEP` to either side of each fitted constant. Raises
+    UsageError if the experiment cannot run."""
 
     def residuals_at(name: str, factor: float) -> NDArray[np.float64]:
         changed = hardware.with_values({name: hardware.value(name) * factor})
         return residuals(changed, shape, experiment, seeds)[:, 1]
 
     each = [
-        (residuals_at(name, math.exp(ASIDE)) - residuals_at(name, math.exp(-ASIDE))) / (2 * ASIDE)
+        (residuals_at(name, math.exp(SLOPE_STEP)) - residuals_at(name, math.exp(-SLOPE_STEP))) / (2 * SLOPE_STEP)
         for name in fitted_names(hardware)
     ]
     return FigureSlopes(residuals(hardware, shape, experiment, seeds), np.array(each).T)
 
 
 def _loss(weighted: NDArray[np.float64], moved: NDArray[np.float64]) -> float:
-    """The sum described above; ``moved``: logarithms of the constants over their start values."""
+    """The loss of the module's docstring. ``moved``: logarithms of the constants over their start values."""
     weight, residual = weighted.T
     pull = PULL / 2 * float((moved**2).sum()) / math.log(2) ** 2
     return float((weight * (np.sqrt(1 + (residual / SCALE) ** 2) - 1)).sum()) + pull
@@ -225,10 +231,9 @@ def fit(
     print_line: Callable[[str], None] = lambda _: None,
     known: Sequence[FigureSlopes] | None = None,
 ) -> Hardware:
-    """``start`` with its fitted constants set to the values that fit the experiments best.
-
-    ``known``: the experiments' `slopes` at the start, where they were computed before.
-    """
+    """``start`` with its fitted constants set to the values that fit the experiments best. ``rounds``: the most rounds
+    of the search. ``print_line``: gets a line about each round. ``known``: the `slopes` of the experiments at the
+    start, if they are known already. Raises UsageError if an experiment cannot run."""
     names = fitted_names(start)
     origin = np.array([start.value(name) for name in names])
 
@@ -238,36 +243,37 @@ def fit(
     def weighted_residuals(moved: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.concatenate([residuals(at(moved), shape, experiment, seeds) for experiment in experiments])
 
-    def moves(weighted: NDArray[np.float64], tilt: NDArray[np.float64], moved: NDArray[np.float64]) -> _Place | None:
-        """A better place along the step from here; None where none is found."""
-        step, best = _gauss_newton(weighted, tilt, moved), _loss(weighted, moved)
-        for share in SHARES:
-            trial = moved + share * step
+    def better_state(state: _FitState, slopes: NDArray[np.float64]) -> _FitState | None:
+        """A state with a lower loss along the step from ``state``; None if there is none."""
+        step = _gauss_newton(state.residuals, slopes, state.moved)
+        for share in STEP_SHARES:
+            moved = state.moved + share * step
             try:
-                trial_residuals = weighted_residuals(trial)
+                trial = weighted_residuals(moved)
             except UsageError:  # a KV pool that holds no request any more
                 continue
-            if (trial_loss := _loss(trial_residuals, trial)) < (1 - ENOUGH) * best:
-                return _Place(trial, trial_residuals, trial_loss)
+            if (loss := _loss(trial, moved)) < (1 - LEAST_GAIN) * state.loss:
+                return _FitState(moved, trial, loss)
         return None
 
-    place = _Place(np.zeros(len(names)), np.empty((0, 2)), math.inf)
+    state = _FitState(np.zeros(len(names)), np.empty((0, 2)), math.inf)
     for number in range(rounds if names else 0):
-        slopes_of_each = (
-            known if known and not number else [slopes(at(place.moved), shape, each, seeds) for each in experiments]
+        of_experiments = (
+            known if known and not number else [slopes(at(state.moved), shape, each, seeds) for each in experiments]
         )
-        weighted, tilt = (np.concatenate(parts) for parts in zip(*slopes_of_each, strict=True))
-        place, before = _Place(place.moved, weighted, _loss(weighted, place.moved)), place.loss
-        while better := moves(place.residuals, tilt, place.moved):
-            place = better
-        print_line(f"round {number + 1} of {rounds}: {place.loss:.2f}")
-        if place.loss > (1 - ENOUGH) * before:
+        weighted, all_slopes = (np.concatenate(parts) for parts in zip(*of_experiments, strict=True))
+        state, before = _FitState(state.moved, weighted, _loss(weighted, state.moved)), state.loss
+        while better := better_state(state, all_slopes):
+            state = better
+        print_line(f"round {number + 1} of {rounds}: {state.loss:.2f}")
+        if state.loss > (1 - LEAST_GAIN) * before:
             break
-    return at(place.moved).with_values({name: float(f"{at(place.moved).value(name):.4g}") for name in names})
+    fitted = at(state.moved)
+    return fitted.with_values({name: float(f"{fitted.value(name):.4g}") for name in names})
 
 
-class _Place(NamedTuple):
-    """Logarithms of the constants over their start values, the residuals there, and their loss."""
+class _FitState(NamedTuple):
+    """Logarithms of the constants over their start values, with their residuals and their loss."""
 
     moved: NDArray[np.float64]
     residuals: NDArray[np.float64]
@@ -277,18 +283,18 @@ class _Place(NamedTuple):
 def _gauss_newton(
     weighted: NDArray[np.float64], slopes: NDArray[np.float64], moved: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """The step to the minimum of the loss if residuals were straight lines, at most `FARTHEST` for each constant."""
+    """The step to the minimum of the loss if residuals were linear, at most `LONGEST_STEP` for each constant."""
     weight, residual = weighted.T
     weight = weight / np.sqrt(1 + (residual / SCALE) ** 2) / SCALE**2
     pull = PULL / math.log(2) ** 2
     curvature = slopes.T @ (weight[:, None] * slopes) + pull * np.eye(len(moved))
     step = np.linalg.solve(curvature, -(slopes.T @ (weight * residual) + pull * moved))
-    farthest: NDArray[np.float64] = np.clip(step, -FARTHEST, FARTHEST)
-    return farthest
+    clipped: NDArray[np.float64] = np.clip(step, -LONGEST_STEP, LONGEST_STEP)
+    return clipped
 
 
-def coarse(hardware: Hardware) -> Hardware:
-    """Every fitted constant as the nearest (in ratio) of 1, 2 and 5 times a power of ten: off by up to 1.58."""
+def rounded_start(hardware: Hardware) -> Hardware:
+    """Every fitted constant becomes 1, 2 or 5 times a power of ten, the nearest in ratio: off by up to 1.58 times."""
 
     def rounded(value: float) -> float:
         power = 10.0 ** math.floor(math.log10(value))
@@ -296,36 +302,36 @@ def coarse(hardware: Hardware) -> Hardware:
             f"{min((power * step for step in (1, 2, 5, 10)), key=lambda near: abs(math.log(near / value))):.4g}"
         )
 
-    fitted = {name: at.value for name, at in hardware.constants.items() if at.basis == "fitted" and at.value > 0}
-    return hardware.with_values({name: rounded(value) for name, value in fitted.items()})
+    return hardware.with_values({name: rounded(hardware.value(name)) for name in fitted_names(hardware)})
 
 
 def compare(
     hardware: Hardware, shape: ModelShape, experiment: MeasuredSweep, seeds: Sequence[int] = (10, 11, 12, 13)
 ) -> list[PredictedPoint]:
-    """Predicted and measured figures of every level and metric."""
+    """Predicted and measured figures of every level and metric. Raises UsageError if the experiment cannot run."""
     points = []
-    levels = list(zip(*_trials(hardware, shape, experiment, seeds), strict=True))
-    merged: list[LevelFigures | None] = [None] * len(levels)
+    by_level = list(zip(*_trials(hardware, shape, experiment, seeds), strict=True))
+    merged: list[LevelFigures | None] = [None] * len(by_level)
     if depends_on_age(experiment.deployment, hardware, shape):
-        young = _trials(hardware, shape, experiment, seeds, scattered=False)
-        merged = [_means(level) for level in zip(*young, strict=True)]
-    for level, trials, other, theirs in zip(experiment.levels, levels, merged, experiment.values, strict=True):
-        load, ours = name_of(level.load), _means(trials)
-        for number, metric in enumerate(NAMES):
-            value, truth = ours[number], theirs[number]
+        merged_trials = _trials(hardware, shape, experiment, seeds, scattered=False)
+        merged = [_means(trials) for trials in zip(*merged_trials, strict=True)]
+    for level, trials, if_merged, measured in zip(experiment.levels, by_level, merged, experiment.values, strict=True):
+        predicted = _means(trials)
+        for number, metric in enumerate(METRICS):
+            value, truth = predicted[number], measured[number]
             if value is None or truth is None:
                 continue
-            each = [known for trial in trials if (known := trial[number]) is not None]
-            point = PredictedPoint(
-                experiment=experiment.name,
-                load=load,
-                metric=metric,
-                predicted=value,
-                measured=truth,
-                scatter=scatter(each, None if other is None else other[number]),
+            of_seeds = [known for trial in trials if (known := trial[number]) is not None]
+            points.append(
+                PredictedPoint(
+                    experiment=experiment.name,
+                    load=name_of(level.load),
+                    metric=metric,
+                    predicted=value,
+                    measured=truth,
+                    scatter=scatter(of_seeds, None if if_merged is None else if_merged[number]),
+                )
             )
-            points.append(point)
     return points
 
 
@@ -345,7 +351,7 @@ def _held_out(
 def cross_validate(
     start: Hardware, shape: ModelShape, experiments: Sequence[MeasuredSweep], rounds: int = 12, workers: int = 2
 ) -> list[PredictedPoint]:
-    """Every experiment predicted by a fit to all the others."""
+    """Every experiment, predicted by a fit to all the other experiments in ``workers`` processes."""
     with ProcessPoolExecutor(workers) as pool:
         count = len(experiments)
         known = list(pool.map(slopes, [start] * count, [shape] * count, experiments)) if rounds else []
@@ -354,7 +360,8 @@ def cross_validate(
 
 
 def loads_in_flight(sweep: MeasuredSweep) -> list[float]:
-    """Of every level, in requests per GPU. A level without TPOT has answers of one token: E2EL is TTFT then."""
+    """The requests in flight per GPU of every level. A level without TPOT has answers of one token, so that its E2EL is
+    its TTFT."""
     after_first = sweep.workload.mean_tokens.output - 1
     return [
         in_flight_per_gpu(
@@ -368,7 +375,8 @@ def loads_in_flight(sweep: MeasuredSweep) -> list[float]:
 
 
 def fit_domain(sweeps: Sequence[MeasuredSweep], model: str, made_on: Platform, networks: Sequence[str]) -> FitDomain:
-    """What these runs cover, all of one model, GPU type and vLLM version (which ``made_on`` knows)."""
+    """The range of these runs, which are all of one model, one GPU type and one vLLM version. ``made_on``: GPU type and
+    vLLM version. ``networks``: the networks that KV cache crossed."""
     assert made_on.gpu is not None and made_on.version is not None
     pools = [pool for sweep in sweeps for pool in sweep.deployment.pools.values()]
     means = [sweep.workload.mean_tokens for sweep in sweeps]
@@ -394,8 +402,8 @@ def fit_domain(sweeps: Sequence[MeasuredSweep], model: str, made_on: Platform, n
     )
 
 
-def other_kind(hardware: Hardware, experiment: Experiment) -> str | None:
-    """A warning if GPUs were measured and the hardware file is for CPUs, or the other way round; else None."""
+def device_mismatch(hardware: Hardware, experiment: Experiment) -> str | None:
+    """A warning if GPUs were measured and the hardware file is for CPUs, or vice versa; else None."""
     if (gpus_of(experiment).device == "cpu") == hardware.cpu:
         return None
     measured_on = "GPUs" if hardware.cpu else "engines on CPUs"

@@ -1,10 +1,10 @@
 """Choose the deployments to simulate: enumeration, shortlist, copies. Pure.
 
-A kind of engine is a way to fit the model: TP within a node; if no TP degree fits it, PP over TP8, TP over two nodes
-(for tables of step times), or DP with expert parallel over whole nodes. Every prefill and decode kind make units of P:D
-replicas without a common factor, because 2:2 is two copies of 1:1. A unit runs in as many copies as fit. Collocated
-pools fill a node, or all GPUs if these are not a multiple of a node. Rate matching (`pdlab.plan.rate_matching`)
-compares the units; the best ones are placed (`pdlab.placement.copies`).
+A kind of engine is a way to fit the model: TP within a node. If no TP degree fits it, the kinds are PP over TP8, TP
+over two nodes (for tables of step times), and DP with expert parallel over whole nodes. Every pair of a prefill kind
+and a decode kind makes units of P:D replicas. P and D have no common factor, because 2:2 is two copies of 1:1. A unit
+runs in as many copies as fit. Collocated pools fill a node, or all GPUs if these are no multiple of a node. Rate
+matching (`pdlab.plan.rate_matching`) compares the units. The best ones are placed (`pdlab.placement.copies`).
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ from pdlab.sim.steps import steps_of
 
 TP_DEGREES = (1, 2, 4, 8, 16)
 MOST_REPLICAS = 16  # per pool of a unit
-TIGHTER = (0.7, 0.85, 1.0)  # TPOT bounds to compare units at, as shares of the SLO's
-LOOSER = (1.15, 1.5, 2.0, 4.0)  # without an SLO on TPOT: multiples of the fastest decode step
+SLO_SHARES = (0.7, 0.85, 1.0)  # TPOT bounds at which units are compared, as shares of the SLO's bound
+STEP_MULTIPLES = (1.15, 1.5, 2.0, 4.0)  # without an SLO on TPOT: multiples of the fastest decode step
 PER_BOUND = 8  # units kept per TPOT bound
 PER_SHAPES = 2  # units kept per TPOT bound and pair of kinds
 
 
 @dataclass(frozen=True, slots=True)
 class SizedDeployment:
-    """A deployment, the number of copies that fit, and the requests/s of one copy by rate matching."""
+    """A deployment, and the number of copies that fit. ``matched_rps``: requests/s of one copy by rate matching.
+    ``in_flight``: its requests in flight at that rate, by Little's law."""
 
     deployment: Deployment
     copies: int
     matched_rps: float
-    in_flight: float  # requests in flight at that rate, by Little's law
+    in_flight: float
 
 
 def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Workload) -> list[Pool]:
@@ -91,8 +92,9 @@ def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Wo
 
 
 def units(shapes: Sequence[Pool], gpus: int, node: int, shape: ModelShape) -> Iterator[ReplicaUnit]:
-    """Every unit that fits the GPUs and that vLLM accepts, collocated ones first. ``gpus``: of each type, if ``shapes``
-    have two; prefill is then on the first type, and everything else on the second."""
+    """Every unit that fits the GPUs and that vLLM accepts, collocated ones first. ``gpus``: the number of GPUs of each
+    type in ``shapes``. With two types, prefill is on the first one, and all other pools are on the second one.
+    ``node``: the GPUs of a node."""
     mixed = shapes[0].gpu_type != shapes[-1].gpu_type
     prefills_on = [pool for pool in shapes if pool.gpu_type == shapes[0].gpu_type]
     decodes_on = [pool for pool in shapes if pool.gpu_type == shapes[-1].gpu_type]
@@ -111,7 +113,7 @@ def units(shapes: Sequence[Pool], gpus: int, node: int, shape: ModelShape) -> It
 
 
 def most_copies(unit: ReplicaUnit, gpus: int) -> int:
-    """The most copies of a unit on ``gpus`` GPUs, or on so many GPUs of each of its two types."""
+    """The most copies of a unit on ``gpus`` GPUs of each of its types."""
     if unit.decode is None or unit.decode.gpu_type == unit.prefill.gpu_type:
         return gpus // unit.gpus
     return min(gpus // (unit.prefill.gpus * unit.prefills), gpus // (unit.decode.gpus * unit.decodes))
@@ -126,11 +128,12 @@ def _accepted(topology: Collocated | Disaggregated, shape: ModelShape) -> bool:
 
 
 def bounds(matcher: RateMatcher, shapes: Iterable[Pool], tpot_s: float | None) -> tuple[float, ...]:
-    """TPOT bounds to compare units at, in seconds: shares of the SLO's, or multiples of the fastest decode step."""
+    """The TPOT bounds at which units are compared, in seconds. They are shares of ``tpot_s``, the SLO's bound; or else
+    multiples of the fastest decode step, and no bound."""
     if tpot_s is not None:
-        return tuple(share * tpot_s for share in TIGHTER)
+        return tuple(share * tpot_s for share in SLO_SHARES)
     fastest_s = min(matcher.step_s(pool, 1) for pool in shapes)
-    return (*(factor * fastest_s for factor in LOOSER), math.inf)
+    return (*(factor * fastest_s for factor in STEP_MULTIPLES), math.inf)
 
 
 class Shortlist(NamedTuple):
@@ -149,10 +152,11 @@ def shortlist(
     tpot_s: float | None,
     placement: PlacementKind | None,
 ) -> Shortlist:
-    """The deployments to simulate. All of them have been placed.
+    """The deployments to simulate. All of them fit the nodes of the view.
 
-    These are: all collocated ones; for each TPOT bound of `bounds` the units with most requests/s per GPU, at most a
-    few of each pair of kinds; and the best unit of each pair of kinds that serves at least half as much as the best.
+    They are all collocated units; for each TPOT bound of `bounds` the units with the most requests/s per GPU, at most
+    `PER_SHAPES` of each pair of kinds; and the best unit of each pair of kinds that serves at least half as much as the
+    best unit. ``placement``: of PD deployments (None: pack if the unit fits one node, else spread).
     """
     node = matcher.hardware.gpus_per_node
     every = [
@@ -190,17 +194,15 @@ def shortlist(
                 break
             already = kept_per_kind.get(unit.kind, 0)
             among_best = sum(kept_per_kind.values()) < PER_BOUND and already < PER_SHAPES
-            alone = last_bound and not already and value <= order[0][0] / 2
-            if (among_best or alone) and take(unit):
+            best_of_kind = last_bound and not already and value <= order[0][0] / 2
+            if (among_best or best_of_kind) and take(unit):
                 kept_per_kind[unit.kind] = already + 1
     return Shortlist(list(chosen.values()), len(every))
 
 
 def on_two_types(deployment: Deployment, hardware: Hardware) -> Deployment | None:
-    """The deployment with prefill on the first GPU type of the hardware, and decode on the second.
-
-    None for a deployment that is not PD, or is packed: the nodes of the two types are different ones.
-    """
+    """The deployment with prefill on the first GPU type of the hardware, and decode on the second. None for a
+    deployment that is not PD, or is packed: the nodes of the two types are different ones."""
     topology = deployment.topology
     if not isinstance(topology, Disaggregated) or topology.placement == "pack":
         return None
@@ -225,7 +227,7 @@ def _sized(
     tpot_s: float | None,
     placement: PlacementKind | None,
 ) -> SizedDeployment | None:
-    """The unit as a deployment, by default packed if it fits one node; None if it cannot be placed."""
+    """The unit as a deployment; None if it cannot be placed."""
     prefill = unit.prefill.model_copy(update={"replicas": unit.prefills})
     topology: Collocated | Disaggregated
     if unit.decode is None:

@@ -12,7 +12,7 @@ from pdlab.core.findings import Finding
 from pdlab.core.rendering import rendered
 from pdlab.plan import TEMPLATES
 from pdlab.plan.accuracy import MeasuredSweep, PredictedPoint, mean_rows, median_errors
-from pdlab.plan.calibration import compare, loads_in_flight, measured, other_kind
+from pdlab.plan.calibration import compare, device_mismatch, loads_in_flight, measured_sweep
 from pdlab.plan.error_catalog import with_stack_prior
 from pdlab.plan.extrapolation import OutsideFit, outside_fit, ran_on
 from pdlab.plan.replay_accuracy import ComparedReplay, compared, trace_sent
@@ -25,11 +25,9 @@ from pdlab.sim.simulator import Prompts
 
 
 class ComparedExperiment(NamedTuple):
-    """A measured experiment beside its prediction.
-
-    ``hardware``: what it is predicted with. ``points``: the figures of its levels; a replay has ``replays`` instead.
-    ``outside``: in what its prediction is extrapolated. ``notes``: assumptions of its prediction, as sentences.
-    """
+    """A measured experiment beside its prediction. ``hardware``: what it is predicted with. ``points``: the figures of
+    its levels; a replay has ``replays`` instead. ``outside``: in what its prediction is extrapolated. ``notes``:
+    assumptions of its prediction, as sentences."""
 
     experiment: Experiment
     sweep: MeasuredSweep
@@ -57,11 +55,12 @@ def compared_experiment(
     """
     experiment = load_experiment(folder)
     published = experiment.manifest.origin == "imported"
-    sweep = measured(experiment, prompts or ("repeated" if published else "fresh"), trace_sent(folder, experiment))
+    prompts = prompts or ("repeated" if published else "fresh")
+    sweep = measured_sweep(experiment, prompts, trace_sent(folder, experiment))
     deployment = sweep.deployment
     shape, notes = _shape(model, deployment.model, folder)
-    if other := other_kind(hardware, experiment):
-        notes = (*notes, f"{other}: give --hardware")
+    if mismatch := device_mismatch(hardware, experiment):
+        notes = (*notes, f"{mismatch}: give --hardware")
     shape = as_served(shape, hardware)
     corrected = with_stack_prior(hardware, shape)
     points, replays = [], []

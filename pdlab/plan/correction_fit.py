@@ -1,10 +1,10 @@
 """A stack's correction of tabulated steps, from a prior and a handful of measured levels. Pure.
 
-A correction (`pdlab.sim.step_source.Correction`) is (host_ms, ln factor, ln prefill_factor, sync_us). What a level says
-about it is linear nearby: the logarithm of measured over predicted, and how the predicted one moves with each. With
-a normal prior the posterior is one step of Gauss and Newton, as `pdlab.plan.calibration` takes many of. Levels of one
-stack are off together where they share TP, lengths or load: their errors have a covariance (`ErrorSds`), so that four
-levels of one configuration do not count as four of four. Large residuals count less (`SOFT`).
+A correction (`pdlab.sim.step_source.Correction`) has the parameters (host_ms, ln factor, ln prefill_factor, sync_us). A
+level gives the logarithm of measured over predicted, which is linear in the parameters nearby. With a normal prior, the
+posterior is one Gauss-Newton step (`pdlab.plan.calibration` takes many). The errors of levels of one stack are
+correlated if the levels share TP, lengths or load (`ErrorSds`). So four levels of one configuration count less than
+four levels of four configurations. Large residuals count less (`SOFT`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from pdlab.core.schema import Frozen
 from pdlab.sim.step_source import SEQUENCE_US, Correction
 
 Array = NDArray[np.float64]
-SOFT = 2.0  # standard deviations beyond which a residual's weight falls as its inverse
-ROUNDS = 20  # of the weights
+SOFT = 2.0  # standard deviations: the weight of a larger residual is inverse to the residual
+ROUNDS = 20  # of the iteration for these weights
 LEAST_VARIANCE = 1e-12
 
 
 class ErrorSds(Frozen):
-    """How far predictions are off, as standard deviations of logarithms in percent: of one ``level`` alone, and in
-    common to levels with the same ``parallelism``, ``lengths`` or ``load``."""
+    """Errors of predictions, as standard deviations of logarithms in percent. ``level``: the part of a single level.
+    ``parallelism``, ``lengths``, ``load``: the parts that levels with the same one have in common."""
 
     level: Annotated[float, Ge(0)]
     parallelism: Annotated[float, Ge(0)] = 0.0
@@ -37,7 +37,7 @@ class ErrorSds(Frozen):
 
 
 class LevelSetting(NamedTuple):
-    """What a level has in common with others: its parallelism, lengths and load, as labels."""
+    """The parallelism, the lengths and the load of a level, as labels. Levels with equal labels have common errors."""
 
     parallelism: str
     lengths: str
@@ -67,8 +67,8 @@ class CorrectionDistribution(NamedTuple):
 
 
 TPOT, TTFT = "TPOT", "mean TTFT"
-ASIDE = (0.3, 0.1, 0.2, 2.0)  # of host_ms, ln factor, ln prefill_factor and sync_us, for slopes
-# What is believed of a stack that stands alone, and of its levels' errors, before any other is looked at.
+SLOPE_STEPS = (0.3, 0.1, 0.2, 2.0)  # of host_ms, ln factor, ln prefill_factor and sync_us
+# The prior of a stack, and the errors of its levels, without any knowledge of other stacks.
 WIDE = CorrectionDistribution(np.array([0.5, 0.0, 0.2, 3.0]), np.diag(np.square([1.5, 0.15, 0.5, 5.0])))
 ERRORS = {
     TPOT: ErrorSds(level=4, parallelism=3, lengths=3, load=2),
@@ -77,7 +77,7 @@ ERRORS = {
 
 
 def correction_at(theta: Array) -> Correction:
-    """The correction of (host_ms, ln factor, ln prefill_factor, sync_us)."""
+    """The correction with the parameters (host_ms, ln factor, ln prefill_factor, sync_us)."""
     return Correction(
         host_ms=max(float(theta[0]), 0.0),
         factor=math.exp(float(theta[1])),
@@ -87,29 +87,31 @@ def correction_at(theta: Array) -> Correction:
     )
 
 
-def slopes_at(base: float, aside: Sequence[float]) -> tuple[float, float, float, float]:
-    """Of the logarithm of a figure, from its values `ASIDE` of each parameter."""
-    host, factor, prefill, sync = (math.log(value / base) / step for value, step in zip(aside, ASIDE, strict=True))
+def slopes_at(base: float, moved: Sequence[float]) -> tuple[float, float, float, float]:
+    """The slopes of the logarithm of a figure. ``moved``: the figure after each step of `SLOPE_STEPS`."""
+    host, factor, prefill, sync = (
+        math.log(value / base) / step for value, step in zip(moved, SLOPE_STEPS, strict=True)
+    )
     return host, factor, prefill, sync
 
 
 def perturbed(theta: Array) -> list[Array]:
-    """The corrections aside of one."""
-    return [theta + np.eye(len(ASIDE))[index] * step for index, step in enumerate(ASIDE)]
+    """The parameters after a step of `SLOPE_STEPS` in each one of them."""
+    return list(theta + np.diag(SLOPE_STEPS))
 
 
 def distribution_of_correction(correction: Correction) -> CorrectionDistribution:
-    """Of a correction whose covariance is known."""
+    """The distribution of a correction whose covariance is known."""
     assert correction.covariance is not None
     factors = np.log([correction.factor, correction.prefill_factor])
     mean = np.array([correction.host_ms, *factors, correction.sync_us])
     return CorrectionDistribution(mean, np.array(correction.covariance))
 
 
-def bounded(belief: CorrectionDistribution) -> Array:
-    """The mean, where neither the host nor waiting takes less than no time: of a belief whose mean does, the others
-    are what is likely if it takes none."""
-    mean, covariance = belief.mean.copy(), belief.covariance.copy()
+def bounded(distribution: CorrectionDistribution) -> Array:
+    """The mean, with times of the host and of waiting that are at least 0. If the mean of such a time is below 0, the
+    result is the mean under the condition that the time is 0."""
+    mean, covariance = distribution.mean.copy(), distribution.covariance.copy()
     for index in (HOST, SYNC, HOST):
         if mean[index] < 0 < covariance[index, index]:
             along = covariance[:, index] / covariance[index, index]
@@ -119,14 +121,14 @@ def bounded(belief: CorrectionDistribution) -> Array:
     return mean
 
 
-HOST, SYNC = 0, 3  # places in a belief
+HOST, SYNC = 0, 3  # indices of host_ms and sync_us among the parameters
 
 
-def correction_of(belief: CorrectionDistribution, levels: int, source: str) -> Correction:
-    """The belief as a file has it."""
-    host_ms, *logs, sync_us = bounded(belief)
+def correction_of(distribution: CorrectionDistribution, levels: int, source: str) -> Correction:
+    """The distribution as a correction of hardware, fitted to that number of levels."""
+    host_ms, *logs, sync_us = bounded(distribution)
     host_ms, factor, prefill, sync_us = (float(f"{each:.4g}") for each in (host_ms, *np.exp(logs), sync_us))
-    rows = [tuple(float(f"{value:.4g}") for value in row) for row in belief.covariance]
+    rows = [tuple(float(f"{value:.4g}") for value in row) for row in distribution.covariance]
     return Correction(
         host_ms=max(host_ms, 0.0),
         factor=factor,
@@ -140,7 +142,7 @@ def correction_of(belief: CorrectionDistribution, levels: int, source: str) -> C
 
 
 def errors_covariance(responses: Sequence[Response], sds: Mapping[str, ErrorSds]) -> Array:
-    """Of the residuals of levels of one stack, (n, n), in squares of logarithms. Metrics are independent."""
+    """The covariance of the residuals of one stack's levels, (n, n), of logarithms. Metrics are independent."""
     size = len(responses)
     covariance = np.zeros((size, size))
     for i, one in enumerate(responses):
@@ -158,38 +160,39 @@ def errors_covariance(responses: Sequence[Response], sds: Mapping[str, ErrorSds]
 def posterior(
     prior: CorrectionDistribution, at: Array, responses: Sequence[Response], sds: Mapping[str, ErrorSds]
 ) -> CorrectionDistribution:
-    """What is believed after these levels. ``at``: where the responses' residuals and slopes were computed."""
+    """The distribution after these levels. ``at``: the parameters of the responses' residuals and slopes."""
     if not responses:
         return prior
     slopes = np.array([each.slopes for each in responses])
     residual = np.array([each.residual for each in responses])
     noise = errors_covariance(responses, sds)
-    softened = noise
-    belief = prior
+    weighted_noise = noise
+    after = prior
     for _ in range(ROUNDS):
-        gain = prior.covariance @ slopes.T @ np.linalg.inv(slopes @ prior.covariance @ slopes.T + softened)
-        left = residual - slopes @ (prior.mean - at)
-        belief = CorrectionDistribution(prior.mean + gain @ left, prior.covariance - gain @ slopes @ prior.covariance)
-        off = np.abs(residual - slopes @ (belief.mean - at)) / np.sqrt(np.diag(noise))
-        wider = np.sqrt(np.maximum(off / SOFT, 1.0))
-        after = noise * np.outer(wider, wider)
-        if np.allclose(after, softened, rtol=1e-3):
+        gain = prior.covariance @ slopes.T @ np.linalg.inv(slopes @ prior.covariance @ slopes.T + weighted_noise)
+        innovation = residual - slopes @ (prior.mean - at)
+        mean = prior.mean + gain @ innovation
+        after = CorrectionDistribution(mean, prior.covariance - gain @ slopes @ prior.covariance)
+        deviations = np.abs(residual - slopes @ (mean - at)) / np.sqrt(np.diag(noise))
+        widening = np.sqrt(np.maximum(deviations / SOFT, 1.0))
+        new_noise = noise * np.outer(widening, widening)
+        if np.allclose(new_noise, weighted_noise, rtol=1e-3):
             break
-        softened = after
-    return belief
+        weighted_noise = new_noise
+    return after
 
 
-def prediction_variance(belief: CorrectionDistribution, slopes: Array) -> Array:
-    """Of the logarithms that the correction leaves unknown, for rows of slopes (n, 4)."""
-    variance: Array = np.einsum("ij,jk,ik->i", slopes, belief.covariance, slopes)
+def prediction_variance(distribution: CorrectionDistribution, slopes: Array) -> Array:
+    """The variance of the logarithms of predictions that is due to the correction, (n), for ``slopes`` (n, 4)."""
+    variance: Array = np.einsum("ij,jk,ik->i", slopes, distribution.covariance, slopes)
     return variance
 
 
 def gains(
     prior: CorrectionDistribution, at: Array, responses: Sequence[Response], sds: Mapping[str, ErrorSds], targets: Array
 ) -> list[float]:
-    """Per level, in the order of their numbers: by what share it lowers the mean variance of the ``targets`` (rows of
-    slopes) that the levels before it left."""
+    """The gain of each level, in the order of their numbers. It is the share by which the level lowers the mean
+    variance of the ``targets`` (rows of slopes) that the levels before it left. ``at``: see `posterior`."""
     numbers = sorted({each.level for each in responses})
     before = float(prediction_variance(prior, targets).mean())
     shares = []

@@ -1,7 +1,7 @@
-"""configs/errors/public.yaml: what public points say about stacks that were never measured here.
+"""configs/errors/public.yaml: the errors of predictions of public points, for stacks that were never measured here.
 
-Written by benchmarks/score_model.py. A plan takes from it the prior of a stack's correction, how far predictions of
-such a stack are off, and of what kinds the stacks were: outside of these there is no band.
+benchmarks/score_model.py writes the file. A plan takes from it the prior of a stack's correction, the errors of
+predictions of such a stack, and the range of the public points. Outside of that range there is no band.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pdlab.core.deployment import Deployment
 from pdlab.core.files import CONFIGS
 from pdlab.core.schema import Frozen, load_yaml
 from pdlab.plan.correction_fit import TPOT, TTFT, WIDE, CorrectionDistribution, correction_of
-from pdlab.plan.csv_rows import is_precision
 from pdlab.plan.extrapolation import major_minor
+from pdlab.plan.precisions import is_precision
 from pdlab.plan.stack_prior import (
     UNSTATED,
     EffectSds,
@@ -31,18 +31,22 @@ from pdlab.plan.stack_prior import (
 )
 from pdlab.sim.aic import literal_version
 from pdlab.sim.computed_hardware import host_of
-from pdlab.sim.hardware import ErrorParts, FitError, Hardware
+from pdlab.sim.hardware import FitError, Hardware
 from pdlab.sim.step_source import Correction
 
-NEAR = (0.86, 0.94)  # share of points in a 90 % band that counts as held
+NEAR = (0.86, 0.94)  # a 90 % band is right if it holds a share of the points in this range
 PUBLIC = CONFIGS / "errors" / "public.yaml"
-PARAMETERS = ("host_ms", "ln_factor", "ln_prefill_factor", "sync_us")
 SOURCE = "prior: corrections of the public stacks of configs/errors/public.yaml"
 
 
 class KnownStack(Frozen):
-    """One stack of the public points: its own correction (`PARAMETERS`) with the covariance of
-    its error, what the points cover, and how it was predicted by the others (median absolute errors in percent)."""
+    """One stack of the public points.
+
+    ``correction``: (host_ms, ln factor, ln prefill_factor, sync_us) of its own points. ``covariance``: of the error of
+    ``correction``, (4, 4). ``points``: the number of its points. ``errors_percent``: metric -> median absolute error
+    of predictions with the prior that the other stacks give. ``alone_percent``: the same for the estimator
+    of the tables' own project. ``held``: metric -> share of its points in their bands. ``unseen``: see `unseen`.
+    """
 
     model: str
     gpu: str
@@ -59,20 +63,19 @@ class KnownStack(Frozen):
 
     @property
     def stack(self) -> Stack:
-        """Its key."""
+        """The stack itself."""
         return Stack(self.model, self.gpu, self.engine, self.version, self.mode)
 
     @property
     def fit(self) -> StackFit:
-        """As the prior of another stack takes it."""
+        """The fit to its own points, for the prior of another stack."""
         return StackFit(self.stack, np.array(self.correction), np.array(self.covariance))
 
 
 class ErrorsAfterLevels(Frozen):
-    """How far predictions of a stack are off after some of its levels were measured. ``components``: by metric.
-    ``median_percent``: median absolute error on the other levels, the median over stacks. ``held``: share of them in
-    bands that are made of other stacks' errors, the mean over stacks; ``near``: in how many stacks that share is in
-    `NEAR`."""
+    """The errors of predictions of a stack after some of its levels were measured, by metric. ``median_percent``:
+    median absolute error on the other levels of a stack, as a median over stacks. ``held``: share of these levels in
+    bands of other stacks' errors, as a mean over stacks. ``near``: the number of stacks with that share in `NEAR`."""
 
     components: dict[str, ErrorComponents]
     median_percent: dict[str, float]
@@ -81,8 +84,9 @@ class ErrorsAfterLevels(Frozen):
 
 
 class CoveredRange(Frozen):
-    """What the public points are of: least and most of input and output tokens as they are asked for, and of requests
-    in flight per GPU; TP degrees; formats of weights (`weights_of`)."""
+    """The range of the public points. ``tp``: TP degrees. ``weights``: formats of weights (`weights_of`).
+    ``input_tokens``, ``output_tokens``: the least and the most requested tokens. ``in_flight_per_gpu``: the least and
+    the most requests in flight per GPU."""
 
     tp: tuple[int, ...]
     weights: tuple[str, ...]
@@ -92,7 +96,7 @@ class CoveredRange(Frozen):
 
 
 def home_fit() -> StackFit:
-    """The stack that was measured here, by its host time over the tables; its factors were not looked at."""
+    """The fit of the stack that was measured here: its host time over the tables. Its other parameters are unknown."""
     host = host_of("vllm").versions["0.11"]
     stack = Stack("gpt-oss-120b fp4", "H100", "vllm", "0.11", "collocated")
     return StackFit(
@@ -103,10 +107,13 @@ def home_fit() -> StackFit:
 
 
 class ErrorCatalog(Frozen):
-    """``effects``: standard deviations of the parameters of corrections over models, GPUs, engine versions, of a stack
-    alone and over engines, in the order of `PARAMETERS`. ``components``: by metric. ``after``: by the number of
-    measured levels. ``left_out``: by kind of group and metric, the share of points in their bands where whole groups
-    were left out. ``points``: of a stack, at most."""
+    """The file.
+
+    ``points``: the most points of a stack. ``effects``: for each parameter of a correction its
+    `pdlab.plan.stack_prior.EffectSds`. ``components``: metric -> errors of predictions. ``after``: number of measured
+    levels -> errors after them. ``left_out``: kind of group -> metric -> share of points in their bands, if a whole
+    group is left out.
+    """
 
     points: int
     stacks: tuple[KnownStack, ...] = Field(min_length=1)
@@ -117,70 +124,90 @@ class ErrorCatalog(Frozen):
     covered: CoveredRange
 
     def prior(self, stack: Stack) -> CorrectionDistribution:
-        """Of the correction of a stack, whether it is one of these or not. Of home's engine version also by home, whose
-        host takes longer for it is older: as a stack of that model it would make predictions of later ones worse."""
+        """The prior of the correction of a stack, which may be one of these. The stack that was measured here counts
+        for its own engine version only. That version is older, and its host takes longer: for its model or GPU it would
+        make predictions of later versions worse."""
         fits, home = [each.fit for each in self.stacks], home_fit()
         if group_of(stack, "engine") == group_of(home.stack, "engine"):
             fits.append(home)
         return prior_of(stack, fits, [EffectSds(*each) for each in self.effects])
 
     def correction(self, stack: Stack) -> Correction:
-        """The prior as hardware has it."""
+        """The mean and the covariance of the prior, as a correction of hardware."""
         return correction_of(self.prior(stack), 0, SOURCE)
 
     def unseen(self, stack: Stack) -> tuple[str, ...]:
-        """What of model, GPU and engine version no stack here has."""
+        """The kinds, of model, GPU and engine version, in which no stack here is like this one."""
         return unseen(stack, [each.stack for each in self.stacks])
 
     def served_as(self, stack: Stack) -> list[KnownStack]:
-        """Those of the same engine and mode."""
+        """The stacks of the same engine and mode."""
         return [each for each in self.stacks if (each.engine, each.mode) == (stack.engine, stack.mode)]
+
+    def error(
+        self,
+        how: str,
+        medians: Mapping[str, float],
+        components: Mapping[str, ErrorComponents],
+        unseen: Sequence[str] = (),
+    ) -> FitError:
+        """Errors of predictions for a band, by metric. Requests/s have the errors of TPOT. ``how``: their source.
+        ``unseen``: the kinds, of model, GPU and engine version, in which no stack here is like this one."""
+        parts = {metric: part for metric, each in components.items() if (part := each.parts(unseen)) is not None}
+        return FitError(
+            tpot_percent=medians[TPOT],
+            ttft_percent=medians[TTFT],
+            requests_per_s_percent=medians[TPOT],
+            points=sum(each.points for each in self.stacks),
+            how=f"{how}; requests/s as TPOT",
+            parts={**parts, "requests/s": parts[TPOT]} if TPOT in parts else parts,
+        )
 
 
 def weights_of(hardware: Hardware, shape: ModelShape) -> str:
-    """The format of the weights that the tables are asked for."""
+    """The format of weights for which the tables are read."""
     assert hardware.steps is not None
     return hardware.steps.quant.get("gemm") or shape.weight_dtype
 
 
 @cache
 def public_errors() -> ErrorCatalog:
-    """The catalog that is shipped. Raises UsageError where it is damaged."""
+    """The catalog that pdlab has. Raises UsageError if the file is damaged."""
     return load_yaml(PUBLIC, ErrorCatalog)
 
 
 def model_word(shape: ModelShape) -> str:
-    """What a table calls the model: the last part of its id or of its folder's name."""
+    """The name of the model in a table: the last part of its id or of its folder's name."""
     return (shape.hf_id or shape.name).replace("--", "/").rstrip("/").rsplit("/", 1)[-1]
 
 
 def stack_of(hardware: Hardware, shape: ModelShape, deployment: Deployment | None = None) -> Stack:
-    """The stack that a hardware with tables and a model are. A checkpoint of a known model (other precision, tuned) is
-    that model; with the precision of one of its stacks it may be that stack."""
+    """The stack of hardware with tables, and of a model. A checkpoint of a known model (another precision, tuned) is
+    that model. With the precision of one of its stacks it may be that stack. ``deployment``: None: collocated."""
     assert hardware.steps is not None
     word = model_word(shape)
     models = sorted({each.model for each in public_errors().stacks})
     known = [name.split()[0] for name in models if word.lower().startswith(name.split()[0].lower())]
     base = max(known, key=len, default=word)
-    precise = [
+    of_precision = (
         name for name in models if name.split()[0] == base and is_precision(name.split()[-1], shape.weight_dtype)
-    ]
+    )
     steps = hardware.steps
     tables = literal_version(steps.system, steps.engine, steps.version)
     version = steps.engine_version or major_minor(tables) or UNSTATED
     pd = deployment is not None and deployment.transport is not None
     return Stack(
-        next(iter(precise), base),
+        next(of_precision, base),
         hardware.gpu_type or hardware.gpu,
-        hardware.steps.engine,
+        steps.engine,
         version,
         "pd" if pd else "collocated",
     )
 
 
 def with_stack_prior(hardware: Hardware, shape: ModelShape) -> Hardware:
-    """Hardware with tables whose correction no level was measured for, with what the public stacks say about it. The
-    same hardware where its steps are no tables, where levels were measured, or where no public stack has its engine."""
+    """The hardware with the prior of the public stacks as the correction of its tables. The hardware stays the same if
+    its steps are no tables, if levels were measured for its correction, or if no public stack has its engine."""
     if hardware.beside:
         beside = tuple(with_stack_prior(each, shape) for each in hardware.beside)
         hardware = hardware.model_copy(update={"beside": beside})
@@ -194,24 +221,10 @@ def with_stack_prior(hardware: Hardware, shape: ModelShape) -> Hardware:
 
 
 def error_after(levels: int) -> FitError:
-    """Of hardware whose correction has so many measured levels: what public stacks were off by after as many. These
-    levels are spread over parallelism and lengths, so levels that share both count as one."""
+    """The errors of predictions after a number of measured levels: those of the public stacks after as many. The levels
+    of the public stacks are spread over parallelism and lengths, so ``levels`` that share both count as one."""
     catalog = public_errors()
     count = max(each for each in catalog.after if each <= max(levels, min(catalog.after)))
     after = catalog.after[count]
-    parts = parts_of(after.components)
-    return FitError(
-        tpot_percent=after.median_percent[TPOT],
-        ttft_percent=after.median_percent[TTFT],
-        requests_per_s_percent=after.median_percent[TPOT],
-        points=sum(each.points for each in catalog.stacks),
-        how=f"public stacks, each by the others and {count} of its own levels (configs/errors/public.yaml); requests/s "
-        "as TPOT",
-        parts=parts,
-    )
-
-
-def parts_of(components: Mapping[str, ErrorComponents], unseen: Sequence[str] = ()) -> dict[str, ErrorParts]:
-    """As a band takes them, by metric. Requests/s are off as TPOT is."""
-    known = {metric: parts for metric, each in components.items() if (parts := each.parts(unseen)) is not None}
-    return {**known, "requests/s": known[TPOT]} if TPOT in known else known
+    how = f"public stacks, each by the others and {count} of its own levels (configs/errors/public.yaml)"
+    return catalog.error(how, after.median_percent, after.components)

@@ -1,7 +1,7 @@
-"""In what a prediction lies outside of the runs to which the step times were fitted. Pure.
+"""The dimensions in which a prediction is outside of the runs to which the step times were fitted. Pure.
 
 The hardware file has the domain of its fit (`pdlab.sim.hardware.FitDomain`). All outputs of a plan use `outside_fit`.
-Outside of the fit its errors are not valid, so there is no interval and no verdict.
+The errors of a fit are not valid outside of it, so there is no interval and no verdict.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ Dimension = Literal[
     "output length",
     "load",
 ]
-# Lengths and loads count as inside up to a tenth beyond their range; lengths up to one token more, for rounding.
-# Prompts of 0.8 to 1.0 of 5,000 tokens have 4,500 on average.
+# Lengths and loads are inside up to a tenth beyond their range: prompts of 0.8 to 1.0 of 5,000 tokens have 4,500 on
+# average. Lengths may be one token farther, for rounding.
 SLACK = 0.1
-LONE = 1.0  # requests in flight per GPU; a fit with such a load has engines with one request, and no load has fewer
+LEAST_IN_FLIGHT = 1.0  # per GPU: a fit with such a load has engines with one request, and no load has fewer
 
 
 class OutsideFit(NamedTuple):
-    """A dimension in which a prediction is extrapolated, and its value beside that of the fit, in words."""
+    """A dimension in which a prediction is extrapolated. ``text``: its value beside that of the fit."""
 
     dimension: Dimension
     text: str
 
 
 class Platform(NamedTuple):
-    """Ray's GPU type (``cpu``: engines on CPUs), engine, its major and minor version, and the nodes' kind of NIC. None:
-    unknown."""
+    """The platform of a run. None: unknown. ``gpu``: GPU type as Ray names it, ``cpu`` for engines on CPUs.
+    ``version``: major and minor version of the engine. ``nic``: the nodes' kind of NIC."""
 
     gpu: str | None = None
     engine: str | None = None
@@ -61,7 +61,7 @@ class Platform(NamedTuple):
     nic: str | None = None
 
 
-NOT_SAID = Platform()
+UNKNOWN_PLATFORM = Platform()
 
 
 def outside_fit(
@@ -70,15 +70,12 @@ def outside_fit(
     deployment: Deployment | None = None,
     workloads: Sequence[Workload] = (),
     *,
-    ran_on: Platform = NOT_SAID,
+    ran_on: Platform = UNKNOWN_PLATFORM,
     in_flight_per_gpu: Sequence[float] = (),
 ) -> tuple[OutsideFit, ...]:
-    """The dimensions in which a prediction is extrapolated; empty: it is within the fit. What is not given, or not
-    known of ``ran_on``, is not judged.
-
-    ``workloads``: every one counts with its mean and its longest request. ``in_flight_per_gpu``: loads, see
-    `pdlab.sim.hardware.FitDomain`.
-    """
+    """The dimensions in which a prediction is extrapolated; empty: it is within the fit. Arguments that are not given,
+    and unknown parts of ``ran_on``, are not judged. ``workloads``: each counts with its mean and its longest request.
+    ``in_flight_per_gpu``: loads, see `pdlab.sim.hardware.FitDomain`."""
     fit = hardware.fit
     if fit is None and hardware.steps is not None:
         return (OutsideFit("fit", f"no measured run on {hardware.gpu} corrects the tables"),)
@@ -86,22 +83,22 @@ def outside_fit(
         return (OutsideFit("fit", f"{hardware.name} was never fitted, or was changed after its fit"),)
     found: list[OutsideFit] = []
 
-    def say(dimension: Dimension, value: str, fitted: str) -> None:
+    def add(dimension: Dimension, value: str, fitted: str) -> None:
         found.append(OutsideFit(dimension, f"{value} (fit: {fitted})"))
 
     if hardware.error is None:
         found.append(OutsideFit("errors", f"the errors of {hardware.name} were not measured"))
     if model != fit.model:
-        say("model", f"model {model}", fit.model)
+        add("model", f"model {model}", fit.model)
     pools = list(deployment.pools.values()) if deployment is not None else []
     gpus = {ran_on.gpu, *(pool.gpu_type for pool in pools)} - {None, fit.gpu}
     if gpus:
-        say("GPU", f"GPU {' and '.join(sorted(filter(None, gpus)))}", fit.gpu)
+        add("GPU", f"GPU {' and '.join(sorted(filter(None, gpus)))}", fit.gpu)
     engine = (ran_on.engine or fit.engine, ran_on.version or fit.version)
     if engine != (fit.engine, fit.version):
-        say("engine", " ".join(engine), f"{fit.engine} {fit.version}")
+        add("engine", " ".join(engine), f"{fit.engine} {fit.version}")
     if deployment is not None and not _mode_is_fitted(deployment, fit.modes):
-        say("mode", deployment.mode, ", ".join(fit.modes))
+        add("mode", deployment.mode, ", ".join(fit.modes))
     degrees: tuple[tuple[Dimension, set[int], tuple[int, ...]], ...] = (
         ("TP", {pool.tp for pool in pools}, fit.tp),
         ("PP", {pool.pp for pool in pools}, fit.pp),
@@ -110,14 +107,14 @@ def outside_fit(
     for dimension, asked, fitted in degrees:
         others = sorted(asked - set(fitted))
         if others:
-            say(dimension, f"{dimension} {_listed(others)}", _listed(fitted))
+            add(dimension, f"{dimension} {_listed(others)}", _listed(fitted))
     if any(pool.expert_parallel not in fit.expert_parallel for pool in pools):
-        say("EP", "EP" if False in fit.expert_parallel else "no EP", "no EP" if False in fit.expert_parallel else "EP")
+        add("EP", "EP" if False in fit.expert_parallel else "no EP", "no EP" if False in fit.expert_parallel else "EP")
     network = network_of(deployment, ran_on.nic) if deployment is not None else None
     if network is not None and fit.networks and network not in fit.networks:
-        say("network", f"network {network}", ", ".join(fit.networks))
+        add("network", f"network {network}", ", ".join(fit.networks))
     if hardware.speculation is not None:
-        say("speculation", "speculative decoding", "none")
+        add("speculation", "speculative decoding", "none")
     lengths = [pair for workload in workloads for pair in (workload.mean_tokens, workload.longest)]
     sides: tuple[tuple[Dimension, list[float], tuple[int, int]], ...] = (
         ("input length", [pair[0] for pair in lengths], fit.input_tokens),
@@ -126,21 +123,21 @@ def outside_fit(
     for dimension, tokens, ends in sides:
         beyond = [each for each in tokens if not _within(each, ends, rounding=1)]
         if beyond:
-            say(dimension, f"{dimension} {max(beyond):.0f}", _ends(ends))
+            add(dimension, f"{dimension} {max(beyond):.0f}", _ends(ends))
     least, most = fit.in_flight_per_gpu
-    loads = [each for each in in_flight_per_gpu if not _within(each, (least if least > LONE else 0.0, most))]
+    loads = [each for each in in_flight_per_gpu if not _within(each, (least if least > LEAST_IN_FLIGHT else 0.0, most))]
     if loads:
-        say("load", f"{max(loads):.3g} requests in flight per GPU", _ends(fit.in_flight_per_gpu))
+        add("load", f"{max(loads):.3g} requests in flight per GPU", _ends(fit.in_flight_per_gpu))
     return tuple(found)
 
 
 def outside_text(outside: Sequence[OutsideFit]) -> str:
-    """In words, on one line: ``extrapolated: model gpt-oss-20b (fit: gpt-oss-120b), EP (fit: no EP)``; else empty."""
+    """One line: ``extrapolated: model gpt-oss-20b (fit: gpt-oss-120b), EP (fit: no EP)``; empty if it is inside."""
     return said(TEMPLATES / "words.txt", "extrapolated", outside) if outside else ""
 
 
 def _mode_is_fitted(deployment: Deployment, modes: Sequence[str]) -> bool:
-    """Fluid roles are within a fit with PD on one node or over several, because their engines are those of PD."""
+    """Whether the mode is one of the fit. The engines of fluid roles are those of PD, in a pack or a spread."""
     if deployment.mode == "pd-fluid":
         return any(mode.startswith("pd-") for mode in modes)
     return deployment.mode in modes
@@ -160,7 +157,7 @@ def _ends(ends: tuple[float, float]) -> str:
 
 
 def network_of(deployment: Deployment, nic: str | None) -> str | None:
-    """The network that KV cache crosses between the nodes of a deployment; None: none, or unknown."""
+    """The network that KV cache crosses between the nodes of a deployment; None: there is none, or it is unknown."""
     if deployment.mode != "pd-spread":
         return None
     return "tcp" if link_of(deployment) == "tcp" else nic
@@ -173,7 +170,7 @@ def in_flight_per_gpu(load: Load, gpus: int, requests_per_s: float, e2el_s: floa
 
 
 def major_minor(version: str) -> str | None:
-    """``0.29`` of ``0.29.0+cpu``; None for text that does not begin with two numbers."""
+    """Major and minor version: ``0.29`` for ``0.29.0+cpu``; None for text that does not begin with two numbers."""
     match = re.match(r"v?(\d+)\.(\d+)", version.strip())
     return f"{match[1]}.{match[2]}" if match else None
 

@@ -1,6 +1,6 @@
-"""The facts of the planner's outputs: the ranking with its verdict, the plan of a fluid pool, the parts of E2EL.
+"""The facts of the planner's outputs: the ranking with its verdict, the plan of a fluid pool, the phases of E2EL.
 
-The templates of this folder print them. Code that decides on a verdict compares its code.
+The templates of this folder print the facts. Other code compares the code of a verdict, not its text.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from pdlab.plan.scenario import LoadResult, Scenario
 from pdlab.results.slo import bounds_text
 from pdlab.sim.hardware import TO_90
 
-ROWS = 12
+ROWS = 12  # of the ranking
 FIXED_SHOWN = 5  # fixed splits of a fluid pool in the output
 WORTH_IT, AS_GOOD = 1.1, 1.03  # the controller's rate over that of the best fixed split
 MEASURED_AT = 0.8  # rate to measure at, as a share of the rate within the SLO
-DEPENDENT = 5  # rows about scattered blocks
+BLOCK_ROWS = 5  # of the table about scattered blocks
 LONG_TTFT_S = 1.0
-MATCHED = 4  # pairs of TP degrees in the rate-matching check
+MATCHED_ROWS = 4  # pairs of TP degrees in the check by rate matching
 
 VerdictCode = Literal[
     "extrapolated",
@@ -56,15 +56,16 @@ FluidCode = Literal["no_split_keeps_slo", "worth_it", "fixed_is_better", "as_goo
 
 
 class SizedForRate(NamedTuple):
-    """``sure``: it also meets the SLO with latencies longer by the model's errors."""
+    """A candidate for the requested rate. ``sure``: it meets the SLO even if latencies are longer by the model's
+    errors."""
 
     candidate: Candidate
     sure: bool
 
 
 class OtherCase(NamedTuple):
-    """``first``: the best candidate if scattered blocks are copied the other way. ``planned_first``: the plan's best
-    candidate in that case."""
+    """The ranking if scattered blocks are copied in the other way: ``merged``, or else one by one. ``first``: the best
+    candidate then. ``planned_first``: the plan's best candidate, under the same assumption."""
 
     first: Candidate
     planned_first: Candidate
@@ -73,8 +74,12 @@ class OtherCase(NamedTuple):
 
 @dataclass(frozen=True)
 class PlanVerdict:
-    """Whether PD pays, and its numbers. ``split``, ``base``: the best PD and the best collocated candidate. ``sides``:
-    both, if a rate was planned for. ``extrapolated``: the extrapolated one; ``outside``: in what."""
+    """Whether PD pays, with the numbers behind it.
+
+    ``first``: the best candidate. ``split``, ``base``: the best PD and the best collocated candidate. ``sides``: these
+    two, if a rate was requested. ``extrapolated``: the candidate that is extrapolated; ``outside``: in which
+    dimensions. ``nearest``: the candidate that misses the SLO by least, if all miss it.
+    """
 
     code: VerdictCode
     slo: str
@@ -92,8 +97,9 @@ class PlanVerdict:
 
 
 class RankedRow(NamedTuple):
-    """A row of the ranking. ``output_tokens_per_s``: per node. ``depends``: whether it depends on how scattered blocks
-    are copied."""
+    """A row of the ranking. ``output_tokens_per_s``: per node. ``gain``: over the best collocated candidate.
+    ``experimental``: prefill TP is above decode TP. ``depends``: its figures depend on how scattered blocks are
+    copied."""
 
     number: int
     candidate: Candidate
@@ -114,7 +120,9 @@ class BothCases(NamedTuple):
 
 
 class RegimeMap(NamedTuple):
-    """``inside``: whether there is a map: some candidate is not extrapolated, and the model's errors are known."""
+    """The best deployment by throughput. ``inside``: there is a map, because the model's errors are known and some
+    candidate is not extrapolated. ``tolerance``: relative difference of TPOT within the model's error. ``left_out``:
+    number of extrapolated candidates."""
 
     inside: bool
     tolerance: float = 0.0
@@ -134,14 +142,13 @@ class MatchedPair(NamedTuple):
 
 @dataclass(frozen=True)
 class Ranking:
-    """The facts of a ranking. ``two_loops``: there were closed loops and Poisson arrivals. ``best_screened``: the best
-    candidate that was simulated only in a closed loop. ``queues_s``: the longest mean TTFT, if it is long and has no
-    bound. ``other_first``: the first candidate if GPUs are counted the other way, if it is another one."""
+    """The facts of a ranking. ``nodes``: number and type of the nodes. ``best_screened``: the best candidate that was
+    simulated only in a closed loop. ``other_first``: the first candidate if GPUs are counted in the other way; None:
+    the same one. ``queues_s``: the longest mean TTFT, if it is long and has no bound; else 0."""
 
     plan: Plan
     scenario: Scenario
     nodes: str
-    gpus: int
     rows: tuple[RankedRow, ...]
     verdict: PlanVerdict
     best_screened: Candidate | None
@@ -159,6 +166,7 @@ class Ranking:
 
     @property
     def two_loops(self) -> bool:
+        """Whether closed loops and Poisson arrivals were simulated."""
         return self.plan.candidates[0].goodput_rps is not None
 
     @property
@@ -183,11 +191,12 @@ class Ranking:
 
     @property
     def screened_may_win(self) -> bool:
+        """Whether a screened candidate's capacity is above the first one's goodput."""
         best = self.best_screened
         return best is not None and (best.capacity_per_gpu or 0.0) > self.plan.candidates[0].served_per_gpu
 
 
-def ranking(plan: Plan, scenario: Scenario, view: ClusterView, gpus: int) -> Ranking:
+def ranking(plan: Plan, scenario: Scenario, view: ClusterView) -> Ranking:
     """The facts of the ranked table, the verdict on PD, the regime map and the rate-matching check."""
     base = plan.best_candidate(collocated=True)
     shown = list(enumerate(plan.candidates[:ROWS], start=1))
@@ -197,15 +206,17 @@ def ranking(plan: Plan, scenario: Scenario, view: ClusterView, gpus: int) -> Ran
         plan.rate_rps is None and scenario.workload.sent_output_tokens > 1 and len(plan.candidates[0].outcomes) > 1
     )
     waits_s = max((each.best.ttft_s for each in plan.candidates[:ROWS] if each.best), default=0.0)
-    queues = scenario.slo.bounded and queues_unbounded(scenario.slo) and plan.rate_rps is None and waits_s > LONG_TTFT_S
+    unbounded = scenario.slo.bounded and ttft_unbounded(scenario.slo)
+    queues = unbounded and plan.rate_rps is None and waits_s > LONG_TTFT_S
     return Ranking(
         plan=plan,
         scenario=scenario,
         nodes=view.name,
-        gpus=gpus,
         rows=tuple(_row(number, candidate, base, scenario) for number, candidate in shown),
         verdict=verdict(plan, scenario),
-        best_screened=max(plan.screened, key=lambda c: (c.capacity_per_gpu or 0.0, c.deployment.label), default=None),
+        best_screened=max(
+            plan.screened, key=lambda each: (each.capacity_per_gpu or 0.0, each.deployment.label), default=None
+        ),
         other_first=other_first(plan, scenario),
         queues_s=waits_s if queues else 0.0,
         both_cases=tuple(_both_cases(plan, scenario, base)) if scenario.blocks is None else (),
@@ -214,9 +225,9 @@ def ranking(plan: Plan, scenario: Scenario, view: ClusterView, gpus: int) -> Ran
     )
 
 
-def ranking_text(plan: Plan, scenario: Scenario, view: ClusterView, gpus: int) -> str:
+def ranking_text(plan: Plan, scenario: Scenario, view: ClusterView) -> str:
     """The printed ranking."""
-    return rendered(TEMPLATES / "ranking.txt", r=ranking(plan, scenario, view, gpus))
+    return rendered(TEMPLATES / "ranking.txt", r=ranking(plan, scenario, view))
 
 
 def _row(number: int, candidate: Candidate, base: Candidate | None, scenario: Scenario) -> RankedRow:
@@ -240,7 +251,7 @@ def experimental(candidate: Candidate) -> bool:
 
 
 def other_first(plan: Plan, scenario: Scenario) -> Candidate | None:
-    """The first candidate if GPUs are counted the other way; None if it serves nothing or is the same one."""
+    """The first candidate if GPUs are counted in the other way; None if it serves nothing, or is the same one."""
     first = plan.first(scenario, other_count(scenario.count))
     same = first.deployment == plan.first(scenario, scenario.count).deployment
     return None if same or not first.served_per_gpu else first
@@ -249,8 +260,8 @@ def other_first(plan: Plan, scenario: Scenario) -> Candidate | None:
 def _both_cases(plan: Plan, scenario: Scenario, base: Candidate | None) -> list[BothCases]:
     by_label = {candidate.deployment.label: candidate for candidate in plan.candidates}
     cases = []
-    for other in plan.other[:DEPENDENT]:
-        copied, merged = by_label[other.deployment.label], other
+    for in_other_case in plan.otherwise[:BLOCK_ROWS]:
+        copied, merged = by_label[in_other_case.deployment.label], in_other_case
         if not scenario.scattered:
             copied, merged = merged, copied
         gains = [gain(each, base, scenario) if base is not None else None for each in (copied, merged)]
@@ -259,17 +270,17 @@ def _both_cases(plan: Plan, scenario: Scenario, base: Candidate | None) -> list[
 
 
 def _other_case(plan: Plan, scenario: Scenario) -> OtherCase | None:
-    """The first candidate if scattered blocks are copied the other way; None if it is the same one."""
+    """The first candidate if scattered blocks are copied in the other way; None if it is the same one."""
     first, label = plan.candidates[0], plan.candidates[0].deployment.label
-    other_by_label = {candidate.deployment.label: candidate for candidate in plan.other}
-    rest = [candidate for candidate in plan.candidates if candidate.deployment.label not in other_by_label]
-    best = max([*plan.other, *rest], key=lambda candidate: candidate.served_per_gpu)
+    otherwise = {candidate.deployment.label: candidate for candidate in plan.otherwise}
+    rest = [candidate for candidate in plan.candidates if candidate.deployment.label not in otherwise]
+    best = max([*plan.otherwise, *rest], key=lambda candidate: candidate.served_per_gpu)
     if not best.best or not first.best or best.deployment.label == label:
         return None
-    return OtherCase(best, other_by_label.get(label, first), merged=scenario.scattered)
+    return OtherCase(best, otherwise.get(label, first), merged=scenario.scattered)
 
 
-def queues_unbounded(slo: Slo) -> bool:
+def ttft_unbounded(slo: Slo) -> bool:
     return slo.ttft_s is None and slo.e2el_s is None
 
 
@@ -279,20 +290,18 @@ def slo_text(slo: Slo) -> str:
 
 def verdict(plan: Plan, scenario: Scenario) -> PlanVerdict:
     """Whether PD pays, by how much, with its interval, and whether that depends on how scattered blocks are copied.
-
-    There is no winner if TTFT has no bound, or one of the two is extrapolated.
-    """
+    There is no winner if TTFT has no bound, or if one of the two candidates is extrapolated."""
     base, split = (plan.best_candidate(collocated=each) for each in (True, False))
 
-    def said(
+    def with_code(
         code: VerdictCode,
         advantage: ThroughputGain | None = None,
         sides: tuple[SizedForRate, ...] = (),
         extrapolated: Candidate | None = None,
         nearest: Candidate | None = None,
     ) -> PlanVerdict:
-        settled = code == "extrapolated" or queues_unbounded(plan.slo)
-        depends = not settled and not any(outside(candidate, scenario) for candidate in plan.other)
+        no_winner = code == "extrapolated" or ttft_unbounded(plan.slo)
+        compares = not no_winner and not any(outside(candidate, scenario) for candidate in plan.otherwise)
         return PlanVerdict(
             code=code,
             slo=slo_text(plan.slo),
@@ -306,31 +315,31 @@ def verdict(plan: Plan, scenario: Scenario) -> PlanVerdict:
             extrapolated=extrapolated,
             outside=outside(extrapolated, scenario) if extrapolated is not None else (),
             nearest=nearest,
-            otherwise=_other_case(plan, scenario) if depends else None,
+            otherwise=_other_case(plan, scenario) if compares else None,
         )
 
-    unnamed = queues_unbounded(plan.slo) and split is not None and split.best is not None
+    shows_both = ttft_unbounded(plan.slo) and split is not None and split.best is not None
     for candidate in (base, split):
-        if candidate is not None and not unnamed and outside(candidate, scenario):
-            return said("extrapolated", extrapolated=candidate)
+        if candidate is not None and not shows_both and outside(candidate, scenario):
+            return with_code("extrapolated", extrapolated=candidate)
     if not any(candidate.best for candidate in plan.candidates):
-        return said("no_slo_met", nearest=min(plan.candidates, key=lambda c: c.best_or_nearest.stress))
+        return with_code("no_slo_met", nearest=min(plan.candidates, key=lambda each: each.best_or_nearest.stress))
     if split is None:
-        return said("pd_does_not_fit")
+        return with_code("pd_does_not_fit")
     if split.best is None:
-        return said("pd_misses_slo")
-    if queues_unbounded(plan.slo):
-        return said("ttft_unbounded")
+        return with_code("pd_misses_slo")
+    if ttft_unbounded(plan.slo):
+        return with_code("ttft_unbounded")
     if base is None or base.best is None:
-        return said("only_pd_meets_slo")
+        return with_code("only_pd_meets_slo")
     if plan.rate_rps is not None:
         sides = (_sized_for_rate(split, scenario), _sized_for_rate(base, scenario))
         fewer, more = split.total_gpus < base.total_gpus, split.total_gpus > base.total_gpus
-        return said("fewer_gpus" if fewer else "more_gpus" if more else "same_gpus", sides=sides)
+        return with_code("fewer_gpus" if fewer else "more_gpus" if more else "same_gpus", sides=sides)
     advantage = gain(split, base, scenario)
     assert advantage is not None and advantage.interval is not None, "neither is extrapolated"
     low, high = advantage.interval
-    return said("pays" if low > 0 else "does_not_pay" if high < 0 else "unclear", advantage)
+    return with_code("pays" if low > 0 else "does_not_pay" if high < 0 else "unclear", advantage)
 
 
 def _sized_for_rate(candidate: Candidate, scenario: Scenario) -> SizedForRate:
@@ -353,12 +362,12 @@ def regime_map(plan: Plan, scenario: Scenario) -> RegimeMap:
 
 
 def _matched(plan: Plan, scenario: Scenario) -> list[MatchedPair]:
-    """The service rates of prefill and decode in the best PD candidates, as a check of the simulation."""
+    """The service rates of prefill and decode in the best PD candidates, which check the simulation."""
     matcher = RateMatcher(scenario.hardware, scenario.shape, scenario.workload, scenario.prefix_hit_rate)
     pairs: dict[tuple[Pool, Pool], MatchedPair] = {}
     for candidate in plan.candidates:
         topology = candidate.deployment.topology
-        if not isinstance(topology, Disaggregated) or len(pairs) == MATCHED:
+        if not isinstance(topology, Disaggregated) or len(pairs) == MATCHED_ROWS:
             continue
         pair = prefill, decode = topology.prefill.one_replica, topology.decode.one_replica
         if pair not in pairs:
@@ -369,8 +378,8 @@ def _matched(plan: Plan, scenario: Scenario) -> list[MatchedPair]:
 
 @dataclass(frozen=True)
 class FluidFacts:
-    """The controller beside the best fixed splits, with a verdict. ``depends``: whether it depends on how scattered
-    blocks are copied. ``file``: the workload file of a trace, quoted for a shell."""
+    """The controller beside the best fixed splits, with a verdict. ``file``: the workload file of a trace, quoted for a
+    shell; None: the workload is no trace."""
 
     plan: FluidPlan
     scenario: Scenario
@@ -386,6 +395,7 @@ class FluidFacts:
 
     @property
     def depends(self) -> bool:
+        """Whether the figures depend on how scattered blocks are copied."""
         return self.scenario.depends(self.plan.deployment)
 
     @property
@@ -415,7 +425,7 @@ def fluid_text(plan: FluidPlan, scenario: Scenario, workload: str | None = None)
 
 @dataclass(frozen=True)
 class Explanation:
-    """Mean time of a request by phase at every load, and the bottleneck."""
+    """The mean time of a request by phase, at every load of a candidate."""
 
     candidate: Candidate
     scenario: Scenario
@@ -436,10 +446,12 @@ class Explanation:
 
     @property
     def loads_outside(self) -> list[Load]:
-        return [o.load for o in self.candidate.outcomes if self.scenario.outside(self.candidate.deployment, o)]
+        """The loads at which the candidate is extrapolated."""
+        outcomes, deployment = self.candidate.outcomes, self.candidate.deployment
+        return [outcome.load for outcome in outcomes if self.scenario.outside(deployment, outcome)]
 
     @property
-    def alone(self) -> Rates | None:
+    def matched(self) -> Rates | None:
         """The rates of one prefill and one decode replica without queues; None: not disaggregated."""
         topology, scenario = self.candidate.deployment.topology, self.scenario
         if not isinstance(topology, Disaggregated):
@@ -472,7 +484,7 @@ def phases_s(outcome: LoadResult) -> dict[str, float]:
 
 
 def regime_tolerance(tpot_percent: float) -> float:
-    """The smallest share by which two predicted TPOT differ clearly: sqrt(2) times the median error."""
+    """The relative difference from which on two predicted TPOT differ clearly: sqrt(2) times the median error."""
     return math.sqrt(2) * tpot_percent / 100
 
 
@@ -481,13 +493,14 @@ def regimes(candidates: Sequence[Candidate], scenario: Scenario) -> list[Regime]
 
     From the lowest throughput up, each stretch has the candidate that stays longest within `regime_tolerance` of the
     lowest TPOT. Loads that miss the TTFT bound, or are extrapolated, are left out. Curves are linear between simulated
-    loads, and end with them. Raises ValueError if the model's error is unknown.
+    loads, and are not extended beyond them. Raises ValueError if the model's error is unknown.
     """
     error = scenario.hardware.error
     if error is None:
         raise ValueError(f"the errors of {scenario.hardware.name} are not known")
     return stretches(
-        {c.deployment.label: curve_of(c, scenario) for c in candidates}, tolerance=regime_tolerance(error.tpot_percent)
+        {each.deployment.label: curve_of(each, scenario) for each in candidates},
+        tolerance=regime_tolerance(error.tpot_percent),
     )
 
 
@@ -495,6 +508,8 @@ def curve_of(candidate: Candidate, scenario: Scenario) -> ThroughputCurve:
     """Throughput per node and TPOT of the candidate's loads that are not extrapolated."""
     scale = candidate.copies * scenario.hardware.gpus_per_node / candidate.total_gpus
     ttft_slo = Slo(ttft_s=scenario.slo.ttft_s, quantile=scenario.slo.quantile)
-    inside = [o for o in candidate.outcomes if not scenario.outside(candidate.deployment, o)]
-    within_ttft = [o for o in inside if ttft_slo.stress_of(o.columns) <= 1]
-    return sorted(ThroughputPoint(o.output_tokens_per_s * scale, o.tpot_s) for o in within_ttft)
+    return sorted(
+        ThroughputPoint(outcome.output_tokens_per_s * scale, outcome.tpot_s)
+        for outcome in candidate.outcomes
+        if not scenario.outside(candidate.deployment, outcome) and ttft_slo.stress_of(outcome.columns) <= 1
+    )

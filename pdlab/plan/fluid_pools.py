@@ -1,11 +1,12 @@
 """Whether roles that follow the load pay: a pool of engines with fixed P:D splits and with the controller. Pure.
 
-The engines have the TP degree with most requests/s by rate matching. All splits and the controller get the same
+The engines have the TP degree with the most requests/s by rate matching. All splits and the controller get the same
 requests, with Poisson arrivals or as mixes that change with time. Goodput is the highest rate at which the SLO's share
-of requests is within every bound, found by halving. Splits are tried uphill from the rate-matched one.
+of requests is within every bound. It is found by halving. The best split is found by a search uphill from the
+rate-matched one.
 
-The arrivals of a workload file are scaled in time, without the pauses after answers (`Trace.at_rate`). If requests wait
-for others, their rate is that of the simulation.
+The arrivals of a workload file are scaled in time. The pauses after answers stay as they are (`Trace.at_rate`). If
+requests wait for others, their rate is that of the simulation.
 
 The beginning, in which the controller learns, is left out: a round of mixes, 25 s of other workloads, the first tenth
 of a trace (`Scenario.replayed`).
@@ -31,11 +32,11 @@ from pdlab.sim.hardware import Hardware
 from pdlab.sim.level import SimulatedLevel, columns
 from pdlab.sim.simulator import simulate
 
-FILLS_S, HOLDS_S = 25.0, 60.0  # of a workload that does not move
-CLOSE = 1.02  # goodput is searched for until two rates are as near
-MOST_OF_NEAR = 1.5  # times what rate matching says: the first rate that is held for too high
-AT_ONCE_S = 0.01  # sessions that begin within it begin at once
-FAR = 2  # steps in each direction that are looked at, before the best split is taken as that
+FILLS_S, HOLDS_S = 25.0, 60.0  # of a workload whose mix does not change: time that is left out, time that is judged
+CLOSE = 1.02  # the search for goodput ends if two rates differ by this factor
+HIGHEST = 1.5  # the first rate that is taken as too high, times the matched rate
+AT_ONCE_S = 0.01  # sessions that begin within this time begin at once
+FAR = 2  # neighbours in each direction that a split must beat to be the best
 
 
 class MatchedSplit(NamedTuple):
@@ -46,8 +47,9 @@ class MatchedSplit(NamedTuple):
 
 
 class ServedRate(NamedTuple):
-    """Requests/s within the SLO. ``roles``: ``auto``, or a fixed split such as ``3:5``. For a trace also its speed, and
-    the share of prompt tokens from caches."""
+    """Requests/s within the SLO of one setting of the roles. ``roles``: ``auto``, or a fixed split such as ``3:5``.
+    ``speed``: of a trace, times its own (None: no trace). ``hit_share``: of a trace, the share of its prompt tokens
+    from caches."""
 
     roles: str
     rps: float
@@ -56,7 +58,8 @@ class ServedRate(NamedTuple):
 
 
 class FluidPlan(NamedTuple):
-    """``fixed``: the simulated splits, best first. ``auto``: the controller."""
+    """The goodput of a pool. ``fixed``: that of the simulated splits, best first. ``auto``: that of the controller.
+    ``moves``: the mix of requests changes with time."""
 
     deployment: Deployment
     fixed: tuple[ServedRate, ...]
@@ -73,14 +76,14 @@ class FluidPlan(NamedTuple):
 def matched(
     hardware: Hardware, shape: ModelShape, workload: Workload, pool: Pool, slo: Slo, prefix_hit_rate: float = 0.0
 ) -> MatchedSplit:
-    """The best split of the pool without queues; for mixes, the split and rate of the mix with the lowest rate."""
+    """The best split of the pool without queues. For mixes, it is that of the mix with the lowest rate."""
     if isinstance(workload.lengths, Mixes):
-        parts = []
+        splits = []
         for mix in workload.lengths.mixes:
-            alone = Workload(input_tokens=mix.input_tokens, output_tokens=mix.output_tokens)
-            of_mix = matched(hardware, shape, alone, pool, slo, prefix_hit_rate)
-            parts.append(MatchedSplit(of_mix.prefill, of_mix.rps / mix.rate))
-        return min(parts, key=lambda part: part.rps)
+            of_mix = Workload(input_tokens=mix.input_tokens, output_tokens=mix.output_tokens)
+            best_of_mix = matched(hardware, shape, of_mix, pool, slo, prefix_hit_rate)
+            splits.append(MatchedSplit(best_of_mix.prefill, best_of_mix.rps / mix.rate))
+        return min(splits, key=lambda split: split.rps)
     matcher = RateMatcher(hardware, shape, workload, prefix_hit_rate, slo.ttft_s)
     rates = matcher.rates(pool.one_replica, pool.one_replica, slo.tpot_s or float("inf"))
 
@@ -92,14 +95,15 @@ def matched(
 
 
 def share_within(simulated: SimulatedLevel, slo: Slo, from_s: float) -> float:
-    """The share of the requests since a time that are within every bound."""
+    """The share of the requests that are within every bound, among those that arrive from ``from_s`` on."""
     requests = columns(simulated)
-    came = requests.arrival_s >= from_s
-    return float((stresses(requests, slo)[came] <= 1).mean()) if came.any() else 0.0
+    judged = requests.arrival_s >= from_s
+    return float((stresses(requests, slo)[judged] <= 1).mean()) if judged.any() else 0.0
 
 
 def hill_climb(value: Callable[[int], float], begin: int, engines: int, step: int = 1) -> int:
-    """The number of prefill engines with the highest ``value``, by a search uphill with up to `FAR` steps at a time."""
+    """The number of prefill engines with the highest ``value``, by a search uphill. ``engines``: the number of engines.
+    ``step``: the difference of neighbours. The result is at least as good as `FAR` neighbours in each direction."""
     best = begin
     while True:
         near = [prefill for prefill in range(best - FAR * step, best + FAR * step + 1, step) if 1 <= prefill < engines]
@@ -110,8 +114,9 @@ def hill_climb(value: Callable[[int], float], begin: int, engines: int, step: in
 
 
 def most_rps(share: Callable[[float], float], quantile: float, near_rps: float) -> float:
-    """The highest rate whose ``share`` is at least the quantile, by halving; 0 if there is none."""
-    low, high = 0.0, MOST_OF_NEAR * near_rps
+    """The highest rate whose ``share`` is at least the quantile, by halving; 0 if there is none. ``near_rps``: an
+    estimate of that rate."""
+    low, high = 0.0, HIGHEST * near_rps
     while high > CLOSE * low and high > near_rps / 100:
         rate_rps = (low + high) / 2
         low, high = (rate_rps, high) if share(rate_rps) >= quantile else (low, rate_rps)
@@ -124,9 +129,10 @@ def fluid_plan(
     gpus: int,
     on_progress: Callable[[int, int, str], None] = lambda done, of, label: None,
 ) -> FluidPlan:
-    """Simulate the pool. Raises UsageError for fewer than two engines, or without an SLO on TTFT and TPOT."""
+    """Simulate the pool with the controller and with fixed splits. ``on_progress``: see `pdlab.plan.planner.plan`.
+    Raises UsageError for fewer than two engines, or without an SLO on TTFT and TPOT."""
     if scenario.slo.ttft_s is None or scenario.slo.tpot_s is None:
-        raise UsageError("--fluid compares what is served within bounds: give --slo-ttft-ms and --slo-tpot-ms")
+        raise UsageError("--fluid compares requests/s within bounds: give --slo-ttft-ms and --slo-tpot-ms")
     trace = scenario.trace
     shapes = engine_shapes(scenario.hardware, scenario.shape, gpus, scenario.longest)
     pools = [
@@ -180,9 +186,9 @@ def fluid_plan(
 
         if trace is None:
             return ServedRate(roles, most_rps(share, scenario.slo.quantile, near_rps))
-        # What rate matching says is of a cache that forgets nothing, and of requests that wait for none.
+        # The matched rate assumes a cache that never evicts, and requests that do not wait for others.
         near = near_rps
-        while near and share(rate_rps := MOST_OF_NEAR * near) >= scenario.slo.quantile:
+        while near and share(rate_rps := HIGHEST * near) >= scenario.slo.quantile:
             if max(trace.arrival_s) * trace.rate_rps < AT_ONCE_S * rate_rps:
                 raise UsageError(
                     f"--fluid: {gpus} GPUs keep the SLO even if all sessions of this workload begin at once, so that "

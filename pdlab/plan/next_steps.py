@@ -25,8 +25,9 @@ APART = 1.2  # levels of a sweep differ by at least this factor
 
 
 class Measurement(NamedTuple):
-    """How to measure one candidate. ``cluster``: None if it fits no cluster of configs/clusters/. ``concurrencies``: of
-    its sweep (empty: a request rate was planned for). ``outside``: in what its prediction is extrapolated."""
+    """The commands that measure one candidate. ``launch``: the command that launches it. ``cluster``: the cluster for a
+    dry run (None: it fits none). ``concurrencies``: those of its sweep (empty: a request rate was requested).
+    ``outside``: the dimensions in which its prediction is extrapolated."""
 
     candidate: Candidate
     is_baseline: bool
@@ -45,12 +46,12 @@ def commands(
     plan_flags: str = "",
     viz_flags: str = "",
 ) -> str:
-    """The commands to launch, sweep, plot and compare the best candidates. With ``folder``, it also writes their
-    files. Raises WriteError.
+    """The commands to launch, sweep, plot and compare the best candidates.
 
-    ``node``: the type of node (None: none of configs/clusters/). ``baseline``: the best collocated candidate, to
-    compare PD with. ``plan_flags``: this plan's flags for model and hardware. ``viz_flags``: flags of viz.py for the
-    plan's figures per GPU.
+    ``node``: the node type or the cluster file (None: the nodes are those of the tables). ``folder``: the
+    configuration files of the candidates are written there (None: not at all). ``baseline``: the best collocated
+    candidate, with which PD is compared. ``plan_flags``: this plan's flags for model and hardware. ``viz_flags``:
+    flags of viz.py for the plan's figures per GPU. Raises WriteError.
     """
     measured = [*best, *([baseline] if baseline is not None and baseline not in best else [])]
     steps = []
@@ -62,8 +63,16 @@ def commands(
             replace(path, to_yaml(deployment.model_copy(update={"name": deployment.label})).encode())
             launch = typed("launch", "--config", str(path))
         cluster = cluster_for(deployment, node) if node and not scenario.hardware.cpu else None
-        loads, beyond = sweep_levels(candidate), outside(candidate, scenario)
-        steps.append(Measurement(candidate, candidate is baseline, launch, cluster, loads, beyond))
+        steps.append(
+            Measurement(
+                candidate=candidate,
+                is_baseline=candidate is baseline,
+                launch=launch,
+                cluster=cluster,
+                concurrencies=sweep_levels(candidate),
+                outside=outside(candidate, scenario),
+            )
+        )
     return rendered(
         TEMPLATES / "commands.txt",
         best=best,
@@ -82,8 +91,8 @@ def commands(
 
 
 def sweep_levels(candidate: Candidate) -> list[int]:
-    """Concurrencies to measure: the best one, and simulated ones that differ from it and each other by APART."""
-    loads = sorted({o.load.concurrency for o in candidate.outcomes if isinstance(o.load, Closed)})
+    """Concurrencies to measure: the best one, and simulated ones that differ from it and each other by `APART`."""
+    loads = sorted({each.load.concurrency for each in candidate.outcomes if isinstance(each.load, Closed)})
     best_load = (candidate.closed or candidate.best_or_nearest).load
     chosen_loads = [best_load.concurrency] if isinstance(best_load, Closed) else []
     for load in loads:
@@ -93,8 +102,8 @@ def sweep_levels(candidate: Candidate) -> list[int]:
 
 
 def cluster_for(deployment: Deployment, node: str) -> str | None:
-    """The smallest cluster with at least two nodes of type ``node`` that fits one copy, or the cluster file ``node``;
-    None if the copy does not fit."""
+    """The cluster for a dry run of one copy; None if the copy does not fit. It is the cluster file ``node``, or the
+    smallest cluster of at least two nodes of the type ``node``."""
     if is_yaml_path(node):
         return shlex.quote(node) if fits(deployment, load_cluster(node)) else None
     slots = load_cluster(f"{node}-x1").nodes[0].total_slots

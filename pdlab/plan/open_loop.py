@@ -1,6 +1,8 @@
-"""Goodput under Poisson arrivals (DistServe, Zhong et al., OSDI 2024): the highest rate at which the SLO's share of
-requests is within every bound and no more arrive than are served. What a closed loop reaches is another figure: it
-waits for the server, and so never sees a burst."""
+"""Goodput under Poisson arrivals (DistServe, Zhong et al., OSDI 2024).
+
+Goodput is the highest rate at which the SLO's share of requests is within every bound, and no queue grows. The capacity
+of a closed loop is another figure: its clients wait for the server, so it has no bursts.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +13,19 @@ from pdlab.analysis.goodput_map import RateLevel, RateSweep, ShareAtRate, crossi
 from pdlab.core.deployment import Deployment
 from pdlab.plan.scenario import LoadResult, Scenario, crossing_share
 
-RATES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)  # of a map, times what closed loops reached
-BEGIN = 0.9  # of the closed loop's capacity: Poisson arrivals mostly reach 0.7 to 1.0 of it
-LEAST_STEP, MOST_STEP = 1.06, 1.6
-TRIES, CLOSE = 10, 1.05
-PAST = 0.02  # in the logarithm of the worst latency over its bound: aimed at from above, a rate should meet
-LEAST_SLOPE = 0.5  # of that logarithm over the rate's: two rates that chance made alike do not send the search far away
-ENOUGH = 0.02  # above the quantile: no nearer than chance makes it
+MAP_RATES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)  # times the rate of the closed loop
+BEGIN = 0.9  # of the closed loop's capacity: goodput is mostly 0.7 to 1.0 of it
+LEAST_STEP, MOST_STEP = 1.06, 1.6  # factors between two rates
+MOST_RATES, CLOSE = 10, 1.05  # rates that are simulated; factor between a rate that meets and one that misses
+# Of the line through two rates that miss, in the logarithms of stress and rate:
+PAST = 0.02  # the search aims at a stress below 1 by this logarithm
+LEAST_SLOPE = 0.5  # two rates whose stress is alike by chance do not send the search far away
+ENOUGH = 0.02  # a share of good requests is near the quantile: nearer shares differ only by chance
 
 
 class Goodput(NamedTuple):
-    """Of one copy in requests/s, 0 where not even the lowest rate tried meets the SLO; and the levels simulated for it,
-    by rate."""
+    """The goodput of one copy in requests/s; 0 if the lowest simulated rate misses the SLO. ``levels``: the simulated
+    rates, in ascending order."""
 
     rps: float
     levels: tuple[LoadResult, ...]
@@ -31,48 +34,53 @@ class Goodput(NamedTuple):
 def goodput(scenario: Scenario, deployment: Deployment, capacity_rps: float, stays_s: float) -> Goodput:
     """Search for the highest rate that meets the SLO.
 
-    From a little below what its closed loop reached, by the distance of the SLO's quantile from the bounds, until a
-    rate meets the SLO by little, or one that meets it is within 5 % of one that misses it or of the most that is
-    served. ``stays_s``: how long a request stays, about.
+    The search begins a little below the closed loop's capacity. Its steps follow the stress of the last rate. It ends
+    if a rate meets the SLO by little. It also ends if a rate that meets the SLO is within 5 % of a rate that misses it,
+    or of the highest served rate.
+
+    ``capacity_rps``: of one copy in a closed loop. ``stays_s``: approximate E2EL of a request. Raises UsageError if a
+    request does not fit.
     """
     quantile = scenario.slo.quantile
 
-    def piled_up(level: LoadResult) -> bool:
-        """Its latencies are good and more requests come than are served."""
+    def queue_grows(level: LoadResult) -> bool:
+        """Whether latencies are within the bounds, and more requests arrive than are served."""
         return not level.meets and level.good_share >= quantile
 
     tried: dict[float, LoadResult] = {}
     low: LoadResult | None = None
     high: LoadResult | None = None
     rate_rps = BEGIN * capacity_rps
-    while len(tried) < TRIES:
+    while len(tried) < MOST_RATES:
         before = high
         outcome = tried[rate_rps] = scenario.outcome(deployment, scenario.at_rate(rate_rps), stays_s)
         low, high = (outcome, high) if outcome.meets else (low, outcome)
         if outcome.meets and outcome.good_share <= quantile + ENOUGH:
             break
         if low and high:
-            most_rps = min(high.load.value, high.requests_per_s) if piled_up(high) else high.load.value
+            most_rps = min(high.load.value, high.requests_per_s) if queue_grows(high) else high.load.value
             if most_rps <= CLOSE * low.load.value:
                 break
             rate_rps = _between(low, high, most_rps)
         else:
-            # Latencies grow slowly at first: by the square where there is room.
-            far = max(outcome.stress, 1e-9) ** -2 if outcome.meets else _far_down(before, outcome)
-            # A tail that is there at every load falls slowly with the rate: after three steps down they widen.
+            # Far below the bounds latencies grow slowly with the rate, so the step is the square of the distance.
+            far = max(outcome.stress, 1e-9) ** -2 if outcome.meets else _factor_down(before, outcome)
+            # A tail that every load has falls slowly with the rate, so steps down widen after the third.
             least = LEAST_STEP if outcome.meets else LEAST_STEP ** max(len(tried) - 2, 1)
             step = min(max(far, least), MOST_STEP)
             rate_rps *= step if outcome.meets else 1 / step
     levels = tuple(tried[rate] for rate in sorted(tried))
-    # Just above what is served a queue grows too slowly to show in one run: no more than at a rate at which it does.
-    served_rps = [level.requests_per_s for level in levels if piled_up(level)]
+    # Just above the served rate a queue grows too slowly for one run. So goodput is at most the requests/s of a rate at
+    # which the queue visibly grows.
+    served_rps = [level.requests_per_s for level in levels if queue_grows(level)]
     most_rps, _ = crossing([ShareAtRate(level.load.value, level.good_share) for level in levels], quantile)
     return Goodput(min([most_rps, *served_rps]), levels)
 
 
-def _far_down(before: LoadResult | None, outcome: LoadResult) -> float:
-    """The factor from a rate that misses down to one that meets: straight in logarithms through the rate tried before,
-    and a little farther; without one, or where chance turned the two around, as if latencies grew with the rate."""
+def _factor_down(before: LoadResult | None, outcome: LoadResult) -> float:
+    """The factor from a rate that misses the SLO down to a rate that may meet it. It follows the line through
+    ``before``, an earlier rate that missed, in logarithms, and goes a little farther. Without such a rate, or if its
+    stress is lower by chance, latencies are taken as proportional to the rate."""
     if before is None or not before.stress > outcome.stress > 1:
         return outcome.stress
     slope = math.log(before.stress / outcome.stress) / math.log(before.load.value / outcome.load.value)
@@ -80,8 +88,9 @@ def _far_down(before: LoadResult | None, outcome: LoadResult) -> float:
 
 
 def _between(low: LoadResult, high: LoadResult, most_rps: float) -> float:
-    """A rate between one that meets and one that misses: where the worst latencies pass the bounds, straight in
-    logarithms, or what is served at most; no nearer to either than a quarter of the way."""
+    """A rate between ``low``, which meets the SLO, and ``high``, which misses it. It is the rate at which stress passes
+    1, on a line in logarithms; or ``most_rps``, the highest served rate. It is at least a quarter of the way from
+    both."""
     part = 0.5
     if low.stress < 1 < high.stress:
         part = crossing_share(low.stress, high.stress)
@@ -91,9 +100,9 @@ def _between(low: LoadResult, high: LoadResult, most_rps: float) -> float:
 
 
 def under_rates(scenario: Scenario, deployment: Deployment, most_rps: float, gpus: float) -> RateSweep:
-    """One copy, counted as so many GPUs, over a ladder of request rates, for the goodput map. ``most_rps``: the most of
-    any closed loop."""
-    outcomes = [scenario.outcome(deployment, scenario.at_rate(share * most_rps)) for share in RATES]
+    """One copy under growing request rates, for the goodput map. ``most_rps``: the highest requests/s of its closed
+    loops. ``gpus``: the counted GPUs of one copy."""
+    outcomes = [scenario.outcome(deployment, scenario.at_rate(share * most_rps)) for share in MAP_RATES]
     return RateSweep(
         label=deployment.label,
         origin="simulated",

@@ -38,13 +38,6 @@ class PredictedCurve(NamedTuple):
     outside: tuple[OutsideFit, ...]
 
 
-class BandWidths(NamedTuple):
-    """Relative half-widths of the band around a predicted curve: 90 % of cases are within it."""
-
-    tpot: float
-    ttft: float
-
-
 def drawn_candidates(plan: Plan, top: int) -> list[Candidate]:
     """The first ``top`` candidates, at least `LEAST_DRAWN`, and the best collocated one."""
     drawn = list(plan.candidates[: max(top, LEAST_DRAWN)])
@@ -62,10 +55,8 @@ def candidate_curve(candidate: Candidate, scenario: Scenario) -> PredictedCurve:
 def simulated_as_measured(
     sweep: MeasuredSweep, hardware: Hardware, shape: ModelShape, seed: int, *, steady: bool
 ) -> Experiment:
-    """The levels of a measured experiment, simulated as they were measured.
-
-    ``steady``: the runs have a steady window, if they are long enough for one.
-    """
+    """The levels of a measured experiment, simulated as they were measured. ``steady``: the runs have a steady window,
+    if they are long enough for one."""
     levels = sweep.simulated(hardware, shape, seed=seed)
     predicted = _experiment(sweep.name, sweep.deployment, sweep.workload, levels)
     if steady:
@@ -87,9 +78,11 @@ def _experiment(name: str, deployment: Deployment, workload: Workload, levels: I
     )
 
 
-def band_widths(error: FitError) -> BandWidths:
-    """The median errors, widened from half of the cases to 90 % of them."""
-    return BandWidths(*(math.expm1(TO_90 * percent / 100) for percent in (error.tpot_percent, error.ttft_percent)))
+def band_widths(error: FitError) -> tuple[float, float]:
+    """Relative half-widths, of TPOT and of TTFT, of the band around a predicted curve: the median errors, widened from
+    half of the cases to 90 % of them."""
+    tpot, ttft = (math.expm1(TO_90 * percent / 100) for percent in (error.tpot_percent, error.ttft_percent))
+    return tpot, ttft
 
 
 def curve_notes(curves: Sequence[PredictedCurve], hardware: Hardware) -> list[str]:

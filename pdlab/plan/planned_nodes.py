@@ -62,10 +62,8 @@ def _node_of(hardware: Hardware) -> ClusterNode:
 
 
 def _required_node(hardware: Hardware, node: str, *, of_type: bool) -> ClusterNode:
-    """The first node of --node. ``of_type``: the first one with the hardware's GPU type.
-
-    Raises UsageError if there is none, or if the hardware does not describe the nodes.
-    """
+    """The first node of --node. ``of_type``: the first one with the hardware's GPU type. Raises UsageError if there is
+    none, or if the hardware does not describe the nodes."""
     nodes = [each for each in nodes_of(node) if not of_type or each.gpu_type == hardware.gpu_type]
     if not nodes:
         raise UsageError(f"--node {node} has no nodes of {hardware.gpu_type}; give a file with both types")
@@ -75,10 +73,8 @@ def _required_node(hardware: Hardware, node: str, *, of_type: bool) -> ClusterNo
 
 
 def require_node(hardware: Hardware, node: ClusterNode, name: str) -> None:
-    """Raises UsageError if a node has another GPU type, or another number of GPUs, than the hardware file.
-
-    ``name``: the name of the node in the message.
-    """
+    """Raises UsageError if a node has another GPU type, or another number of GPUs, than the hardware file. ``name``:
+    the name of the node in the message."""
     if hardware.cpu:
         return
     if hardware.gpu_type is None:

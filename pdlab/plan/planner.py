@@ -1,18 +1,19 @@
-"""Model + GPUs + workload + SLO -> feasible deployments, simulated and ranked. Pure, no Ray.
+"""Model + GPUs + workload + SLO -> deployments that fit, simulated and ranked. Pure, no Ray.
 
-1. **Enumerate and rate-match** (`pdlab.plan.candidates`, `pdlab.plan.rate_matching`): what fits, and which of
-   these are worth a simulation.
-2. **Screen** each in a closed loop, over a ladder of loads around the one that rate matching gives, until the SLO is
-   clearly missed; or at the requested loads. For a requested rate: the fewest copies that serve it.
-3. **Confirm** those of the highest closed-loop capacity and matched rates, PD and collocated, by their goodput under
-   Poisson arrivals (`pdlab.plan.open_loop`), until none is left whose closed loop reaches more than the best one's
-   goodput.
-4. **Rank** those by goodput per GPU. The others are not ranked: a closed loop's capacity is another figure. Where
-   closed loops were asked for, or no SLO was given, only closed-loop capacities are ranked.
+1. **Enumerate and rate-match** (`pdlab.plan.candidates`, `pdlab.plan.rate_matching`): the deployments that fit, and
+   those that are worth a simulation.
+2. **Screen** each of these in a closed loop: over a ladder of loads around the load that rate matching gives, until
+   the load clearly misses the SLO; or at the requested loads. For a requested rate: the fewest copies that serve it.
+3. **Confirm** the best ones by closed-loop capacity and matched rate, PD and collocated: their goodput under Poisson
+   arrivals is searched (`pdlab.plan.open_loop`). The search for candidates ends when no closed loop is left that
+   reaches more than the best goodput.
+4. **Rank** the confirmed ones by goodput per GPU. The others are not ranked, because the capacity of a closed loop is
+   another figure. If closed loops were requested, or no SLO was given, closed-loop capacities are ranked instead.
 5. **Compare** with collocated: the gain, and the interval that the errors of the model allow.
 
-KV pools are simulated as they are after some minutes: wrapped, with free blocks that lie apart. What that costs a PD
-pack of equal TP was seen with only one version of vLLM; those are simulated a second time without it.
+KV pools are simulated as they are after some minutes: wrapped, with free blocks that lie apart. The cost of such blocks
+for a PD pack of equal TP was seen with only one version of vLLM. Those deployments are simulated a second time, without
+the cost.
 """
 
 from __future__ import annotations
@@ -38,41 +39,43 @@ from pdlab.sim.hardware import TO_90, FitError
 LADDER = (0.1, 0.25, 0.5, 0.75, 1.0, 1.25)  # of the requests in flight that rate matching gives
 EXTENSION, EXTENSIONS = 1.4, 4  # further steps while the SLO is met and throughput still grows
 CLEARLY_MISSED = 1.3  # times the bound
-MORE = 1.02  # throughput that counts as more
-# Candidates under Poisson arrivals: collocated; PD by its closed loop, by this and rate matching, on scattered blocks;
-# at most.
-COLLOCATED, BY_CAPACITY, BY_BOTH, DEPENDENT, MOST_CONFIRMED = 4, 4, 2, 4, 16
+MORE = 1.02  # a throughput counts as higher from this factor on
+# The numbers of candidates under Poisson arrivals: collocated ones by capacity; PD by capacity; PD by the product of
+# capacity and matched rate; of either kind at most; and those whose scattered blocks are copied in the other way.
+CONFIRMED_COLLOCATED, CONFIRMED_BY_CAPACITY, CONFIRMED_BY_BOTH, MOST_CONFIRMED, CONFIRMED_OTHERWISE = 4, 4, 2, 16, 4
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One deployment with what one copy does at every load. ``copies`` of it are counted as ``total_gpus``
-    (`Scenario.counted_gpus`).
+    """One deployment, with the simulated results of one copy at every load.
 
-    ``best``: of what it is ranked by, Poisson arrivals or a closed loop, the load that serves most within the SLO;
-    None when none does. ``closed``: the same for the closed loop only.
+    ``copies`` of it are counted as ``total_gpus`` (`Scenario.counted_gpus`). ``outcomes``: the loads of a closed loop,
+    or the requested rate. ``rates``: the loads of its Poisson arrivals. ``best``: the load that serves most within the
+    SLO, of the kind of loop by which the candidate is ranked; None if no load meets the SLO. ``closed``: the same of
+    the closed loop. ``capacity_rps``: requests/s within the SLO of one copy in a closed loop, between the simulated
+    loads; None: not simulated. ``goodput_rps``: the same under Poisson arrivals.
     """
 
     deployment: Deployment
     copies: int
-    outcomes: tuple[LoadResult, ...]  # a closed loop's loads, or the rate that was asked for
+    outcomes: tuple[LoadResult, ...]
     best: LoadResult | None
     total_gpus: float
-    capacity_rps: float | None = None  # of one copy in a closed loop, read off between loads; None: not looked at
-    goodput_rps: float | None = None  # of one copy under Poisson arrivals; None: not looked at
+    capacity_rps: float | None = None
+    goodput_rps: float | None = None
     rates: tuple[LoadResult, ...] = ()
     closed: LoadResult | None = None
 
     @property
     def served_per_gpu(self) -> float:
-        """Requests/s within the SLO per GPU counted, of the kind of loop it is ranked by; 0 when no load meets it."""
+        """Requests/s within the SLO per counted GPU, by the kind of loop of the rank; 0 if no load meets the SLO."""
         if self.goodput_rps is not None:
             return self._per_gpu(self.goodput_rps)
         return self._per_gpu(self.best.goodput_rps) if self.best else 0.0
 
     @property
     def capacity_per_gpu(self) -> float | None:
-        """What the closed loop gets through within the SLO per GPU counted; None where there was none."""
+        """Requests/s within the SLO per counted GPU in a closed loop; None: not simulated."""
         return None if self.capacity_rps is None else self._per_gpu(self.capacity_rps)
 
     def _per_gpu(self, rps: float) -> float:
@@ -80,15 +83,15 @@ class Candidate:
 
     @property
     def loop(self) -> Literal["open", "closed"]:
-        """What it is ranked by: only candidates of one kind compare."""
+        """The kind of loop by which the candidate is ranked. Only candidates of one kind compare."""
         if self.goodput_rps is not None:
             return "open"
         return "closed" if isinstance(self.best_or_nearest.load, Closed) else "open"
 
     @property
     def best_or_nearest(self) -> LoadResult:
-        """The best load, or the one that misses the SLO by least."""
-        return self.best or min(self.rates or self.outcomes, key=lambda o: o.stress)
+        """The best load, or the load that misses the SLO by least."""
+        return self.best or min(self.rates or self.outcomes, key=lambda outcome: outcome.stress)
 
     @property
     def collocated(self) -> bool:
@@ -97,22 +100,24 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Result of `plan`: candidates of one kind of loop, best first, and the number of possible units."""
+    """Result of `plan`: ranked candidates of one kind of loop, best first.
+
+    ``possible``: the number of units that fit. ``rate_rps``: the requested rate. ``otherwise``: the candidates that
+    depend on how scattered blocks are copied, each under the other assumption than `Scenario.scattered`, best first.
+    ``screened``: candidates that were simulated only in a closed loop, highest capacity first; they have no rank.
+    ``gpus``: the number of planned GPUs.
+    """
 
     candidates: tuple[Candidate, ...]
     possible: int
     slo: Slo
     rate_rps: float | None
-    other: tuple[Candidate, ...] = ()
-    """The candidates that depend on whether scattered blocks are copied one by one, each under the other assumption
-    than `Scenario.scattered`; best first."""
+    otherwise: tuple[Candidate, ...] = ()
     screened: tuple[Candidate, ...] = ()
-    """Candidates that were simulated only in a closed loop, most first; not ranked."""
     gpus: int = 0
-    """GPUs that were planned for."""
 
     def first(self, scenario: Scenario, count: Count) -> Candidate:
-        """The candidate that serves most per GPU counted in that way."""
+        """The candidate that serves most per GPU, if GPUs are counted by ``count``."""
         counting = replace(scenario, count=count)
 
         def served_per_gpu(candidate: Candidate) -> float:
@@ -127,17 +132,15 @@ class Plan:
 
     def best_candidate(self, *, collocated: bool) -> Candidate | None:
         """The best collocated or the best PD candidate."""
-        return next((c for c in self.candidates if c.collocated is collocated), None)
+        return next((each for each in self.candidates if each.collocated is collocated), None)
 
 
 def ladder(scenario: Scenario, sized: SizedDeployment) -> tuple[LoadResult, ...]:
-    """Simulate one copy under growing load, until it clearly misses the SLO or throughput no longer grows.
-
-    If the lowest load from rate matching, which ignores queues, misses the SLO, lower loads are tried.
-    """
+    """Simulate one copy under growing load, until a load clearly misses the SLO, or throughput no longer grows. Rate
+    matching ignores queues. If its lowest load misses the SLO, lower loads are simulated too."""
     outcomes: list[LoadResult] = []
     groups = {role: pool.tp_groups for role, pool in sized.deployment.pools.items()}
-    # Beyond the largest batch of the engines, more load only makes the queue longer.
+    # Beyond the largest batch of the engines, more load only lengthens the queue.
     most = float(MAX_SEQUENCES * groups.get("decode", sum(groups.values())))
     start = min(sized.in_flight or float(sum(groups.values())), most)
     factors = [*LADDER, *(LADDER[-1] * EXTENSION**n for n in range(1, EXTENSIONS + 1))]
@@ -156,7 +159,7 @@ def ladder(scenario: Scenario, sized: SizedDeployment) -> tuple[LoadResult, ...]
 
 
 def _best(outcomes: Sequence[LoadResult]) -> LoadResult | None:
-    """The lowest load within 2 % of the highest goodput, because more load only makes queues longer."""
+    """The lowest load within 2 % of the highest goodput, because more load only lengthens queues."""
     meeting = [outcome for outcome in outcomes if outcome.meets]
     most = max((outcome.goodput_rps for outcome in meeting), default=0.0)
     return next((outcome for outcome in meeting if outcome.goodput_rps * MORE >= most), None)
@@ -170,7 +173,9 @@ def evaluate(
     concurrencies: Sequence[int] | None = None,
     rate_rps: float | None = None,
 ) -> Candidate:
-    """Simulate one deployment at the loads of its `ladder`, or at the given loads, which its copies share."""
+    """Simulate one deployment at the loads of its `ladder`, or at the given loads, which its copies share. ``gpus``:
+    the number of planned GPUs. ``concurrencies``, ``rate_rps``: given loads. Raises UsageError if a request does not
+    fit."""
     deployment, copies = sized.deployment, sized.copies
     if rate_rps is not None:
         return _for_rate(scenario, sized, gpus, rate_rps)
@@ -184,7 +189,7 @@ def evaluate(
 
 
 def _for_rate(scenario: Scenario, sized: SizedDeployment, gpus: int, rate_rps: float) -> Candidate:
-    """The fewest copies that serve the rate within the SLO; all copies if they do not."""
+    """The fewest copies that serve the rate within the SLO; all copies if even they miss it."""
     copies = min(max(math.ceil(rate_rps / (1.15 * sized.matched_rps)), 1), sized.copies) if sized.matched_rps else 1
 
     def with_copies(count: int) -> Candidate:
@@ -211,7 +216,13 @@ def plan(
     rate_rps: float | None = None,
     on_progress: Callable[[int, int, str], None] = lambda done, of, label: None,
 ) -> Plan:
-    """Enumerate, simulate and rank deployments. Raises UsageError if the model does not fit the GPUs."""
+    """Enumerate, simulate and rank deployments.
+
+    ``view``: nodes for ``gpus`` GPUs. ``placement``: of PD deployments (None: pack if the deployment fits one node).
+    ``concurrencies``, ``rate_rps``: the requested loads, over all GPUs. ``on_progress``: gets the number of finished
+    simulations, the number of all, and the label of the next deployment. Raises UsageError if the model does not fit
+    the GPUs.
+    """
     shapes = engine_shapes(scenario.hardware, scenario.shape, gpus, scenario.longest)
     chosen, possible = shortlist(_matcher(scenario), model, view, gpus, shapes, scenario.slo.tpot_s, placement)
     chosen = [replace(sized, deployment=scenario.with_offload(sized.deployment)) for sized in chosen]
@@ -233,44 +244,45 @@ def plan(
             on_progress(len(cases) + len(confirmed), steps, candidates[number].deployment.label)
             candidates[number] = under_poisson(cases[number][0], candidates[number])
             confirmed.add(number)
-    ranked, other, screened = (
-        tuple(sorted(some, key=_order))
+    ranked, in_other_case, screened = (
+        tuple(sorted(some, key=_rank_key))
         for some in (
             [candidates[number] for number in assumed if number in confirmed],
             [candidates[number] for number in range(len(chosen), len(cases)) if number in confirmed],
             [candidates[number] for number in assumed if number not in confirmed],
         )
     )
-    return Plan(ranked, possible, scenario.slo, rate_rps, other, screened, gpus)
+    return Plan(ranked, possible, scenario.slo, rate_rps, in_other_case, screened, gpus)
 
 
 def _to_confirm(matched_per_gpu: Sequence[float], candidates: list[Candidate], assumed: range) -> Iterator[int]:
     """The numbers of the candidates to simulate under Poisson arrivals, one after another. ``candidates`` gets the
-    results of the earlier ones. Those in ``assumed`` are ranked; the others are under the other assumption."""
+    results of the earlier ones. The numbers in ``assumed`` are those of the candidates that are ranked; the other
+    candidates are under the other assumption about scattered blocks."""
     per_gpu = [candidate.capacity_per_gpu or 0.0 for candidate in candidates]
     by_capacity = sorted(range(len(candidates)), key=lambda number: -per_gpu[number])
     # Equal requests of a closed loop may run in step, which rate matching ignores.
     by_both = sorted(assumed, key=lambda number: -per_gpu[number] * matched_per_gpu[number])
-    looked_at: list[int] = []
-    for collocated, capable, likely in ((True, COLLOCATED, 0), (False, BY_CAPACITY, BY_BOTH)):
-        some = [number for number in by_capacity if number in assumed and candidates[number].collocated is collocated]
-        first = some[:capable]
-        first += [n for n in by_both if candidates[n].collocated is collocated and n not in first][:likely]
+    confirmed: list[int] = []
+    for collocated, count, more in ((True, CONFIRMED_COLLOCATED, 0), (False, CONFIRMED_BY_CAPACITY, CONFIRMED_BY_BOTH)):
+        of_kind = [each for each in by_capacity if each in assumed and candidates[each].collocated is collocated]
+        first = of_kind[:count]
+        first += [each for each in by_both if candidates[each].collocated is collocated and each not in first][:more]
         most = 0.0
-        for number in [*first, *(number for number in some if number not in first)][:MOST_CONFIRMED]:
+        for number in [*first, *(each for each in of_kind if each not in first)][:MOST_CONFIRMED]:
             if number not in first and per_gpu[number] <= most:
                 break
-            looked_at.append(number)
+            confirmed.append(number)
             yield number
             most = max(most, candidates[number].served_per_gpu)
-    for number in [number for number in by_capacity if number not in assumed][:DEPENDENT]:
+    for number in [each for each in by_capacity if each not in assumed][:CONFIRMED_OTHERWISE]:
         yield number
         label = candidates[number].deployment.label
-        yield from (n for n in assumed if n not in looked_at and candidates[n].deployment.label == label)
+        yield from (each for each in assumed if each not in confirmed and candidates[each].deployment.label == label)
 
 
 def under_poisson(scenario: Scenario, candidate: Candidate) -> Candidate:
-    """The candidate with its goodput under Poisson arrivals, by which it is ranked."""
+    """The candidate with its goodput under Poisson arrivals, by which it is then ranked."""
     if candidate.closed is None or not candidate.capacity_rps:
         return replace(candidate, goodput_rps=0.0)
     stays_s = candidate.closed.load.value / candidate.closed.requests_per_s
@@ -280,17 +292,18 @@ def under_poisson(scenario: Scenario, candidate: Candidate) -> Candidate:
     return replace(candidate, goodput_rps=goodput_rps, rates=rates, best=below[-1] if below else None)
 
 
-def _order(candidate: Candidate) -> tuple[float, float, int, str]:
+def _rank_key(candidate: Candidate) -> tuple[float, float, int, str]:
     label = candidate.deployment.label
     if candidate.best is None:
         return 0.0, candidate.best_or_nearest.stress, candidate.deployment.gpus, label
     return -round(candidate.served_per_gpu, 6), candidate.best.stress, candidate.deployment.gpus, label
 
 
-def sized_alone(
+def sized_deployment(
     scenario: Scenario, deployment: Deployment, view: ClusterView | None = None, gpus: int | None = None
 ) -> SizedDeployment:
-    """A deployment as `shortlist` would return it; without a view, one copy that is not placed."""
+    """The deployment with its matched rate, as in a `shortlist`. ``view``: the nodes on which as many copies are placed
+    as fit ``gpus`` (None: one copy, which is not placed)."""
     rps, in_flight = _matcher(scenario).serves(unit_of(deployment), scenario.slo.tpot_s or math.inf)
     copies = copies_of(deployment, view, gpus or deployment.gpus) if view is not None else 1
     return SizedDeployment(deployment, copies, rps, in_flight)
@@ -301,20 +314,20 @@ def _matcher(scenario: Scenario) -> RateMatcher:
     return RateMatcher(scenario.hardware, scenario.shape, scenario.workload, scenario.prefix_hit_rate, slo.ttft_s)
 
 
-# --- how sure -----------------------------------------------------------------------------------
+# --- uncertainty --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ThroughputGain:
-    """Served requests per GPU over those of another candidate, minus 1. ``interval``: its 90 % interval (None: one of
-    the two is extrapolated, so its error is unknown)."""
+    """Served requests/s per GPU over those of another candidate, minus 1. ``interval``: its 90 % interval; None: one of
+    the two candidates is extrapolated, so its error is unknown."""
 
     value: float
     interval: tuple[float, float] | None
 
 
 def outside(candidate: Candidate, scenario: Scenario) -> tuple[OutsideFit, ...]:
-    """In what a candidate is extrapolated, at the load by which it is ranked."""
+    """The dimensions in which a candidate is extrapolated, at the load by which it is ranked."""
     return scenario.outside(candidate.deployment, candidate.best_or_nearest)
 
 
@@ -334,16 +347,16 @@ def gain(candidate: Candidate, baseline: Candidate, scenario: Scenario) -> Throu
     error = scenario.hardware.error
     if error is None or outside(candidate, scenario) or outside(baseline, scenario):
         return ThroughputGain(math.expm1(value), None)
-    down, up = _swing(candidate, scenario, error)
-    baseline_down, baseline_up = _swing(baseline, scenario, error)
+    down, up = _goodput_errors(candidate, scenario, error)
+    baseline_down, baseline_up = _goodput_errors(baseline, scenario, error)
     rate = math.log1p(TO_90 * error.requests_per_s_percent / 100)
     low = value - math.sqrt(down**2 + baseline_up**2 + 2 * rate**2)
     high = value + math.sqrt(up**2 + baseline_down**2 + 2 * rate**2)
     return ThroughputGain(math.expm1(value), (math.expm1(low), math.expm1(high)))
 
 
-def _swing(candidate: Candidate, scenario: Scenario, error: FitError) -> tuple[float, float]:
-    """(fall, rise) of log goodput if latencies are longer, or shorter, than predicted."""
+def _goodput_errors(candidate: Candidate, scenario: Scenario, error: FitError) -> tuple[float, float]:
+    """(fall, rise) of the logarithm of goodput, if latencies are longer or shorter than predicted."""
     tpot, ttft = (math.exp(TO_90 * percent / 100) for percent in (error.tpot_percent, error.ttft_percent))
     base = capacity(candidate.outcomes, scenario.slo)
     falls, rises = [], []
@@ -356,11 +369,9 @@ def _swing(candidate: Candidate, scenario: Scenario, error: FitError) -> tuple[f
 
 
 def capacity(outcomes: Sequence[LoadResult], slo: Slo, tpot: float = 1.0, ttft: float = 1.0) -> float:
-    """Requests/s at which load crosses the SLO, linear between simulated loads.
-
-    If all loads meet the SLO: the most requests/s of any load. If the lowest misses it: 0. ``tpot``, ``ttft``: factors
-    on the latencies.
-    """
+    """Requests/s at which growing load begins to miss the SLO, linear between simulated loads. If all loads meet the
+    SLO: the highest requests/s of any load. If the lowest load misses it: 0. ``tpot``, ``ttft``: factors on these
+    latencies."""
     capacity_rps, previous = 0.0, None
     for outcome in outcomes:
         stress = slo.stress_of(outcome.columns, tpot, ttft) if (tpot, ttft) != (1.0, 1.0) else outcome.stress

@@ -1,16 +1,17 @@
-"""Where 90 % of measured values are expected around a prediction, in logarithms; the parts add in squares.
+"""The interval around a prediction that holds 90 % of measured values. Its parts add in squares of logarithms.
 
 - **Common**: what the levels of a configuration are off by together: structure of the model, constants.
 - **Level**: what one level is off by beyond that and beyond what is known of it. A part of it may be a time in ms that
   does not grow with the figure (``fixed_ms``): short figures are off by a larger share.
 - **Chance**: the scatter between the seeds of this very prediction, large near saturation.
-- **Pool**: where scattered blocks of a wrapped KV pool may be copied one by one, a share of what that changes.
-- **Days**: how far two measurements of one configuration on different days differ, over the square root of two.
+- **Pool**: a share of the change if scattered blocks of a wrapped KV pool are copied one by one.
+- **Days**: the difference of two measurements of one configuration on different days, over the square root of two.
 
-The first two come from errors on experiments left out of the fit, a few configurations of several levels each: the
-normal distributions that make them most likely, each level's chance and pool being known (a one-way layout with random
-groups and known variances; Searle, Casella and McCulloch, Variance Components, 1992). So a level of which little was
-to be expected says little. Medians of absolute errors become standard deviations as those of a normal distribution do.
+The first two come from errors on experiments left out of the fit: a few configurations of several levels each. They
+are the normal distributions that make these errors most likely, with known chance and pool of each level (a one-way
+layout with random groups and known variances; Searle, Casella and McCulloch, Variance Components, 1992). So a level
+with a large known variance has little weight. Medians of absolute errors become standard deviations by the ratio of a
+normal distribution.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ from typing import NamedTuple
 
 from pdlab.sim.hardware import TO_SD, ErrorParts, FitError
 
-# What a block that is copied alone costs: the two levels with a wrapped pool ask for 0.7 and 1.5 of the value used.
+# The uncertainty of the cost of a block that is copied alone: the two levels with a wrapped pool fit 0.7 and 1.5 times
+# the value that is used.
 POOL = 0.4
 NORMAL_90 = 1.6449
 SEEDS = (0, 1, 2, 3)  # of the simulations whose mean is a prediction
 
 
 def scatter(values: Sequence[float], merged: float | None = None) -> float:
-    """Standard deviation of the logarithm of one prediction that is known without a measurement: ``values`` of the
-    seeds (their mean is predicted, one of them is measured), ``merged`` the mean where scattered blocks merge."""
+    """The standard deviation of the logarithm of a prediction that is known without a measurement. ``values``: by each
+    seed; their mean is predicted, and a measurement is like one of them. ``merged``: the mean if scattered blocks
+    merge; None: that does not matter."""
     logs = [math.log(value) for value in values]
     chance = statistics.stdev(logs) * math.sqrt(1 + 1 / len(logs)) if len(logs) > 1 else 0.0
     gap = 0.0 if merged is None else math.log(statistics.fmean(values) / merged)
@@ -45,11 +48,9 @@ class LevelError(NamedTuple):
 
 
 def error_parts(configurations: Sequence[Sequence[LevelError]]) -> ErrorParts | None:
-    """Of the errors of each configuration's levels.
-
-    The mean error is taken to be 0, since no prediction is corrected by it. None for fewer than two configurations, or
-    where none has two levels: what they have in common cannot be told from the rest then.
-    """
+    """The parts of the errors of the levels of each configuration. The mean error is taken as 0, because no prediction
+    is corrected by it. None for fewer than two configurations, or if no configuration has two levels: the common part
+    is unknown then."""
     groups = [group for group in configurations if group]
     if len(groups) < 2 or all(len(group) == 1 for group in groups):
         return None
@@ -62,8 +63,8 @@ def error_parts(configurations: Sequence[Sequence[LevelError]]) -> ErrorParts | 
 
 
 def _sums(group: Sequence[LevelError], level: float) -> tuple[float, float, float]:
-    """Of a configuration's levels by their variances: sums of weights and of weighted errors, and the rest of -2 times
-    the logarithm of the likelihood."""
+    """Three sums over a configuration's levels, with the inverse variances as weights. They are the sum of weights, the
+    sum of weighted errors, and the rest of -2 times the logarithm of the likelihood."""
     variances = [level**2 + each.known**2 + LEAST**2 for each in group]
     weighted = [error / variance for (error, _), variance in zip(group, variances, strict=True)]
     rest = sum(math.log(variance) for variance in variances)

@@ -1,15 +1,15 @@
 """Rate matching: the requests/s of prefill and decode replicas without queues, from step times. Pure.
 
-- **Prefill**: as many prompts per step as the token budget holds; longer prompts in chunks of the budget. With a TTFT
-  bound, it runs at the share of that rate at which nine of ten requests meet the bound:
-  wait(p90) = ln 10 x W, W = s rho^(sqrt(2(c+1)) - 1) / (2 c (1 - rho)), the mean wait of M/D/c (Sakasegawa's
-  approximation of M/M/c, halved for constant service).
-- **Decode**: the largest batch B whose step is within the TPOT bound (or that KV memory holds); of n output
-  tokens each, (n - 1) step(B) / B apart.
+- **Prefill**: a step has as many prompts as the token budget holds; longer prompts have chunks of the budget. With a
+  TTFT bound, prefill runs at the share of that rate at which nine of ten requests meet the bound:
+  wait(p90) = ln 10 x W, W = s rho^(sqrt(2(c+1)) - 1) / (2 c (1 - rho)). W is the mean wait of M/D/c (Sakasegawa's
+  approximation of M/M/c, halved for constant service), of c engines with the service time s and the load rho.
+- **Decode**: B is the largest batch whose step is within the TPOT bound, and that KV memory holds. With n output tokens
+  per request, requests finish (n - 1) step(B) / B apart.
 - **Collocated**: prefill delays decode. A request costs its prefill p and its share of decode steps,
   p + (n - 1) step(B) / B, and by Little's law its TPOT is step(B) + B p / (n - 1).
 
-The planner uses it to choose the deployments to simulate, and prints it as a check of the simulation.
+The planner chooses the deployments to simulate by rate matching, and prints it as a check of the simulation.
 """
 
 from __future__ import annotations
@@ -44,10 +44,8 @@ class Rates(NamedTuple):
 
 
 class ReplicaUnit(NamedTuple):
-    """``prefills`` replicas of one kind and ``decodes`` of another, each kind as a pool of one replica.
-
-    ``decode`` None: a collocated pool.
-    """
+    """``prefills`` replicas of the kind ``prefill`` and ``decodes`` replicas of the kind ``decode``. A kind is a pool
+    of one replica. ``decode`` None: a collocated pool."""
 
     prefill: Pool
     prefills: int
@@ -71,14 +69,15 @@ class UnitKind(NamedTuple):
 
 
 class UnitRate(NamedTuple):
-    """Requests/s of one copy of a unit, and its requests in flight; both 0 when a bound cannot be met."""
+    """Requests/s of one copy of a unit, and its requests in flight; both 0 if a bound cannot be met."""
 
     rps: float
     in_flight: float
 
 
 class RateMatcher:
-    """Rates of engine shapes for one model, GPU and workload; every figure is computed once."""
+    """Rates of engine shapes for one model, GPU and workload; every figure is computed once. ``prefix_hit_rate``: share
+    of each prompt that is in the prefix cache. ``ttft_s``: the bound on TTFT (None: none)."""
 
     def __init__(
         self,
@@ -107,7 +106,7 @@ class RateMatcher:
         return int(kv_capacity_tokens(self.hardware, self.shape, pool) // (self.tokens + self.outputs))
 
     def step_s(self, pool: Pool, batch: int) -> float:
-        """Seconds of one decode step of one engine, in the middle of the answers."""
+        """Seconds of one decode step of one engine, when half of each answer is there."""
         return self.costs(pool).step_s(batch, 0, self.tokens + self.outputs / 2)
 
     def _prefill_s(self, pool: Pool) -> float:
@@ -124,25 +123,25 @@ class RateMatcher:
 
     def _prefill(self, pool: Pool) -> float:
         """Requests/s of one replica that only prefills and is never idle."""
-        together = max(self.hardware.step_tokens // self.computed, 1)
-        alone_s = self.prefill_s(pool)
-        if together > 1:
+        prompts_per_step = max(self.hardware.step_tokens // self.computed, 1)
+        prompt_s = self.prefill_s(pool)
+        if prompts_per_step > 1:
             context = self.tokens - self.computed / 2
-            alone_s = self.costs(pool).step_s(0, together * self.computed, context) / together
-        return pool.engines_per_replica / alone_s
+            prompt_s = self.costs(pool).step_s(0, prompts_per_step * self.computed, context) / prompts_per_step
+        return pool.engines_per_replica / prompt_s
 
     def _share(self, pool: Pool, replicas: int) -> float:
-        """Share of `prefill` at which p90 of TTFT is within its bound; 0 if an idle system misses it."""
+        """Share of `prefill` at which p90 of TTFT is within its bound; 0 if TTFT misses it without queues."""
         if self.ttft_s is None:
             return 1.0
-        serves_s = self.prefill_s(pool)
-        spare_s = self.ttft_s - serves_s
+        service_s = self.prefill_s(pool)
+        spare_s = self.ttft_s - service_s
         if spare_s <= 0:
             return 0.0
         servers = replicas * pool.engines_per_replica
 
         def waits_s(load: float) -> float:
-            mean_s: float = serves_s * load ** (math.sqrt(2 * (servers + 1)) - 1) / (2 * servers * (1 - load))
+            mean_s: float = service_s * load ** (math.sqrt(2 * (servers + 1)) - 1) / (2 * servers * (1 - load))
             return math.log(10) * mean_s
 
         low, high = 0.0, 0.999
@@ -163,10 +162,10 @@ class RateMatcher:
         """(requests/s of one replica within the bound, batch of one engine)."""
         steps = max(self.outputs - 1, 1)
         context = self.tokens + self.outputs / 2
-        costs, alone_s = self.costs(pool), self.prefill_s(pool)
+        costs, prefill_s = self.costs(pool), self.prefill_s(pool)
         # A chunk joins a step that runs anyway.
         chunks = -(-self.computed // self.hardware.step_tokens)
-        adds_s = max(alone_s - chunks * costs.step_s(0, 0, context), 0.0)
+        adds_s = max(prefill_s - chunks * costs.step_s(0, 0, context), 0.0)
         batch = self._largest(pool, lambda b: self.step_s(pool, b) + b * adds_s / steps, tpot_s)
         if batch == 0:
             return 0.0, 0
@@ -174,6 +173,7 @@ class RateMatcher:
         return pool.engines_per_replica / takes_s, batch
 
     def _largest(self, pool: Pool, tpot_of: Callable[[int], float], bound_s: float) -> int:
+        """The largest batch of one engine whose TPOT is within the bound; 0 if there is none."""
         low, high = 0, max(int(min(self.room(pool), self.costs(pool).limits.batch)), 1)
         while low < high:  # TPOT grows with the batch
             middle = (low + high + 1) // 2
@@ -207,7 +207,7 @@ class RateMatcher:
 
 
 def unit_of(deployment: Deployment) -> ReplicaUnit:
-    """The unit of which a deployment is one copy. A fluid pool counts as its fixed split, else as two halves."""
+    """The unit of a deployment. The unit of a fluid pool is its fixed split, or else two halves."""
     pools, topology = deployment.pools, deployment.topology
     if isinstance(topology, Fluid):
         prefills, decodes = topology.split or (topology.pool.replicas // 2, -(-topology.pool.replicas // 2))

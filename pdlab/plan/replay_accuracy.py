@@ -39,8 +39,9 @@ class PredictedMeasured(NamedTuple):
 
 
 class ComparedReplay(NamedTuple):
-    """Figures of answered requests; times in seconds. ``tpot_p50``: None if answers have one token. ``hit_share``:
-    share of prompt tokens from caches (None: not counted). ``run`` and ``records``: one simulation as a result."""
+    """The figures of the answered requests of a replay; times in seconds. ``load``: the name of the replay. ``run`` and
+    ``records``: one of the simulations, as a result. ``tpot_p50``: None if answers have one token. ``hit_share``: share
+    of prompt tokens from caches (None: not counted)."""
 
     name: str
     load: str
@@ -54,10 +55,8 @@ class ComparedReplay(NamedTuple):
 
 
 def trace_sent(folder: Path, experiment: Experiment) -> Trace | None:
-    """The requests that an experiment replayed; None if it replayed none.
-
-    Raises StoreError if the compiled workload in its folder is missing or another one, UsageError if it cannot be read.
-    """
+    """The requests that an experiment replayed; None if it replayed none. Raises StoreError if the compiled workload in
+    its folder is missing or another one. Raises UsageError if it cannot be read."""
     replayed = [
         run.workload.lengths
         for run in experiment.runs
@@ -90,40 +89,59 @@ def compared(
     engine_kwargs: Mapping[str, Any],
     seeds: Sequence[int] = SEEDS,
 ) -> list[ComparedReplay]:
-    """Predicted and measured figures of each valid replay. Raises UsageError if the model or a request does not fit.
-
-    The simulated caches are those of the measured engines, or of ``hardware`` for a rehearsal. ``engine_kwargs``:
-    engine arguments that the launch added to the deployment's.
-    """
+    """Predicted and measured figures of each valid replay. The simulated caches are those of the measured engines. For
+    a rehearsal they are those of ``hardware``. ``engine_kwargs``: engine arguments that the launch added to those of
+    the deployment. Raises UsageError if the model or a request does not fit."""
     deployment = sweep.deployment.with_engine_kwargs(engine_kwargs)
     if experiment.manifest.rehearsal is None:  # rehearsed engines are those of the hardware file
         hybrid = not any(pool.engine_kwargs.get(ONE_GROUP) for pool in deployment.pools.values())
         hardware = hardware.model_copy(update={"hybrid_kv": hybrid})
     trials = [
-        simulate(
-            deployment, sweep.levels, sweep.workload, hardware, shape, seed=seed, trace=sweep.trace
-        )
+        simulate(deployment, sweep.levels, sweep.workload, hardware, shape, seed=seed, trace=sweep.trace)
         for seed in seeds
-    ]  # fmt: skip
+    ]
     runs = {run.key: run for run in experiment.runs}
     found = []
     for level, simulated in zip(sweep.levels, zip(*trials, strict=True), strict=True):
         run = runs[level.key]
         sent = Store(folder).read_records(run.key)
         facts = replay_facts(sent)
-        trial_runs = [to_run(each, run.label, run.workload) for each in simulated]
-        hits = None if facts is None or facts.hit_share is None else facts.hit_share
-        simulated_share = statistics.fmean(each.hit_share for each in simulated)
-        own_records = _as_replayed(simulated[0], sent, sweep.trace, folder)
-        found.append(_compared(sweep.name, run, trial_runs, hits, simulated_share, own_records))
+        predicted = [to_run(each, run.label, run.workload) for each in simulated]
+        ttft_p50, ttft_p90, tpot_p50 = (
+            _pair(predicted, run, *figure) for figure in (("ttft", "p50"), ("ttft", "p90"), ("tpot", "p50"))
+        )
+        assert ttft_p50 is not None and ttft_p90 is not None
+        hit_share = None
+        if facts is not None and facts.hit_share is not None:
+            hit_share = PredictedMeasured(statistics.fmean(each.hit_share for each in simulated), facts.hit_share)
+        requests_per_s = statistics.fmean(each.whole.requests_per_s for each in predicted)
+        found.append(
+            ComparedReplay(
+                name=sweep.name,
+                load=run.key.stem,
+                run=predicted[0],
+                records=_as_replayed(simulated[0], sent, sweep.trace, folder),
+                ttft_p50=ttft_p50,
+                ttft_p90=ttft_p90,
+                tpot_p50=tpot_p50,
+                requests_per_s=PredictedMeasured(requests_per_s, run.whole.requests_per_s),
+                hit_share=hit_share,
+            )
+        )
     return found
 
 
-def write_simulated(out: Path, experiment: Experiment, replays: Sequence[ComparedReplay]) -> Path:
-    """One simulation of each replay of an experiment as a result folder in ``out``, of the same name; returns it.
+def _pair(predicted: Sequence[Run], measured: Run, metric: str, percentile: str) -> PredictedMeasured | None:
+    """A percentile of a metric; None if it is unknown on either side."""
+    values = [_percentile(run.whole, metric, percentile) for run in predicted]
+    known, truth = [value for value in values if value is not None], _percentile(measured.whole, metric, percentile)
+    return PredictedMeasured(statistics.fmean(known), truth) if known and truth else None
 
-    Raises UsageError where something else than such results is in its place, WriteError where it cannot be written.
-    """
+
+def write_simulated(out: Path, experiment: Experiment, replays: Sequence[ComparedReplay]) -> Path:
+    """Write one simulation of each replay of an experiment as a result folder in ``out``, and return the folder. The
+    folder has the name of the experiment. Raises UsageError if it holds other results. Raises WriteError if it cannot
+    be written."""
     folder, measured = out / experiment.name, experiment.manifest
     store = Store(folder)
     if folder.is_dir() and any(folder.iterdir()) and store.read_manifest().origin != "simulated":
@@ -159,37 +177,6 @@ def _as_replayed(
         own_request = measured.model_copy(update={**own, "prefill_replica": None})
         made.append(record.model_copy(update={"replayed": own_request}))
     return tuple(sorted(made, key=lambda record: record.arrival_s))
-
-
-def _compared(
-    name: str,
-    run: Run,
-    simulated: Sequence[Run],
-    hit_share: float | None,
-    simulated_share: float,
-    own_records: tuple[RequestRecord, ...],
-) -> ComparedReplay:
-    ours = [each.whole for each in simulated]
-    served_per_s = statistics.fmean(each.requests_per_s for each in ours)
-
-    def pair(metric: str, part: str) -> PredictedMeasured | None:
-        values = [value for each in ours if (value := _percentile(each, metric, part)) is not None]
-        measured = _percentile(run.whole, metric, part)
-        return PredictedMeasured(statistics.fmean(values), measured) if values and measured else None
-
-    ttft_p50, ttft_p90 = pair("ttft", "p50"), pair("ttft", "p90")
-    assert ttft_p50 is not None and ttft_p90 is not None
-    return ComparedReplay(
-        name=name,
-        load=run.key.stem,
-        run=simulated[0],
-        records=own_records,
-        ttft_p50=ttft_p50,
-        ttft_p90=ttft_p90,
-        tpot_p50=pair("tpot", "p50"),
-        requests_per_s=PredictedMeasured(served_per_s, run.whole.requests_per_s),
-        hit_share=None if hit_share is None else PredictedMeasured(simulated_share, hit_share),
-    )
 
 
 def _percentile(summary: Summary, metric: str, part: str) -> float | None:

@@ -32,11 +32,9 @@ class ScatteredBlocks:
 
 
 def read(path: Path, model: str, tokens: int, *, cpu: bool) -> ScatteredBlocks:
-    """Read the ``--json`` file of a check, at the size nearest to ``tokens``.
-
-    ``cpu``: the plan is for engines on CPUs, whose KV cache is in host memory. Raises UsageError for a file of another
-    model, memory or kind of check.
-    """
+    """The costs in the ``--json`` file of a check, at the size nearest to ``tokens``. ``cpu``: the plan is for engines
+    on CPUs, whose KV cache is in host memory. Raises UsageError for a file of another model, memory or kind of
+    check."""
     where = f"--blocks {path}"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))

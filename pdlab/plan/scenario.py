@@ -29,17 +29,18 @@ from pdlab.sim.simulator import simulate
 
 WAVES, LATER_WAVES, FIRST_REQUESTS, LEAST_REQUESTS = 6, 3, 96, 48
 STAYS, LEAST_OPEN, MOST_OPEN = 12.0, 1200, 3000  # of an open loop: duration in E2EL; least and most requests
-# The least and the most shares of its requests that are left out at the beginning and at the end.
+# The least and the largest share of the requests of an open loop that are left out at the beginning and at the end.
 FILLING, MOST_FILLING, DRAINING, MOST_DRAINING = 0.2, 0.5, 0.1, 0.25
 FILLED_STAYS = 2.0  # an open loop has filled after this many times the p95 of E2EL
 OF_A_TRACE = 0.1  # share of recorded requests that is left out at the beginning
-GROWTH, DEVIATIONS = 0.05, 3.0  # a queue grows if more than this share of arrivals, or these deviations, remain
+GROWTH, DEVIATIONS = 0.05, 3.0  # a queue grows if more than this share, and these standard deviations, remain
 
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """One load on one copy. ``stress``: the SLO's quantile of the worst latency over its bound. ``meets``: the SLO's
-    share of requests is within the bounds, and no queue grows."""
+    """The figures of one copy under one load. Latencies are means of the judged requests. ``good_share``: share of
+    these requests within every bound. ``meets``: it is at least the SLO's quantile, and no queue grows. ``stress``: the
+    SLO's quantile of the worst latency over its bound. ``bottleneck``: see `bottleneck`."""
 
     load: Closed | Open
     requests_per_s: float
@@ -81,9 +82,13 @@ class Simulates(Protocol):
 class Scenario:
     """The common settings of all simulations of a plan.
 
-    ``trace``: the load of an open loop, at its own rate; ``workload`` then has its mean lengths. If its prompts share
-    text, prefix caches are simulated, and ``prefix_hit_rate`` is only for rate matching. ``scattered``: scattered
-    blocks of a wrapped KV pool are copied one by one; False: they merge. ``count``: the GPUs that divide throughput.
+    ``trace``: the requests of the load, at their own rate; ``workload`` then has their mean lengths. If the prompts of
+    the trace share text, prefix caches are simulated, and ``prefix_hit_rate`` is only for rate matching.
+    ``scattered``: scattered blocks of a wrapped KV pool are copied one by one; False: they merge. ``blocks``: the
+    measured cost of scattered blocks, which ``hardware`` then has (None: not measured). ``count``: the GPUs that divide
+    throughput. ``nic``: kind of the nodes' NICs (None: the plan has no nodes). ``kv_offload_gb``: host memory of each
+    engine that prefills (`Deployment.kv_offload_gb`). ``gaps``: levels have the gaps between tokens, which only
+    pictures and files need.
     """
 
     hardware: Hardware
@@ -96,22 +101,19 @@ class Scenario:
     trace: Trace | None = None
     scattered: bool = True
     blocks: ScatteredBlocks | None = None
-    """The measured cost of scattered blocks, which ``hardware`` then has; None: not measured."""
     count: Count = DEFAULT_COUNT
     nic: str | None = None
-    """Kind of the nodes' NICs; None: the plan has no nodes."""
     kv_offload_gb: float | None = None
-    """Host memory of each engine that prefills (`Deployment.kv_offload_gb`)."""
     gaps: bool = True
-    """Whether levels have the gaps between tokens, which only pictures and files need."""
 
     def with_offload(self, deployment: Deployment) -> Deployment:
         """The deployment with the scenario's ``kv_offload_gb``."""
         return deployment.model_copy(update={"kv_offload_gb": self.kv_offload_gb})
 
     def counted_gpus(self, deployment: Deployment, copies: int, gpus: int) -> float:
-        """The GPUs by which the throughput of all copies is divided: those that they use, or those of their whole nodes
-        (`whole_node_gpus`), at most those of the planned nodes."""
+        """The GPUs by which the throughput of all copies is divided. They are the GPUs that the copies use, or the GPUs
+        of their whole nodes (`whole_node_gpus`), at most those of the planned nodes. ``gpus``: the number of planned
+        GPUs."""
         used = copies * deployment.gpus
         if self.count == "used" or self.hardware.cpu:
             return used
@@ -120,17 +122,15 @@ class Scenario:
 
     @property
     def longest(self) -> Workload:
-        """The requests whose longest one must fit each engine."""
+        """A workload whose longest request must fit each engine."""
         if self.trace is None:
             return self.workload
         return Workload(input_tokens=self.trace.longest[0], output_tokens=self.trace.longest[1])
 
     def outside(self, deployment: Deployment | None = None, result: LoadResult | None = None) -> tuple[OutsideFit, ...]:
-        """In what this plan, a deployment of it, or a load on that is extrapolated.
-
-        Tables with measured levels have the errors of public stacks: they are extrapolated too if no such stack is
-        like this one.
-        """
+        """The dimensions in which this plan, one deployment, or one load on the deployment is extrapolated. Tables with
+        measured levels have the errors of public stacks. They are extrapolated too if no such stack is like this
+        one."""
         loads = [] if deployment is None or result is None else [in_flight(result, deployment)]
         found = outside_fit(
             self.hardware,
@@ -142,17 +142,17 @@ class Scenario:
         )
         if found or deployment is None or self.hardware.steps is None:
             return found
-        from pdlab.plan.stack_bands import why_cached, why_without
+        from pdlab.plan.stack_bands import why_cached, why_no_band
 
         load = result.load if result is not None else None
-        why = why_without(self.hardware, self.shape, deployment, self.longest, load, loads)
+        why = why_no_band(self.hardware, self.shape, deployment, self.longest, load, loads)
         why = why or why_cached(self.prefix_hit_rate)
         return (OutsideFit("errors", f"errors are known of public stacks, and {why}"),) if why else ()
 
     def step_findings(
         self, deployments: Sequence[Deployment] = (), results: Sequence[LoadResult] = ()
     ) -> tuple[Finding, ...]:
-        """`step_findings` of the plan, the deployments' pools and the simulated levels. Raises UsageError."""
+        """The findings of `pdlab.plan.step_findings` for pools of deployments and their levels. Raises UsageError."""
         pools = [pool for deployment in deployments for pool in deployment.pools.values()]
         return step_findings(self.hardware, self.shape, pools, [each.level for each in results])
 
@@ -161,12 +161,12 @@ class Scenario:
         return self.blocks is None and depends_on_age(deployment, self.hardware, self.shape)
 
     def at_rate(self, rate_rps: float) -> Open:
-        """The plan's arrivals at that rate."""
+        """The load of that rate, with the burstiness of the plan."""
         return Open(rate_rps=rate_rps, burstiness=self.burstiness)
 
     def outcome(self, deployment: Deployment, load: Closed | Open, stays_s: float = 0.0) -> LoadResult:
-        """Simulate one copy under one load. ``stays_s``: approximate E2EL, for the duration of an open loop. Raises
-        UsageError if a request does not fit."""
+        """Simulate one copy under one load. ``stays_s``: approximate E2EL of a request, for the duration of an open
+        loop. Raises UsageError if a request does not fit."""
         trace = self._trace(load)
         if trace is not None:
             count = len(trace.arrival_s)
@@ -190,7 +190,7 @@ class Scenario:
         return partial(simulate, gaps=self.gaps)
 
     def again(self, simulates: Simulates, deployment: Deployment, result: LoadResult) -> LoadResult:
-        """Simulate the requests of ``result`` by ``simulates``. Raises UsageError as ``simulates`` does."""
+        """Simulate the requests of ``result`` with another simulator. Raises the UsageError of ``simulates``."""
         return self._simulated(simulates, deployment, result.level.level, self._trace(result.load))
 
     def _trace(self, load: Closed | Open) -> Trace | None:
@@ -261,11 +261,11 @@ def crossing_share(low: float, high: float) -> float:
 
 
 def judged(simulated: SimulatedLevel, *, recorded: bool = False) -> slice:
-    """The requests to judge: without those that fill an empty system and those that drain it.
+    """The requests that are judged: without those that fill an empty system, and those that drain it.
 
     A closed loop loses its first wave. An open loop begins after twice the 95th percentile of E2EL, and ends one median
-    of E2EL before the last arrival. It loses at least a fifth and at most a half at the beginning, and at least a tenth
-    and at most a quarter at the end. ``recorded`` requests lose their first tenth.
+    of E2EL before the last arrival. It loses at least a fifth and at most a half of its requests at the beginning. At
+    the end it loses at least a tenth and at most a quarter. ``recorded`` requests lose their first tenth.
     """
     import numpy as np
 
@@ -285,11 +285,9 @@ def judged(simulated: SimulatedLevel, *, recorded: bool = False) -> slice:
 
 
 def _served(simulated: SimulatedLevel, part: slice, *, waits: bool = False) -> tuple[float, bool]:
-    """(served requests/s, whether no queue grows).
-
-    In an open loop: the requested rate times the share of arrivals that finished, because the arrival rate of a short
-    window differs from the requested rate by chance. If requests wait for others (``waits``), their own arrival rate.
-    """
+    """(served requests/s, whether no queue grows). In an open loop, requests/s are the requested rate times the share
+    of arrivals that finished, because the arrival rate of a short window differs from the requested rate by chance. If
+    requests wait for others (``waits``), it is their own arrival rate times that share."""
     import numpy as np
 
     load = simulated.level.load
@@ -311,7 +309,7 @@ def _served(simulated: SimulatedLevel, part: slice, *, waits: bool = False) -> t
 
 
 def bottleneck(level: SimulatedLevel) -> str:
-    """The bottleneck by share of the time: KV memory, the link, prefill or decode."""
+    """The bottleneck of a level by shares of its time: KV memory, the link, prefill or decode."""
     if level.kv_full > 0.05:
         return "KV memory"
     if level.link_busy > 0.8:
@@ -320,7 +318,7 @@ def bottleneck(level: SimulatedLevel) -> str:
         computing = sum(level.prefill_end_s) - sum(level.prefill_start_s)
         living = sum(level.finish_s) - sum(level.arrival_s)
         return "prefill" if computing > 0.5 * living else "decode"
-    if "fluid" in level.busy:  # its engines do both: the share of prefill's queue in TTFT decides
+    if "fluid" in level.busy:  # its engines prefill and decode: the share of the queue in TTFT decides
         waiting = sum(level.prefill_start_s) - sum(level.queued_s)
         return "prefill" if waiting > 0.5 * (sum(level.first_token_s) - sum(level.arrival_s)) else "decode"
     return "prefill" if level.busy["prefill"] > 0.85 else "decode"

@@ -15,7 +15,8 @@ from pdlab.sim.vllm_engine import simulate_with_vllm
 def comparison_with_vllm(
     scenario: Scenario, candidates: Sequence[Candidate], simulates: Simulates = simulate_with_vllm
 ) -> str:
-    """For each candidate's best load, the plan's figures, and those of vLLM's scheduler for the same requests."""
+    """The plan's figures at the best load of each candidate, beside those of vLLM's scheduler for the same requests.
+    ``simulates``: the simulator with vLLM's scheduler."""
     found: list[tuple[str, LoadResult, LoadResult]] = []
     refused: list[tuple[str, UsageError]] = []
     for candidate in candidates:

@@ -1,16 +1,16 @@
-"""Which band a prediction by tabulated steps has, what of it is extrapolated, and where there is none. Pure.
+"""The band of a prediction by tabulated steps: its errors, and the reasons for which there is none. Pure.
 
-- **Constants of a fit** have the band of the fit, inside of it (`pdlab.plan.extrapolation`).
-- **Tables with measured levels** have what public stacks were off by after as many levels. TP, lengths and loads that
-  were not measured are in those errors; another GPU, model, version, mode or network is not. An engine or a mode that
-  no public stack has, such as P:D, has no band here either.
-- **Tables alone** have the errors of public stacks that the others predicted, wider for an engine version or a model
-  that none of them has. There is none for a GPU that none of them has, where bands of left-out models or versions held
-  less than `NEAR`, where fewer than `LEAST_LIKE` stacks have that engine and mode, and outside of what the points
-  cover: lengths, loads, TP, formats of weights, closed loops.
-- Either has one only by at least `LEAST_STACKS` stacks: fewer say nothing about the tenth of a new one's errors.
-- **Near saturation**, where prompts wait for KV memory or nearly do, a small error of the steps or of the memory is a
-  large one of the TTFT: there is no band.
+- **Constants of a fit** have the band of the fit, inside of the fit (`pdlab.plan.extrapolation`).
+- **Tables with measured levels** have the errors of public stacks after as many levels. These errors include those of
+  TP, lengths and loads that were not measured. They do not include another GPU, model, version, mode or network. An
+  engine or a mode that no public stack has, such as P:D, has no band.
+- **Tables without measured levels** have the errors of public stacks that were predicted by the other stacks. The band
+  is wider for an engine version or a model that no public stack has. There is no band for a GPU that no public stack
+  has; if bands of left-out models or versions held less than `NEAR`; if fewer than `LEAST_LIKE` stacks have that engine
+  and mode; and outside of the points' range of lengths, loads, TP and formats of weights, or of closed loops.
+- A band of tables needs at least `LEAST_STACKS` public stacks.
+- **Near saturation** prompts wait for KV memory, or nearly do. There a small error of the steps or of the memory is a
+  large error of the TTFT, and there is no band.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment
 from pdlab.core.findings import Finding, found
 from pdlab.core.workload import Closed, Load, Workload
-from pdlab.plan.error_catalog import NEAR, ErrorCatalog, parts_of, public_errors, stack_of, weights_of
+from pdlab.plan.error_catalog import NEAR, ErrorCatalog, public_errors, stack_of, weights_of
 from pdlab.plan.extrapolation import SLACK, OutsideFit
 from pdlab.plan.stack_prior import KINDS, LEAST_LIKE, LEAST_STACKS, Stack, group_of
 from pdlab.sim.hardware import FitError, Hardware
@@ -41,7 +41,7 @@ TIGHT = 0.85
 
 
 class StackBand(NamedTuple):
-    """``error`` None: an estimate without a band. ``findings``: why, or what of it is extrapolated."""
+    """The errors of a band; None: there is no band. ``findings``: the reason, or the extrapolated parts."""
 
     error: FitError | None
     findings: tuple[Finding, ...] = ()
@@ -56,7 +56,8 @@ def band_of(
     in_flight_per_gpu: Sequence[float],
     outside: Sequence[OutsideFit],
 ) -> StackBand:
-    """``outside``: what `pdlab.plan.extrapolation.outside_fit` says."""
+    """The band of predictions of one deployment, workload and load. ``outside``: the result of
+    `pdlab.plan.extrapolation.outside_fit` for them."""
     if hardware.steps is None:
         return StackBand(None if outside else hardware.error)
     catalog = public_errors()
@@ -65,9 +66,9 @@ def band_of(
         reason = (
             f"its levels are of another {' and '.join(others)}"
             if others
-            else why_without(hardware, shape, deployment, workload, load, in_flight_per_gpu)
+            else why_no_band(hardware, shape, deployment, workload, load, in_flight_per_gpu)
         )
-        return _without(reason) if reason else StackBand(hardware.error)
+        return no_band(reason) if reason else StackBand(hardware.error)
     reason = _not_covered(catalog, hardware, shape, deployment, workload, load, in_flight_per_gpu)
     stack = stack_of(hardware, shape, deployment)
     unseen = catalog.unseen(stack)
@@ -77,21 +78,13 @@ def band_of(
         reason = "none of them guesses tokens"
     reason = reason or _untold(catalog, stack, deployment.mode, unseen)
     if reason:
-        return _without(reason)
+        return no_band(reason)
     medians = {metric: _median(catalog, metric) for metric in catalog.components}
-    error = FitError(
-        tpot_percent=medians["TPOT"],
-        ttft_percent=medians["mean TTFT"],
-        requests_per_s_percent=medians["TPOT"],
-        points=sum(each.points for each in catalog.stacks),
-        how="public stacks, each predicted by the others; requests/s as TPOT",
-        parts=parts_of(catalog.components, unseen),
-    )
-    said = found("band_of_public_stacks", stacks=len(catalog.stacks), unseen=words or "nothing")
-    return StackBand(error, (said,))
+    error = catalog.error("public stacks, each predicted by the others", medians, catalog.components, unseen)
+    return StackBand(error, (found("band_of_public_stacks", stacks=len(catalog.stacks), unseen=words or "nothing"),))
 
 
-def why_without(
+def why_no_band(
     hardware: Hardware,
     shape: ModelShape,
     deployment: Deployment,
@@ -99,8 +92,8 @@ def why_without(
     load: Load | None = None,
     in_flight_per_gpu: Sequence[float] = (),
 ) -> str:
-    """Why tables with measured levels have no band, because the public points are not like this; empty: they are.
-    ``load`` None: it is not judged."""
+    """Why tables with measured levels have no band: the difference from the public points; empty: there is none.
+    ``load``: None: the load is not judged."""
     catalog = public_errors()
     few = _few(catalog, stack_of(hardware, shape, deployment), deployment.mode)
     return few or _not_covered(catalog, hardware, shape, deployment, workload, load, in_flight_per_gpu)
@@ -114,7 +107,7 @@ def _few(catalog: ErrorCatalog, stack: Stack, mode: str) -> str:
 
 
 def _untold(catalog: ErrorCatalog, stack: Stack, mode: str, unseen: Sequence[str]) -> str:
-    """Why no stacks that were left out say how far a prediction of this one is off; empty: they do."""
+    """Why the errors of left-out stacks are no errors of this stack; empty: they are."""
     if few := _few(catalog, stack, mode):
         return few
     if "gpu" in unseen:
@@ -130,7 +123,7 @@ def _untold(catalog: ErrorCatalog, stack: Stack, mode: str, unseen: Sequence[str
 
 
 def why_cached(share: float) -> str:
-    """Why a load whose caches answer that share of the prompt tokens has no band on tables; empty: it is small."""
+    """Why predictions by tables have no band if caches answer that share of the prompt tokens; empty: they have one."""
     return f"none has prefix caches that answer {share:.0%} of the prompt tokens" if share > CACHED else ""
 
 
@@ -139,7 +132,8 @@ def _median(catalog: ErrorCatalog, metric: str) -> float:
     return round(statistics.median(known), 1)
 
 
-def _without(reason: str) -> StackBand:
+def no_band(reason: str) -> StackBand:
+    """No band, with the finding that gives the reason."""
     return StackBand(None, (found("no_band", why=reason),))
 
 
@@ -152,7 +146,7 @@ def _not_covered(
     load: Load | None,
     in_flight_per_gpu: Sequence[float],
 ) -> str:
-    """What the public points are not of; empty: nothing."""
+    """The difference of a prediction from the range of the public points; empty: it is in their range."""
     covered = catalog.covered
     if len(catalog.stacks) < LEAST_STACKS:
         return f"there are {len(catalog.stacks)}, and a band needs {LEAST_STACKS}"

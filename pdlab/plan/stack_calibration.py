@@ -1,9 +1,8 @@
-"""A correction of tabulated steps from a handful of measured levels: what they say, how much each helped, what next.
+"""Correct tabulated steps by a few measured levels; how much each level helped, and which level to measure next.
 
 The prior is the correction that the hardware has: that of the public stacks, or of levels measured before. Two to four
-levels, spread over TP and lengths, move it (`pdlab.plan.correction_fit`). How much a level helped, and which one would
-help most, is by the mean variance of the predicted TPOT over `candidates`: deployments, lengths and loads around those
-that were measured.
+levels, spread over TP and lengths, change it (`pdlab.plan.correction_fit`). A level helps as much as it lowers the mean
+variance of the predicted TPOT over `possible_levels`: deployments, lengths and loads around the measured ones.
 """
 
 from __future__ import annotations
@@ -46,16 +45,17 @@ from pdlab.sim.simulator import simulate
 from pdlab.sim.step_source import NO_CORRECTION, Correction
 
 SEED = (0,)
-ROUNDS = 3  # of Gauss and Newton: responses are straight lines only nearby
-LOADS = (4, 16, 64)  # requests in flight, of what may be measured next
+ROUNDS = 3  # Gauss-Newton steps: responses are linear only near the correction
+# The levels that may be measured next:
+LOADS = (4, 16, 64)  # requests in flight
 LENGTHS = ((1024, 1024), (8192, 1024))
 TPS = (1, 2, 4, 8)
-PROMPTS = 3  # per request in flight, of a level that is only looked at
+PROMPTS = 3  # requests of a simulation, per request in flight
 SOURCE = "python -m pdlab calibrate"
 
 
 class LevelInformation(NamedTuple):
-    """By what share of the variance of predictions a measured level lowered what the levels before it had left."""
+    """A measured level. ``share``: by this share it lowered the variance that the levels before it left."""
 
     sweep: str
     load: str
@@ -63,7 +63,7 @@ class LevelInformation(NamedTuple):
 
 
 class LevelToMeasure(NamedTuple):
-    """A level that was not measured, and by what share it would lower the variance that is left."""
+    """A level that was not measured. ``share``: by this share it would lower the variance that is left."""
 
     label: str
     input_tokens: int
@@ -73,8 +73,9 @@ class LevelToMeasure(NamedTuple):
 
 
 class StackCalibration(NamedTuple):
-    """``spread``: standard deviations of the logarithm of a predicted TPOT that the correction alone leaves unknown,
-    before and after, as a mean over the candidates."""
+    """A correction after measured levels. ``helped``: how much each level helped. ``next_level``: the level that would
+    help most (None: none can be measured). ``spread``: the standard deviation of the logarithm of a predicted TPOT that
+    is due to the correction, before and after the levels, as a mean over `possible_levels`."""
 
     correction: Correction
     helped: tuple[LevelInformation, ...]
@@ -88,38 +89,35 @@ def calibrated(
     sweeps: Sequence[MeasuredSweep],
     errors: dict[str, ErrorSds] | None = None,
 ) -> StackCalibration:
-    """The correction after these levels. ``errors``: of levels within a stack (None: `ERRORS`).
-
-    Raises UsageError for hardware whose steps are no tables, or whose correction has no covariance.
-    """
+    """The correction after these levels. ``errors``: metric -> the errors of levels within a stack (None: `ERRORS`).
+    Raises UsageError for hardware whose steps are no tables, or whose correction has no covariance."""
     sds = errors or ERRORS
-    prior = prior_belief(hardware)
+    prior = prior_correction(hardware)
     theta, responses = prior.mean.copy(), list[Response]()
     for _ in range(ROUNDS):
         responses = sweep_responses(hardware, shape, sweeps, theta)
         after = posterior(prior, theta, responses, sds)
-        earlier_theta, theta = theta, bounded(after)
-        still = bool(np.all(np.abs(theta - earlier_theta) < 0.01))
-        if still:
+        before_step, theta = theta, bounded(after)
+        if np.all(np.abs(theta - before_step) < 0.01):
             break
-    targets = candidates(hardware, shape, sweeps, theta)
+    targets = possible_levels(hardware, shape, sweeps, theta)
     slopes = np.array([each.response.slopes for each in targets]) if targets else np.eye(len(theta))
     names = [(sweep.name, name_of(level.load)) for sweep in sweeps for level in sweep.levels]
     shares = gains(prior, theta, responses, sds, slopes)
-    before, left = (float(np.sqrt(prediction_variance(belief, slopes).mean())) for belief in (prior, after))
+    before, left = (float(np.sqrt(prediction_variance(each, slopes).mean())) for each in (prior, after))
     earlier = hardware.steps.correction if hardware.steps else NO_CORRECTION
     settings = {(sweep.deployment.label, sweep.workload.label) for sweep in sweeps}
     correction = correction_of(after, earlier.fitted_levels + len(names), SOURCE)
     return StackCalibration(
         correction=correction.model_copy(update={"fitted_settings": earlier.fitted_settings + len(settings)}),
         helped=tuple(LevelInformation(*name, share) for name, share in zip(names, shares, strict=True)),
-        next_level=_next(prior, theta, responses, targets, sds, slopes),
+        next_level=_next_level(prior, theta, responses, targets, sds, slopes),
         spread=(before, left),
     )
 
 
-def prior_belief(hardware: Hardware) -> CorrectionDistribution:
-    """What is believed of the correction before these levels. Raises UsageError."""
+def prior_correction(hardware: Hardware) -> CorrectionDistribution:
+    """The distribution of the correction before these levels. Raises UsageError."""
     if hardware.steps is None:
         raise UsageError(f"{hardware.name}: its steps are constants of a fit; a correction is of tabulated steps")
     if hardware.steps.correction.covariance is None:
@@ -133,41 +131,40 @@ def prior_belief(hardware: Hardware) -> CorrectionDistribution:
 def sweep_responses(
     hardware: Hardware, shape: ModelShape, sweeps: Sequence[MeasuredSweep], theta: Array
 ) -> list[Response]:
-    """TPOT and mean TTFT of every level, four simulations of each sweep."""
+    """The responses of TPOT and mean TTFT of every level to the parameters ``theta`` of a correction. Each sweep is
+    simulated at ``theta``, and with a step in each parameter. Raises UsageError if it cannot run."""
     found: list[Response] = []
     number = 0
     for sweep in sweeps:
-        base, *aside = (
+        at_theta, *after_steps = (
             predict(hardware.with_correction(correction_at(each)), shape, sweep, SEED)
             for each in (theta, *perturbed(theta))
         )
-        for index, (level, truth) in enumerate(zip(sweep.levels, sweep.values, strict=True)):
+        for index, (level, figures_measured) in enumerate(zip(sweep.levels, sweep.values, strict=True)):
             setting = LevelSetting(sweep.deployment.label, sweep.workload.label, name_of(level.load))
             for metric, place in ((TPOT, 0), (TTFT, 1)):
-                measured, predicted = truth[place], base[index][place]
-                others = [each[index][place] for each in aside]
+                measured, predicted = figures_measured[place], at_theta[index][place]
                 if measured is None or predicted is None:
                     continue
-                known = [each for each in others if each is not None]
-                found.append(
-                    Response(metric, setting, number, math.log(measured / predicted), slopes_at(predicted, known))
-                )
+                moved = [value for each in after_steps if (value := each[index][place]) is not None]
+                slopes = slopes_at(predicted, moved)
+                found.append(Response(metric, setting, number, math.log(measured / predicted), slopes))
             number += 1
     return found
 
 
 class PossibleLevel(NamedTuple):
-    """A level that could be measured, as a response without a measured value."""
+    """A level that may be measured, with the response of its TPOT, whose residual is 0."""
 
     level: LevelToMeasure
     response: Response
 
 
-def candidates(
+def possible_levels(
     hardware: Hardware, shape: ModelShape, sweeps: Sequence[MeasuredSweep], theta: Array
 ) -> list[PossibleLevel]:
-    """TPOT of deployments of the measured kind at every TP that runs, at the measured and at usual lengths and loads.
-    What does not run is left out."""
+    """Levels of deployments of the measured kind at every TP, at the measured and usual lengths, and at usual loads.
+    Levels that cannot run are left out."""
     lengths = dict.fromkeys(
         [(each.workload.input_tokens, each.workload.output_tokens) for each in sweeps] + list(LENGTHS)
     )
@@ -218,7 +215,7 @@ def _tpot_s(hardware: Hardware, shape: ModelShape, deployment: Deployment, workl
     return tpot_s
 
 
-def _next(
+def _next_level(
     prior: CorrectionDistribution,
     theta: Array,
     responses: Sequence[Response],
@@ -226,7 +223,7 @@ def _next(
     sds: dict[str, ErrorSds],
     slopes: Array,
 ) -> LevelToMeasure | None:
-    """The candidate that would lower the variance most; None where nothing can be measured."""
+    """The level that would lower the variance most; None if no level can be measured."""
     measured = {each.setting for each in responses}
     left = float(prediction_variance(posterior(prior, theta, responses, sds), slopes).mean())
     best: LevelToMeasure | None = None
@@ -241,7 +238,7 @@ def _next(
 
 
 def calibration_text(calibration: StackCalibration) -> str:
-    """The correction, how much each level helped, and what to measure next: one fact a line."""
+    """The correction, how much each level helped, and which level to measure next; one fact a line."""
     correction = calibration.correction
     assert correction.covariance is not None
     host, factor, prefill, sync = (math.sqrt(row[index]) for index, row in enumerate(correction.covariance))

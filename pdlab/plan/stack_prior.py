@@ -1,16 +1,16 @@
-"""What other stacks say about one that was never measured: its correction, and how far predictions are off. Pure.
+"""The prior of a stack that was never measured, by the corrections of other stacks; errors of its predictions. Pure.
 
-**The correction.** Each of its parameters is, over stacks, a mean plus effects of the model, of the GPU, of the engine,
-of its version, and of the stack alone (a random-effects layout; Searle, Casella and McCulloch, Variance Components,
-1992). The best linear prediction of a new stack is its prior: a model that was seen on another GPU counts more than one
-that was not, and a version that was never seen is as wide as versions have differed. Effects of different parameters
-are independent, but not the errors of one stack's fit: levels tell the host's time and the factor together better than
-each. So all parameters are predicted at once.
+**The correction.** Over stacks, each parameter of a correction is a mean plus effects of the model, of the GPU, of the
+engine, of its version, and of the single stack (a random-effects layout; Searle, Casella and McCulloch, Variance
+Components, 1992). The best linear prediction of a new stack is its prior. A model that was seen on another GPU narrows
+the prior. An unseen version leaves it as wide as versions differ. Effects of different parameters are independent. The
+errors of one stack's fit are not: levels determine the sum of the host's time and the factor better than each. So all
+parameters are predicted at once.
 
-**The errors** of predictions by such priors have parts of the same kinds (`ErrorComponents`): of a stack as such, more
-of it for a model, a GPU or an engine's version that was not among the others, and within a stack.
+**The errors** of predictions by such priors have parts of the same kinds (`ErrorComponents`): a part of the stack, a
+further part for a model, a GPU or an engine's version that no other stack has, and parts within a stack.
 
-benchmarks/stack_scores estimates both from public points; configs/errors/public.yaml keeps them.
+benchmarks/stack_scores estimates both from public points. configs/errors/public.yaml has the results.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from pdlab.plan.prediction_intervals import NORMAL_90
 from pdlab.sim.hardware import ErrorParts
 
 UNSTATED = "unstated"
-LEAST_STACKS = 9  # of fewer the worst says nothing about the tenth of a new one's errors
+LEAST_STACKS = 9  # fewer stacks do not determine within which range 90 % of a new stack's errors are
 
 
 class Stack(NamedTuple):
-    """What one group of points shares: model with its precision, GPU, engine and version, and the kind of serving."""
+    """The common properties of a group of points: model with its precision, GPU, engine, version, and mode."""
 
     model: str
     gpu: str
@@ -42,14 +42,14 @@ class Stack(NamedTuple):
 
     @property
     def label(self) -> str:
-        """In a table: ``gpt-oss-120b fp4, H100, vllm 0.18``."""
+        """The stack in a table: ``gpt-oss-120b fp4, H100, vllm 0.18``."""
         mode = ", P:D" if self.mode == "pd" else ""
         return f"{self.model}, {self.gpu}, {self.engine} {self.version}{mode}"
 
 
 class StackFit(NamedTuple):
-    """What a stack's own levels say: (host_ms, ln factor, ln prefill_factor, sync_us), and the covariance of its
-    error."""
+    """The correction of a stack by its own levels: (host_ms, ln factor, ln prefill_factor, sync_us). ``covariance``: of
+    the error of ``mean``."""
 
     stack: Stack
     mean: Array
@@ -57,7 +57,8 @@ class StackFit(NamedTuple):
 
 
 class EffectSds(NamedTuple):
-    """Standard deviations of one parameter over models, GPUs, engine versions, of a stack alone, and over engines."""
+    """Standard deviations of one parameter: over models, GPUs and engine versions, of a single stack (``alone``), and
+    over engines (``family``)."""
 
     model: float
     gpu: float
@@ -67,8 +68,8 @@ class EffectSds(NamedTuple):
 
 
 def group_of(stack: Stack, kind: str) -> str:
-    """Its model, its GPU, or its engine with the version, by one of `SEEN_BY`. A version that nobody stated is the
-    stack's own: two of them may differ."""
+    """The model, the GPU, or the engine with the version of a stack, by a kind of `SEEN_BY`. A version that is not
+    stated is a group of its own: two such versions may differ."""
     if kind == "model":
         return stack.model.split()[0]
     if kind == "gpu":
@@ -77,7 +78,7 @@ def group_of(stack: Stack, kind: str) -> str:
 
 
 def shared_effects(stacks: Sequence[Stack], others: Sequence[Stack]) -> Array:
-    """(stacks, others, 5): which of `EffectSds` two stacks have in common; a stack has all with itself."""
+    """(stacks, others, 5): 1 for each of `EffectSds` that two stacks have in common, else 0."""
     one, other = (
         np.array([[*(group_of(each, kind) for kind in SEEN_BY), each.label, each.engine] for each in some])
         for some in (stacks, others)
@@ -92,7 +93,8 @@ def effects_covariance(shared: Array, effects: EffectSds) -> Array:
 
 
 def prior_of(stack: Stack, fits: Sequence[StackFit], effects: Sequence[EffectSds]) -> CorrectionDistribution:
-    """Of a stack from the fits of others. The uncertainty of their mean is in it."""
+    """The prior of a stack by the fits of other stacks. ``effects``: one for each parameter. The covariance includes
+    the uncertainty of the mean."""
     others, count, size = [fit.stack for fit in fits], len(fits), len(effects)
     among, toward_them = shared_effects(others, others), shared_effects([stack], others)
     covariance, toward = np.zeros((count, size, count, size)), np.zeros((size, count, size))
@@ -157,7 +159,8 @@ class ErrorComponents(Frozen):
         return math.hypot(*parts) / 100
 
 
-# What a group of levels shares: of the stack, and within it (`pdlab.plan.correction_fit.LevelSetting`).
+# Kinds of groups of levels, with their words: of stacks, then within a stack
+# (`pdlab.plan.correction_fit.LevelSetting`).
 KINDS = {
     "model": "model",
     "gpu": "GPU",
@@ -170,7 +173,7 @@ SEEN_BY = tuple(KINDS)[:3]
 
 
 def unseen(stack: Stack, others: Sequence[Stack]) -> tuple[str, ...]:
-    """What of model, GPU and engine with its version no other stack has. A version nobody stated was never seen."""
+    """The kinds of `SEEN_BY` in which no other stack is like this one. A version that is not stated is never seen."""
     return tuple(
         kind
         for kind in SEEN_BY
@@ -179,4 +182,4 @@ def unseen(stack: Stack, others: Sequence[Stack]) -> tuple[str, ...]:
     )
 
 
-LEAST_LIKE = 3  # two are no rule
+LEAST_LIKE = 3  # stacks of one engine and mode, or groups of one kind, for a band

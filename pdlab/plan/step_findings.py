@@ -22,11 +22,9 @@ def step_findings(
     pools: Iterable[Pool] = (),
     levels: Iterable[SimulatedLevel] = (),
 ) -> tuple[Finding, ...]:
-    """Findings about the hardware and the types beside it; none for fitted constants.
-
-    ``pools``: of the plan; their tables of ``shape`` are searched for estimated values. ``levels``: the predictions.
-    Raises UsageError for tables that do not exist.
-    """
+    """Findings about the hardware, and about the GPU types beside it. Fitted constants have none. ``pools``: those of
+    the plan, whose tables of ``shape`` may have estimated values. ``levels``: the predictions. Raises UsageError for
+    tables that do not exist."""
     findings: list[Finding] = []
     own_pools = list(pools)
     for each in (hardware, *hardware.beside):
@@ -79,7 +77,7 @@ def _of_tables(hardware: Hardware, shape: ModelShape | None, pools: Iterable[Poo
     wide = [pool.tp * pool.dp for pool in own_pools if has_wide_experts(pool)]
     if wide:
         yield found("experts_wider_than_tables", gpus=max(wide), most=COMPARED_EXPERT_RANKS)
-    looked_at = [] if shape is None else [tables_of(steps, shape, pool) for pool in own_pools]
-    kinds = sorted({kind for each in looked_at for kind in each.estimated})
+    tables_of_pools = [] if shape is None else [tables_of(steps, shape, pool) for pool in own_pools]
+    kinds = sorted({kind for each in tables_of_pools for kind in each.estimated})
     if kinds and steps.mode not in CALCULATED:
         yield found("table_values_estimated", gpu=hardware.gpu_type or hardware.gpu, kinds=", ".join(kinds))

@@ -21,10 +21,8 @@ UNLIMITED_BLOCKS = 2**40  # of a cache that never evicts
 
 
 def has_requests(path: Path) -> bool:
-    """Whether a file has requests with times: a workload file, a trace, or compiled requests.
-
-    False for the YAML of a `Workload`, and for a file that cannot be read.
-    """
+    """Whether a file has requests with times: a workload file, a trace, or compiled requests. False for the YAML of a
+    `Workload`, and for a file that cannot be read."""
     if path.suffix.lower() not in YAML:
         return path.is_dir() or path.suffix.lower() in (".csv", ".jsonl", ".json")
     try:
@@ -57,10 +55,8 @@ def mean_workload(trace: Trace) -> Workload:
 
 
 def unlimited_hit_share(trace: Trace, hardware: Hardware, shape: ModelShape) -> float:
-    """Share of the prompt tokens that one engine finds in a prefix cache that never evicts, by vLLM's rules.
-
-    0 if prompts share no text.
-    """
+    """Share of the prompt tokens that one engine finds in a prefix cache that never evicts, by vLLM's rules. 0 if
+    prompts share no text."""
     if not trace.requests:
         return 0.0
     prompts = TrafficPrompts(hardware.block_tokens, remembered=len(trace.requests))

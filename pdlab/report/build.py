@@ -151,7 +151,7 @@ def build_report(
     view = _known_view(shown, view, notes)
     ranking.require_latency(own(shown), view)
     notes += _audit_note(results)
-    folders = [(each.folder, each.experiment) for each in results.loaded]
+    labelled = results.labelled
     return Report(
         results=results,
         view=view,
@@ -162,10 +162,10 @@ def build_report(
         price_per_gpu_hour=price_per_gpu_hour,
         remarks=tuple(remarks),
         notes=tuple(notes),
-        soaks=tuple(soaks.held(results.experiments)),
-        timelines=tuple(timelines.moving(folders)),
-        replays=tuple(replays.replays(folders, asked, simulated)),
-        parts=tuple(each for each in ttft_parts.told(folders) if each.label in {curve.label for curve in shown}),
+        soaks=tuple(soaks.held(labelled)),
+        timelines=tuple(timelines.moving(labelled)),
+        replays=tuple(replays.replays(labelled, asked, simulated)),
+        parts=tuple(each for each in ttft_parts.told(labelled) if each.label in {curve.label for curve in shown}),
     )
 
 

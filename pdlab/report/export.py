@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pdlab.analysis.curves import gpus_of, short_labels
+from pdlab.analysis.curves import gpus_of
 from pdlab.core.bounds import Metric
 from pdlab.core.deployment import Collocated, Disaggregated, Pool
 from pdlab.core.errors import UsageError
@@ -83,11 +83,8 @@ def check_exports(exports: Mapping[str, Path]) -> None:
 
 def write_exports(results: Results, exports: Mapping[str, Path]) -> list[WrittenExport]:
     """Write the levels in these formats. Raises UsageError as `check_exports`."""
-    labels = short_labels(results.experiments)
     levels = [
-        ExportedLevel(label, experiment, run)
-        for label, experiment in zip(labels, results.experiments, strict=True)
-        for run in experiment.runs
+        ExportedLevel(label, each.experiment, run) for label, each in results.labelled for run in each.experiment.runs
     ]
     written = []
     for name, path in exports.items():

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from pdlab.analysis.audit.registry import AuditFinding
 from pdlab.analysis.comparable import groups, models_text
-from pdlab.analysis.curves import Curve, Point, own, short_labels
+from pdlab.analysis.curves import Curve, Point, own
 from pdlab.analysis.headline import Compared, Headline, OtherPairs, PairComparison, compared
 from pdlab.analysis.loading import Loaded
 from pdlab.analysis.ranking import bounds_rankings
@@ -71,8 +71,8 @@ def render(report: Report, command: str, *, log_latency: bool | None = None) -> 
     if not report.curves:
         return _render_faults(report, command)
     curves, view, loaded = report.curves, report.view, report.results.loaded
-    labels, shown = short_labels([source.experiment for source in loaded]), {curve.label for curve in curves}
-    by_label = {label: source for label, source in zip(labels, loaded, strict=True) if label in shown}
+    shown = {curve.label for curve in curves}
+    by_label = {label: source for label, source in report.results.labelled if label in shown}
     points = [(curve, point) for curve in curves for point in curve.points]
     columns = _level_columns(curves, view)
     findings = [finding for finding in report.findings if finding.code != "invalid"]
@@ -240,8 +240,7 @@ def _compared_groups(report: Report) -> Iterator[ComparedGroup]:
                 for answer in verdicts.bound_answers(bounds_rankings(members, bounds, view), members, view)
             ],
             ask_bounds=not report.at and len(members) > 1,
-            rate=f"{view.throughput_metric} tokens/s{' per' if view.normalized else ','} "
-            f"{tables.node_name(members, view)}",
+            rate=verdicts.rate_name(members, view),
         )
 
 

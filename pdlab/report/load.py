@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, get_args
 
 from pdlab.analysis import loading
 from pdlab.analysis.curves import METRICS, gpus_of, short_labels
-from pdlab.analysis.intervals import MIN_BEYOND, beyond, is_tail
+from pdlab.analysis.intervals import carried
 from pdlab.analysis.loading import Loaded
 from pdlab.core.bounds import Statistic
 from pdlab.core.errors import UsageError
@@ -63,6 +63,11 @@ class Results:
         return [each.experiment for each in self.loaded]
 
     @property
+    def labelled(self) -> list[tuple[str, Loaded]]:
+        """What was read, with the labels of the tables."""
+        return list(zip(short_labels(self.experiments), self.loaded, strict=True))
+
+    @property
     def notes(self) -> tuple[ReportNote, ...]:
         """On the folders, and on their contents."""
         return (*self.folders.notes, *_several_curves(self.loaded))
@@ -80,12 +85,7 @@ class Results:
         Rates are those of the whole deployment, per second. A latency is ``METRIC_STATISTIC_ms``; None: unknown, or too
         few requests for that percentile. ``window``: steady, or whole if the steady window is unknown.
         """
-        labels = short_labels(self.experiments)
-        return [
-            _row(label, each, run)
-            for label, each in zip(labels, self.loaded, strict=True)
-            for run in each.experiment.runs
-        ]
+        return [_row(label, each, run) for label, each in self.labelled for run in each.experiment.runs]
 
 
 def load(
@@ -199,7 +199,6 @@ def _row(label: str, source: Loaded, run: Run) -> Row:
         latency = summary.latencies.get(metric)
         seconds = latency.statistics_s if latency else {}
         for statistic in get_args(Statistic):
-            carried = not is_tail(statistic) or beyond(statistic, summary.completed) >= MIN_BEYOND
-            value_s = seconds.get(statistic) if carried else None
+            value_s = seconds.get(statistic) if carried(statistic, summary.completed) else None
             row[f"{metric}_{statistic}_ms"] = None if value_s is None else 1000 * value_s
     return row

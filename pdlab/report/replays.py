@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pdlab.analysis.curves import Gpus, gpus_of, short_labels
-from pdlab.analysis.intervals import MIN_BEYOND, beyond, is_tail
+from pdlab.analysis.curves import Gpus, gpus_of
+from pdlab.analysis.intervals import carried
+from pdlab.analysis.loading import Loaded
 from pdlab.analysis.replay_verdict import ReplayedDeployment, verdict
 from pdlab.analysis.replays import LAST_TURN, LENGTH_STEP, ReplayFacts, TimesOfSome, replay_facts
 from pdlab.analysis.ttft_parts import TtftParts
@@ -24,7 +25,7 @@ from pdlab.report.figure import DASHED, DOTTED, Figure, Line, PlotPanel, rising,
 from pdlab.report.section import Section
 from pdlab.report.style import HUES
 from pdlab.results.published_folders import load_experiment
-from pdlab.results.schema import Experiment, RequestRecord, Run
+from pdlab.results.schema import RequestRecord, Run
 from pdlab.results.slo import bounds_of_one
 from pdlab.results.store import Store
 
@@ -87,9 +88,9 @@ class ClassRow(NamedTuple):
 
 
 def replays(
-    experiments: Sequence[tuple[Path, Experiment]], slos: Sequence[Slo] = (), simulated: Sequence[Path] = ()
+    labelled: Sequence[tuple[str, Loaded]], slos: Sequence[Slo] = (), simulated: Sequence[Path] = ()
 ) -> list[ReplayedLevel]:
-    """Every replay in these folders, with its simulation in the folders of ``simulated``.
+    """Every replay of these experiments, with its simulation in the folders of ``simulated``.
 
     A simulation belongs to the experiment of the same name and the level of the same requests. Raises StoreError, or
     UsageError for a simulation of none of them.
@@ -97,8 +98,7 @@ def replays(
     simulations = {folder: load_experiment(folder) for folder in simulated}
     used: set[Path] = set()
     found = []
-    labels = short_labels([experiment for _, experiment in experiments])
-    for label, (folder, experiment) in zip(labels, experiments, strict=True):
+    for label, (folder, experiment, *_) in labelled:
         for run in experiment.runs:
             measured = _replayed(folder, run, slos) if isinstance(run.load, Replay) else None
             if measured is None:
@@ -216,8 +216,7 @@ def _length_name(longest: int, gap: str = "\n") -> str:
 def _known(latency: object, requests: int, statistics: Sequence[str]) -> tuple[float | None, ...]:
     """Percentiles in ms, without the tails for which there are too few requests."""
     values: Mapping[str, float] = getattr(latency, "percentiles_s", {})
-    carried = [name for name in statistics if not is_tail(name) or beyond(name, requests) >= MIN_BEYOND]
-    return tuple(1000 * values[name] if name in carried and name in values else None for name in statistics)
+    return tuple(1000 * values[name] if name in values and carried(name, requests) else None for name in statistics)
 
 
 def figure(each: ReplayedLevel) -> Figure:

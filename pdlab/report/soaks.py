@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from pdlab.analysis.curves import short_labels
+from pdlab.analysis.loading import Loaded
 from pdlab.core import text as core_text
 from pdlab.report.figure import DASHED, Figure, Line, PlotPanel, rising, stacked
 from pdlab.report.section import Section
 from pdlab.report.style import HUES
-from pdlab.results.schema import Distribution, Experiment, Run, SoakWindow
+from pdlab.results.schema import Distribution, Run, SoakWindow
 from pdlab.results.soak import changes
 
 ROWS = 20  # most rows of a table; longer soaks show every second minute, and so on
@@ -47,11 +47,11 @@ def _of(window: SoakWindow, metric: SoakMetric) -> Distribution | None:
     return window.tpot if metric == "tpot" else window.ttft
 
 
-def held(experiments: Sequence[Experiment]) -> list[SoakRun]:
-    """Every soak of the experiments."""
+def held(labelled: Sequence[tuple[str, Loaded]]) -> list[SoakRun]:
+    """Every soak of these experiments."""
     soaks = []
-    for label, experiment in zip(short_labels(experiments), experiments, strict=True):
-        for run in experiment.runs:
+    for label, each in labelled:
+        for run in each.experiment.runs:
             if run.soak is not None:
                 load = f"{run.load.value:g} requests/s" if run.key.kind == "rate" else f"concurrency {run.load.value:g}"
                 invalid = "" if run.validity.valid else ", not valid"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
-from pdlab.analysis.curves import short_labels
+from pdlab.analysis.loading import Loaded
+from pdlab.analysis.replays import hit_share
 from pdlab.core.deployment import Deployment, Fluid
 from pdlab.core.mixes import Mixes
 from pdlab.core.workload import Open, Replay
@@ -15,8 +14,9 @@ from pdlab.report.figure import DASHED, Figure, Legend, Line, PlotPanel, rising,
 from pdlab.report.section import Section
 from pdlab.report.style import HUES
 from pdlab.results import roles_log
+from pdlab.results.metrics import percentile
 from pdlab.results.roles_log import RoleChange
-from pdlab.results.schema import Experiment, RequestRecord, Run
+from pdlab.results.schema import RequestRecord, Run
 from pdlab.results.store import Store
 
 MOST = 6  # in one picture
@@ -53,11 +53,10 @@ class TimeBin(NamedTuple):
     tpot_s: tuple[float, float] | None
 
 
-def moving(experiments: Sequence[tuple[Path, Experiment]]) -> list[Timeline]:
+def moving(labelled: Sequence[tuple[str, Loaded]]) -> list[Timeline]:
     """The levels with a mix that changes, a replay, or role changes. Raises StoreError."""
     found = []
-    labels = short_labels([experiment for _, experiment in experiments])
-    for label, (folder, experiment) in zip(labels, experiments, strict=True):
+    for label, (folder, experiment, *_) in labelled:
         for run in experiment.runs:
             changes = roles_log.read(folder, run)
             if changes or isinstance(run.workload.lengths, Mixes) or isinstance(run.load, Replay):
@@ -102,7 +101,7 @@ def bins(records: Sequence[RequestRecord]) -> list[TimeBin]:
             requests_per_s=len(group) / width_s,
             prompt_tokens_per_s=sum(record.input_tokens for record in group) / width_s,
             in_flight=busy_s[index] / width_s,
-            hit_share=_hit_share(group),
+            hit_share=hit_share(group),
             ttft_s=_middle_and_tail(record.ttft_s for record in group),
             tpot_s=_middle_and_tail(record.tpot_s for record in group),
         )
@@ -110,20 +109,9 @@ def bins(records: Sequence[RequestRecord]) -> list[TimeBin]:
     ]
 
 
-def _hit_share(records: Sequence[RequestRecord]) -> float | None:
-    known = [
-        (r.replayed.hit_tokens, r.input_tokens) for r in records if r.replayed and r.replayed.hit_tokens is not None
-    ]
-    tokens = sum(prompt for _, prompt in known)
-    return sum(hits or 0 for hits, _ in known) / tokens if tokens else None
-
-
 def _middle_and_tail(values: Iterable[float | None]) -> tuple[float, float] | None:
     ordered = sorted(value for value in values if value is not None)
-    if not ordered:
-        return None
-    median, tail = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.5, 0.95))
-    return median, tail
+    return (percentile(ordered, 50), percentile(ordered, 95)) if ordered else None
 
 
 def section(each: Timeline) -> Section:

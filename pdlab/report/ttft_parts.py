@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
-from pdlab.analysis.curves import short_labels
+from pdlab.analysis.loading import Loaded
 from pdlab.analysis.ttft_parts import PartsAround, SlowRequest, TtftParts, shown_parts, ttft_parts
 from pdlab.core.rendering import said
 from pdlab.core.text import number
 from pdlab.report import tables
 from pdlab.report.figure import Axis, Block, Figure, PlotPanel
 from pdlab.report.section import Section
-from pdlab.results.schema import Experiment
 from pdlab.results.store import MANIFEST, Store
 from pdlab.results.timeline import PARTS
 
@@ -74,11 +72,10 @@ class PartsPictures(NamedTuple):
         return self.loads._replace(rows=[loads, slowest[:MOST_CURVES]], width_in=width)
 
 
-def told(experiments: Sequence[tuple[Path, Experiment]]) -> list[TtftParts]:
-    """Of every load of these folders' experiments whose timelines were kept. Raises StoreError."""
+def told(labelled: Sequence[tuple[str, Loaded]]) -> list[TtftParts]:
+    """Of every load of these experiments whose timelines were kept. Raises StoreError."""
     levels = []
-    labels = short_labels([experiment for _, experiment in experiments])
-    for label, (folder, experiment) in zip(labels, experiments, strict=True):
+    for label, (folder, experiment, *_) in labelled:
         if (folder / MANIFEST).is_file():
             store = Store(folder)
             levels += ttft_parts(label, [(run, store.read_timelines(run.key)) for run in experiment.runs])

@@ -7,9 +7,12 @@ from typing import Any
 
 from pdlab.analysis.curves import Curve
 from pdlab.analysis.headline import Headline
-from pdlab.core.text import counted, listed, percent, plain
+from pdlab.core.rendering import said
+from pdlab.core.text import plain
+from pdlab.report import tables
 from pdlab.results.schema import TriedSettings, Tuning
 
+WORDS = tables.ASSETS / "words.txt"
 OWN = "the experiment's own settings"
 
 
@@ -25,19 +28,11 @@ def baseline_text(headline: Headline, curves: Sequence[Curve]) -> str | None:
         return None
     if all(other is None or other.mode == "collocated" for other in others):
         return None
-    if reference.tuning is not None:
-        return f"Baseline {headline.reference}: {tuning_text(reference.tuning)}."
-    if reference.origin == "imported":
-        return f"Baseline {headline.reference}: whether it was tuned is unknown."
     settings = dict(reference.deployment.engine_kwargs)
     for pool in reference.deployment.pools.values():
         settings |= pool.engine_kwargs
-    settings_words = (
-        f"as launched, with {settings_text(settings)}" if settings else "the defaults of vLLM and of the launcher"
-    )
-    return (
-        f"Baseline {headline.reference}: not tuned, {settings_words} (tune_baseline: in an experiment's file tunes it)."
-    )
+    tuned = tuning_text(reference.tuning) if reference.tuning else None
+    return said(WORDS, "baseline", reference, tuned, settings_text(settings) if settings else None)
 
 
 def tuning_text(tuning: Tuning) -> str:
@@ -46,26 +41,9 @@ def tuning_text(tuning: Tuning) -> str:
     In brackets: its margins over the second and over the experiment's own settings, the grid, and the folder of the
     levels.
     """
-    grid = listed([f"{knob} {', '.join(str(_value(v)) for v in values)}" for knob, values in tuning.grid.items()])
-    evidence = (
-        f"{counted(tuning.repeats, 'repeat')} at {', '.join(tuning.loads)}; tried: {grid}; levels in {tuning.folder}"
-    )
+    grid = [f"{knob} {', '.join(str(_value(v)) for v in values)}" for knob, values in tuning.grid.items()]
     known = [tried for tried in tuning.tried if tried.tokens_per_s is not None]
-    many = f"{len(tuning.tried)} settings at {tuning.bounds}"
-    if not known:
-        return f"tuned without a result, none of the {many} is within the bounds at any load ({evidence})"
-    margin = ""
-    if tuning.settings and tuning.over_launched:
-        ratio, low, high = tuning.over_launched
-        ends = f"{percent(low - 1)} to {percent(high - 1)} %" if tuning.resolved else "not distinguishable"
-        margin = f"{percent(ratio - 1)} % above {OWN} ({ends}); "
-    elif tuning.settings:
-        margin = f"{OWN}: not within the bounds, or not measured; "
-    second = ""
-    if len(known) > 1 and known[1].tokens_per_s:
-        ahead = (known[0].tokens_per_s or 0.0) / known[1].tokens_per_s - 1
-        second = f"{percent(ahead)} % above the second, {settings_text(known[1].settings)}; "
-    return f"tuned, the best of {many} is {settings_text(tuning.settings)} ({margin}{second}{evidence})"
+    return said(WORDS, "tuned", tuning, known, grid, settings_text)
 
 
 def tried_text(tried: TriedSettings) -> str:

@@ -284,9 +284,14 @@ class BoundAnswer:
         return said(WORDS, "bounds_ranking", self)
 
 
+def rate_name(curves: Sequence[Curve], view: View) -> str:
+    """``output tokens/s per node (8 GPUs)``, ``output tokens/s, whole deployment``."""
+    return f"{view.throughput_metric} tokens/s{' per' if view.normalized else ','} {tables.node_name(curves, view)}"
+
+
 def bound_answers(answers: Sequence[BoundsRanking], curves: Sequence[Curve], view: View) -> list[BoundAnswer]:
     """One for each ranking within the same bounds."""
-    rate = f"{view.throughput_metric} tokens/s{' per' if view.normalized else ','} {tables.node_name(curves, view)}"
+    rate = rate_name(curves, view)
     return [BoundAnswer(each, rate, len({other.kind for other in answers}) > 1) for each in answers]
 
 

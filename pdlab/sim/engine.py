@@ -1,7 +1,7 @@
-"""One simulated engine: vLLM's scheduler in steps, and the prefix cache it keeps. Times in seconds.
+"""One simulated engine: vLLM's scheduler in steps, and its prefix cache. Times are in seconds.
 
-Steps in which nothing changes are one event: a decode batch runs until a sequence ends, KV memory
-is full, or something arrives, so that the cost is per request and not per token.
+Steps in which nothing changes are one event: a decode batch runs until a sequence ends, KV memory is full, or a request
+arrives. So a simulation costs time per request and not per token.
 """
 
 from __future__ import annotations
@@ -20,26 +20,24 @@ MAX_SEQUENCES = 1024  # vLLM's max_num_seqs for its API server on a data-centre 
 
 
 class PrefixCache:
-    """Prompts whose KV an engine still holds, least recently used first; sizes in tokens.
-
-    vLLM frees the blocks of a finished request from its end, so the end of a prompt is evicted first.
-    """
+    """The prompts whose KV an engine still holds, least recently used first; sizes are in tokens. vLLM frees the blocks
+    of a finished request from its end, so the end of a prompt is evicted first."""
 
     __slots__ = ("_cached_tokens", "capacity", "used")
 
     def __init__(self, capacity: float) -> None:
         self.capacity = capacity
         self.used = 0.0
-        # Not a dict: finding its first key passes all those that were deleted before it.
+        # Not a dict: a search for its first key passes all earlier keys that were deleted.
         self._cached_tokens: OrderedDict[int, float] = OrderedDict()
 
     def hit(self, prompt: int, tokens: float) -> float:
-        """Tokens of the prompt that need not be computed."""
+        """The cached tokens of a prompt of ``tokens``, which need not be computed."""
         cached_tokens = self._cached_tokens.get(prompt, 0.0)
         return cached_tokens if cached_tokens < tokens else tokens
 
     def keep(self, prompt: int, tokens: float) -> None:
-        """Record that ``tokens`` of the prompt were just used; the oldest other prompts are evicted for them."""
+        """Cache ``tokens`` of the prompt as the last used ones. The oldest other prompts are evicted for them."""
         cached = self._cached_tokens
         self.used += tokens - cached.pop(prompt, 0.0)
         cached[prompt] = tokens
@@ -59,11 +57,9 @@ class PrefixCache:
 
 @dataclass(slots=True)
 class PendingPrefill:
-    """A request that is not, or not wholly, prefilled. ``tokens_left`` None: its cache was not looked up yet.
-
-    If preempted: ``generated`` is the engine's total of generated tokens at that time. Its blocks are free, but stay
-    cached until other requests use them, last first.
-    """
+    """A request that is not, or not wholly, prefilled. ``tokens_left``: the tokens to compute; None: the cache was not
+    looked up yet. ``generated``: of a preempted request, the engine's total of generated tokens at that time. The
+    blocks of such a request are free, but stay cached until other requests use them, last first."""
 
     request: int
     tokens: float  # context to build: the prompt, and what was generated before a preemption
@@ -79,13 +75,14 @@ class PendingPrefill:
 class Engine:
     """One engine (DP rank): a waiting queue, a running batch, a step in progress.
 
-    ``running`` is a heap of (step at which it ends, request): all sequences advance together.
+    ``running`` is a heap of (step in which the request ends, request): all sequences advance together.
 
-    ``steps_in_flight``: steps that vLLM's engine core has launched at once: 1 if it schedules a step when the last one
-    has ended, 2 with asynchronous scheduling. Workers post reads of KV and look for their ends when a step is launched;
-    the scheduler gets this information when that step has ended (`pdlab.sim.stepping`). With two in flight a new
-    request joins the step after the next. 0: reads begin at once, and arrived KV joins the next step. ``hand_over``:
-    the waits of this hand-over, and the source of the first token.
+    ``steps_in_flight``: the number of steps that vLLM's engine core has launched at once. It is 1 if a step is
+    scheduled when the last one has ended, and 2 with asynchronous scheduling. Workers post reads of KV and look for
+    their ends when a step is launched. The scheduler gets this information when that step has ended
+    (`pdlab.sim.stepping`). With two steps in flight a new request joins the step after the next. 0: reads begin at
+    once, and arrived KV joins the next step. ``hand_over``: the waits of this hand-over, and the source of the first
+    token.
     """
 
     costs: StepSource
@@ -95,17 +92,16 @@ class Engine:
     prefills_only: bool = False
     waiting: deque[PendingPrefill] = field(default_factory=deque)
     running: list[tuple[int, int]] = field(default_factory=list)
-    inbound: deque[int] = field(default_factory=deque)  # prefilled, no room here yet for their KV
+    inbound: deque[int] = field(default_factory=deque)  # prefilled requests without room here yet for their KV
     steps_in_flight: int = 0
     hand_over: HandOver = VLLMS
     arrived: list[int] = field(default_factory=list)  # KV has arrived, and no launch of a step has looked since
-    seen: deque[list[int]] = field(
-        default_factory=deque
-    )  # what launches saw whose steps have not ended; empty: nothing
-    told: list[int] = field(default_factory=list)  # known to have arrived; the next step is scheduled without them
-    unscheduled: int = 0  # of ``waiting`` the last ones, without which the next step is scheduled
-    joining: list[int] = field(default_factory=list)  # can decode in the next step
-    joined: list[int] = field(default_factory=list)  # of these, the ones in the step that runs
+    # Arrived KV that the launch of each unfinished step has seen; empty: none has seen any.
+    seen: deque[list[int]] = field(default_factory=deque)
+    told: list[int] = field(default_factory=list)  # the scheduler knows their KV, but has scheduled the next step
+    unscheduled: int = 0  # the last ones of ``waiting``, without which the next step is scheduled
+    joining: list[int] = field(default_factory=list)  # requests that can decode in the next step
+    joined: list[int] = field(default_factory=list)  # requests that joined the running step
     prefilled: list[PendingPrefill] = field(default_factory=list)  # prefill completes at the end of this step
     step: int = 0
     held_tokens: float = 0.0  # tokens of KV of requests that run, or wait for decode to fetch them
@@ -117,35 +113,33 @@ class Engine:
     frontend_free_s: float = 0.0
     link_free_s: float = 0.0
     link_busy_s: float = 0.0
-    host_free_s: float = 0.0  # from when on nothing comes from host memory
+    host_free_s: float = 0.0  # end of the last load from host memory
     began_s: float = 0.0
     step_s: float = 0.0
     steps: int = 0
-    late_s: float = 0.0  # by which the last of the steps ends later than it would as long as the others
-    pace: float = 1.0  # by which the step that runs is longer than alone on the machine
+    late_s: float = 0.0  # the last of the steps takes this much longer than the others
+    pace: float = 1.0  # the running step takes this many times its time on an otherwise idle machine
     version: int = 0
     busy: bool = False
     starved: bool = False
     busy_s: float = 0.0
     full_s: float = 0.0
-    generated: int = 0  # tokens that it gave, at the end of the last step
+    generated: int = 0  # generated tokens at the end of the last step
     preemptions: int = 0
 
     @property
     def decoding(self) -> int:
-        """Sequences in the decode phase, whose tokens it streams."""
+        """The number of sequences in the decode phase, whose tokens are streamed."""
         return len(self.running)
 
     def plan(self, now_s: float, system: EngineSurroundings) -> float | None:
-        """Choose what runs next, as vLLM does: running sequences first, then prefill within the token budget.
-
-        Returns when the step ends; None if nothing can run.
-        """
+        """Choose the next step, as vLLM does: running sequences first, then prefill within the token budget. Returns
+        when the step ends; None if nothing can run."""
         running, costs = self.running, self.costs
         batch = len(running)
         goes_on = batch and not (self.waiting or self.arrived or self.seen or self.joining or self.told or self.stall_s)
         if goes_on and (batch == 1 or self.held_tokens + batch <= self.capacity):
-            # Every second step or so: nothing came in and nothing is full, so that what is below comes to the same.
+            # About every second step: nothing arrived and nothing is full. The code below would give the same.
             self.starved, self.unscheduled = len(self.inbound) > 0, 0
             steps = self._equal_steps(batch)
             mean = self.context / batch
@@ -193,7 +187,7 @@ class Engine:
             else:
                 self.busy = False
                 if self.joining or self.seen:
-                    # Steps of nothing follow one another until the workers have told all that they saw.
+                    # Empty steps follow one another until the workers have reported all KV that they saw.
                     told = [request for each in self.seen for request in each]
                     self._know(told, system, now_s)
                     self.joining += told
@@ -209,7 +203,7 @@ class Engine:
         return now_s + steps * step_s
 
     def _equal_steps(self, batch: int) -> int:
-        """So many until the batch changes: a sequence ends, or KV memory is full. Contexts grow by a token in each."""
+        """The number of steps until a sequence ends, or KV memory is full. Contexts grow by a token in each step."""
         steps = self.running[0][0] - self.step
         if batch > 1:
             room = self.capacity - self.held_tokens
@@ -218,7 +212,7 @@ class Engine:
         return steps
 
     def _look(self, system: EngineSurroundings, now_s: float) -> None:
-        """A step is launched: its workers see which KV has arrived, and what earlier ones saw may be known now."""
+        """A step is launched: its workers see which KV has arrived. The scheduler may learn what earlier ones saw."""
         seen = self.seen
         seen.append(self.arrived)
         self.arrived = []
@@ -231,21 +225,18 @@ class Engine:
                     seen.clear()  # no launch need look before more arrives
 
     def _know(self, requests: list[int], system: EngineSurroundings, now_s: float) -> None:
-        """The scheduler hears that their KV has arrived."""
+        """The scheduler learns that the KV of these requests has arrived."""
         if not self.hand_over.first:
             for request in requests:
                 system.takes_first(self, request, now_s)
 
     def _scheduled_ahead(self) -> bool:
-        """Whether this step, the second in flight, was chosen when the last one was launched, without what came in
-        since."""
+        """Whether this step, the second in flight, was scheduled when the last one was launched."""
         return bool(self.running or self.joining or len(self.waiting) > self.unscheduled)
 
     def _prefill(self, budget: int, system: EngineSurroundings, now_s: float) -> tuple[float, float, float]:
-        """Fill the step with waiting prompts, in order.
-
-        Returns the prefill tokens, the sum of their contexts, and the tokens of the prompts that came in.
-        """
+        """Fill the step with waiting prompts, in order. Returns the prefill tokens, the sum of their contexts, and the
+        tokens of the prompts that begin."""
         total = context_sum = entered_tokens = 0.0
         waiting, prefilled, batch = self.waiting, self.prefilled, len(self.running)
         room = MAX_SEQUENCES - batch
@@ -276,7 +267,7 @@ class Engine:
         return total, context_sum, entered_tokens
 
     def _make_room(self, system: EngineSurroundings) -> None:
-        """Preempt the newest sequences until every other one has room for its next token."""
+        """Preempt the newest sequences until every other sequence has room for its next token."""
         while len(self.running) > 1 and self.held_tokens + len(self.running) + len(self.joining) > self.capacity:
             newest = max(self.running)
             self.running.remove(newest)
@@ -288,7 +279,7 @@ class Engine:
             self.waiting.appendleft(PendingPrefill(newest[1], context, generated=self.generated))
 
     def interrupt(self, now_s: float) -> float | None:
-        """Something arrived during a run of equal steps: end it at the next step's edge. Returns the new end."""
+        """A request arrived during a run of equal steps: the run ends with the present step. Returns the new end."""
         if self.steps <= 1 or self.late_s:
             return None
         began_s, step_s = self.began_s, self.step_s
@@ -312,11 +303,9 @@ class Engine:
 
 
 class EngineSurroundings:
-    """What an engine needs from the system around it.
-
-    ``contention`` is the share by which an engine gets slower for every other busy engine: 0 if each has its own
-    device, more if they share the cores of one machine.
-    """
+    """The parts of the system around an engine that the engine needs. ``contention``: every other busy engine makes an
+    engine slower by this share. It is 0 if each engine has its own device, and above 0 if engines share the cores of
+    one machine."""
 
     contention = 0.0
 
@@ -325,7 +314,7 @@ class EngineSurroundings:
         raise NotImplementedError
 
     def pace(self, engine: Engine) -> float:
-        """The factor by which a step is longer now than on a machine without other busy engines."""
+        """The time of a step now, over its time on a machine without other busy engines."""
         return 1 + self.contention * sum(other.busy for other in self.beside(engine))
 
     def to_compute(self, engine: Engine, waiting: PendingPrefill) -> float:
@@ -333,7 +322,7 @@ class EngineSurroundings:
         raise NotImplementedError
 
     def loads(self, engine: Engine, waiting: PendingPrefill, now_s: float) -> bool:
-        """Whether the prompt waits until blocks have come from host memory: it comes back by itself."""
+        """Whether the prompt waits until its blocks are loaded from host memory. It then returns by itself."""
         return False
 
     def joining_tokens(self, requests: list[int]) -> float:
@@ -348,5 +337,5 @@ class EngineSurroundings:
         raise NotImplementedError
 
     def preempt(self, request: int, steps_left: int) -> float:
-        """Take a running request back; returns its context in tokens."""
+        """A running request returns to the queue. Returns its context in tokens."""
         raise NotImplementedError

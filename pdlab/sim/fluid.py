@@ -1,11 +1,10 @@
-"""The state of a fluid pool between events: the roles of engines, the routing of requests, and the controller's
-decisions.
+"""The state of a fluid pool between events: roles of engines, routing of requests, decisions of the controller.
 
-The controller is the real one (`pdlab.roles.policy`); it decides twice a second. Roles take effect at once, and
+The controller is the real one (`pdlab.roles.policy`). It decides twice a second. Roles take effect at once, and
 requests end where they are. Routing is that of `pdlab.deploy.serving.fluid_router`. Each of several routers has the
-loads of all engines, at most a quarter of a second old, and what it has sent since then; with prefix affinity it has
+loads of all engines, at most a quarter of a second old, and its own requests since then. With prefix affinity it has
 the current queues. The real record (`pdlab.roles.prefixes`) gives the engines that have the beginning of a prompt.
-Times in seconds.
+Times are in seconds.
 """
 
 from __future__ import annotations
@@ -27,29 +26,28 @@ from pdlab.roles.spec import FluidSpec
 from pdlab.sim.engine import Engine
 from pdlab.sim.router import of_session
 
-TELL_EVERY_S = 0.25
-TELLS_PER_LOOK = 2
+REPORT_EVERY_S = 0.25
+REPORTS_PER_DECISION = 2
 
 
 class Controller(Protocol):
-    """Decides how many engines prefill: `pdlab.roles.policy.Policy`, or a policy to compare it with."""
+    """Decides on the number of engines that prefill: `pdlab.roles.policy.Policy`, or a policy to compare it with."""
 
     def decide(self, observed: ObservedPool) -> RoleDecision: ...
 
 
 @dataclass(slots=True, eq=False)
 class PoolMember:
-    """One engine of the pool. Counters count since the last decision; current values are ``prompts`` and their tokens,
-    requests that it decodes (``running``) and will decode (``coming``). ``told``: the prompt tokens and requests in its
-    last report to the routers.
-    """
+    """One engine of the pool. Present values: ``prompts`` in its queue with their ``waiting_tokens``, the requests that
+    it decodes (``running``) and will decode (``coming``). ``reported``: the prompt tokens and requests in its last
+    report to the routers. The other values count since the last decision."""
 
     index: int
     name: str
     engine: Engine
     node: int
     role: Role = "decode"
-    told: tuple[int, int] = (0, 0)
+    reported: tuple[int, int] = (0, 0)
     running: int = 0
     coming: int = 0
     prompts: int = 0
@@ -60,7 +58,7 @@ class PoolMember:
     generated_before: float = 0.0
 
     def load(self, now_s: float) -> EngineLoad:
-        """The engine's load for the controller; resets the counters."""
+        """The engine's load for the controller. The counters begin at 0 again."""
         engine = self.engine
         generated = float(engine.generated)
         if engine.busy:
@@ -69,7 +67,7 @@ class PoolMember:
         if self.prompts:
             self.busy_s += now_s - self.busy_since_s
             self.busy_since_s = now_s
-        seen = EngineLoad(
+        load = EngineLoad(
             engine=self.name,
             role=self.role,
             waiting_prompt_tokens=self.waiting_tokens,
@@ -80,15 +78,14 @@ class PoolMember:
             kv_used_share=engine.held_tokens / engine.capacity,
         )
         self.generated_before, self.prefilled_tokens, self.busy_s = generated, 0, 0.0
-        return seen
+        return load
 
 
 @dataclass(frozen=True, slots=True)
 class SentPrompt:
     """The route of a prompt of ``tokens``, to one engine or two. ``waits``: its tokens that count as waiting at the
-    prefilling engine; ``computed``: its tokens that are known to need computation there. ``chunks``: its chunks, if
-    prefix caches are looked up.
-    """
+    prefilling engine. ``computed``: its tokens that are not cached there, as far as is known. ``chunks``: its chunks,
+    if prefix caches are looked up."""
 
     prefiller: PoolMember
     decoder: PoolMember
@@ -104,11 +101,9 @@ class SentPrompt:
 
 
 class FluidPool:
-    """The engines of a level, on nodes with that many engines, behind that many routers. ``controller`` None: the
-    topology's own.
-
-    ``pool_tokens``: tokens that the KV pool of an engine holds (None: unknown). ``sparse``: engines keep only the ends
-    of prompts (`pdlab.roles.prefixes.Prefixes.keep`)."""
+    """The engines of a level, on nodes of ``engines_per_node``, behind ``routers`` routers. ``controller``: None: that
+    of the topology. ``pool_tokens``: the tokens of an engine's KV pool (None: unknown). ``sparse``: engines keep only
+    the ends of prompts (`pdlab.roles.prefixes.Prefixes.keep`)."""
 
     def __init__(
         self,
@@ -128,9 +123,11 @@ class FluidPool:
             for index, engine in enumerate(engines)
         ]
         self.random = rng
-        self.requests_sent = [[0] * len(engines) for _ in range(routers)]  # since engines told, by the ingress' routers
+        self.requests_sent = [
+            [0] * len(engines) for _ in range(routers)
+        ]  # since the last reports, by the ingress' routers
         self.tokens_sent = [[0] * len(engines) for _ in engines]  # and by those of the engines
-        self.tells = 0
+        self.reports = 0
         self.by_engine = {member.engine: member for member in self.members}
         spec = FluidSpec.of(topology)
         self.controller = controller
@@ -148,7 +145,7 @@ class FluidPool:
         self._begin(0.0)
 
     def _begin(self, now_s: float) -> None:
-        self._looked_s = now_s
+        self._decided_s = now_s
         self._prompts: dict[int, RequestCount] = {}
         self._answers: dict[int, RequestCount] = {}
         self._local: dict[int, int] = {}
@@ -167,30 +164,30 @@ class FluidPool:
         self.splits.append(RoleChange(now_s, prefill, len(self.members) - prefill, reason))
 
     def to_decode(self, session: str | None = None) -> PoolMember:
-        """The engine that will decode the next request: of two random engines the one with fewer requests by its
-        router's data, or the engine of its session.
-        """
+        """The engine that will decode the next request. It is, of two random engines, the one with fewer requests in
+        its router's data; or the engine of its session."""
         if self.by_session and session is not None:
             return self.members[of_session((member.index for member in self.decoding), session)]
         sent = self.requests_sent[int(self.random.random() * len(self.requests_sent))]
-        chosen = self._lighter(self.decoding, lambda member: member.told[1] + sent[member.index])
+        chosen = self._lighter(self.decoding, lambda member: member.reported[1] + sent[member.index])
         sent[chosen.index] += 1
         return chosen
 
     def to_prefill(self, decoder: PoolMember, tokens: int, chunks: Sequence[int] = ()) -> tuple[PoolMember, int]:
-        """The engine that will prefill its prompt, never the decoding engine itself, and the tokens to compute there.
-        It is the one of two random engines with fewer prompt tokens, or one on the same node if it has at most this
-        prompt more to do. With prefix affinity, which uses the current queues, it is an engine with most of the prompt
-        cached, chosen in the same way, if it finishes the rest no later.
+        """The engine that will prefill a prompt, never the decoding engine itself, and the tokens to compute there.
+
+        It is, of two random engines, the one with fewer prompt tokens. It is an engine on the node of the decoding
+        engine instead, if that one has at most this prompt more to do. With prefix affinity, which uses the current
+        queues, it is an engine with most of the prompt cached, chosen in the same way, if that one finishes no later.
         """
         others = [member for member in self.prefilling if member is not decoder]
-        asks = self.affinity and bool(chunks)
-        held = {member: self.prefixes.tokens(member.name, chunks) for member in others} if asks else {}
+        looks_up = self.affinity and bool(chunks)
+        held = {member: self.prefixes.tokens(member.name, chunks) for member in others} if looks_up else {}
         others = others or [member for member in self.members if member is not decoder]
         sent = self.tokens_sent[decoder.index]
 
         def load(member: PoolMember) -> int:
-            return member.waiting_tokens if held else member.told[0] + sent[member.index]
+            return member.waiting_tokens if held else member.reported[0] + sent[member.index]
 
         chosen = self._lighter_or_near(others, decoder, tokens, load)
         if most := max(held.values(), default=0):
@@ -199,9 +196,9 @@ class FluidPool:
             holder = self._lighter_or_near(holders, decoder, left, load)
             if load(holder) + left <= load(chosen) + to_compute(tokens, held[chosen]):
                 chosen = holder
-        asked = to_compute(tokens, held.get(chosen, 0))
-        sent[chosen.index] += asked
-        return chosen, asked
+        computed = to_compute(tokens, held.get(chosen, 0))
+        sent[chosen.index] += computed
+        return chosen, computed
 
     def _lighter_or_near(
         self, members: Sequence[PoolMember], decoder: PoolMember, tokens: int, load: Callable[[PoolMember], int]
@@ -215,22 +212,22 @@ class FluidPool:
         return chosen
 
     def _lighter(self, members: Sequence[PoolMember], load: Callable[[PoolMember], int]) -> PoolMember:
-        """Of two at random."""
+        """Of two random members, the one with the lower load."""
         if len(members) == 1:
             return members[0]
         first, second = self.random.sample(members, 2)
         return first if load(first) <= load(second) else second
 
-    # --- what happens -------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------
 
     @property
-    def knows(self) -> bool:
+    def looks_up_prefixes(self) -> bool:
         """Whether prefix caches of engines are looked up."""
         return self.affinity or self.locally_below is not None
 
     def arrives(self, tokens: int, session: str | None = None, chunks: Sequence[int] = ()) -> SentPrompt:
         """Route a prompt with these chunks to engines for prefill and decode."""
-        chunks = chunks if self.knows else ()
+        chunks = chunks if self.looks_up_prefixes else ()
         decoder = self.to_decode(session)
         cached = min(self.prefixes.tokens(decoder.name, chunks), tokens)
         if tokens - cached < self.below_tokens:
@@ -238,13 +235,13 @@ class FluidPool:
             size = size_class(tokens)
             self._local[size] = self._local.get(size, 0) + 1
             return SentPrompt(decoder, decoder, tokens, 0, tokens - cached, chunks)
-        prefiller, asked = self.to_prefill(decoder, tokens, chunks)
+        prefiller, expected = self.to_prefill(decoder, tokens, chunks)
         decoder.coming += 1
         computed = to_compute(tokens, self.prefixes.tokens(prefiller.name, chunks))
         sent = SentPrompt(prefiller, decoder, tokens, computed if self.affinity else tokens, computed, chunks)
         prefiller.waiting_tokens += sent.waits
         self._keep(prefiller, chunks, pulled=False)
-        _count(self._prompts, tokens, asked)
+        _count(self._prompts, tokens, expected)
         return sent
 
     def _keep(self, member: PoolMember, chunks: Sequence[int], *, pulled: bool) -> None:
@@ -285,29 +282,28 @@ class FluidPool:
         _count(self._answers, prompt_tokens, answer_tokens)
         self._tpot_s.append(tpot_s)
 
-    # --- looks --------------------------------------------------------------------------------
+    # --- reports and decisions ----------------------------------------------------------------
 
-    def tell(self, now_s: float, transfer_s: float) -> None:
-        """Every engine reports its load; at every second call the controller decides. ``transfer_s``: the approximate
-        transfer time of a moving request.
-        """
-        self.tells += 1
-        if self.controller is not None and self.tells % TELLS_PER_LOOK == 0:
-            self._look(self.controller, now_s, transfer_s)
+    def report(self, now_s: float, transfer_s: float) -> None:
+        """Every engine reports its load. At every second call the controller decides. ``transfer_s``: the approximate
+        transfer time of a moving request."""
+        self.reports += 1
+        if self.controller is not None and self.reports % REPORTS_PER_DECISION == 0:
+            self._decide(self.controller, now_s, transfer_s)
         for member in self.members:
-            member.told = member.waiting_tokens, member.running + member.coming
+            member.reported = member.waiting_tokens, member.running + member.coming
         for sent in (*self.requests_sent, *self.tokens_sent):
             sent[:] = [0] * len(sent)
 
     @property
-    def is_between_looks(self) -> bool:
+    def is_between_decisions(self) -> bool:
         """Whether the controller has not yet seen the last reports."""
-        return self.tells % TELLS_PER_LOOK != 0
+        return self.reports % REPORTS_PER_DECISION != 0
 
-    def _look(self, controller: Controller, now_s: float, transfer_s: float) -> None:
-        seen = tuple(member.load(now_s) for member in self.members)
+    def _decide(self, controller: Controller, now_s: float, transfer_s: float) -> None:
+        loads = tuple(member.load(now_s) for member in self.members)
         window = ObservedWindow(
-            seconds=now_s - self._looked_s,
+            seconds=now_s - self._decided_s,
             prompts=self._prompts,
             answers=self._answers,
             ttft_s=tuple(self._ttft_s),
@@ -316,7 +312,7 @@ class FluidPool:
         )
         self.prompt_tokens.add(self._prefilled_tokens, window.seconds)
         self.computed_tokens.add(self._computed_tokens, window.seconds)
-        decision = controller.decide(ObservedPool(now_s, seen, window))
+        decision = controller.decide(ObservedPool(now_s, loads, window))
         self._take(decision.roles)
         if decision.changed:
             self._log(now_s, decision.reason)
@@ -325,7 +321,7 @@ class FluidPool:
             if rate is not None:
                 running = sum(member.running for member in self.decoding) / len(self.decoding)
                 waiting_tokens = sum(member.waiting_tokens for member in self.prefilling) / len(self.prefilling)
-                # Who decides on a prompt compares what is to be computed of it; the rate may be one of whole prompts.
+                # The bound applies to the tokens that must be computed, but the rate may be one of whole prompts.
                 whole, computed = self.prompt_tokens.total, self.computed_tokens.total
                 computed_rate = rate * computed / whole if whole else rate
                 self.below_tokens = locally_below(computed_rate, running, waiting_tokens / rate, transfer_s)

@@ -23,10 +23,9 @@ VLLMS = HandOver(known=1, first=1)  # without flags
 
 
 def hand_over_of(transport: Transport | None) -> HandOver:
-    """The waits of vLLM's engine core with pdlab's KV guard: tests/contract/test_decode_steps.py finds them there in
-    virtual time, with and without ``kv_poll_s`` and ``reuse_first_token``. Workers look for ended reads when a step is
-    launched, and report them with that step's output, unless they report them in between.
-    """
+    """The waits of vLLM's engine core with pdlab's KV guard. Source: tests/contract/test_decode_steps.py measures them
+    in virtual time, with and without ``kv_poll_s`` and ``reuse_first_token``. Workers look for ended reads when a step
+    is launched, and report them with that step's output. With ``kv_poll_s`` they also report them between steps."""
     tells = transport is not None and transport.kv_guard and transport.kv_poll_s > 0
     reuses = transport is not None and transport.kv_guard and transport.reuse_first_token
     return HandOver(known=0 if tells else VLLMS.known, first=0 if reuses else VLLMS.first)

@@ -1,8 +1,7 @@
-"""KV cache in host memory of the engines that prefill (``--kv-offload-gb``): which blocks are loaded, and when they
-arrive.
+"""KV cache in host memory of the engines that prefill (``--kv-offload-gb``): loaded blocks, and their arrival.
 
 An engine's loads run one after the other; each of its GPUs loads its share at the rate of configs/gpus/. Stores cost no
-time: they use the other direction, during the steps. Times in seconds.
+time: they use the other direction, during the steps. Times are in seconds.
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ from pdlab.traffic.prompts import PromptBlocks
 
 @dataclass(slots=True)
 class HostMemory:
-    """The host memory of a deployment's engines that prefill. ``blocks``: blocks that each holds; ``block_s``: time to
-    load one.
-    """
+    """The host memory of a deployment's engines that prefill. ``blocks``: the blocks that each engine holds there.
+    ``block_s``: the time to load a block."""
 
     blocks: int
     block_s: float
@@ -32,14 +30,13 @@ class HostMemory:
     window: int | None
     step_tokens: int
     caches: dict[Engine, HostCache] = field(default_factory=dict)
-    hits: dict[int, tuple[int, HostHit]] = field(default_factory=dict)  # request -> what the device and the host had
-    waiting: dict[int, PendingPrefill] = field(default_factory=dict)  # request -> its place, until its blocks have come
+    hits: dict[int, tuple[int, HostHit]] = field(default_factory=dict)  # request -> hits on the device, in host memory
+    waiting: dict[int, PendingPrefill] = field(default_factory=dict)  # requests whose blocks are being loaded
 
     @classmethod
     def of(cls, deployment: Deployment, hardware: Hardware, shape: ModelShape) -> HostMemory | None:
         """The host memory of a deployment; None: it has none. Raises UsageError for another store of KV cache, and if
-        the rate is unknown.
-        """
+        the rate of loads is unknown."""
         if deployment.kv_connectors:
             name = deployment.kv_connectors[0]["kv_connector"]
             raise UsageError(f"--kv-connector {name} is not simulated, only --kv-offload-gb is: leave it out")
@@ -63,7 +60,7 @@ class HostMemory:
             step_tokens=hardware.step_tokens,
         )
 
-    def asked(self, engine: Engine, request: int, prompt: PromptBlocks, device: int) -> int:
+    def tokens_to_load(self, engine: Engine, request: int, prompt: PromptBlocks, device: int) -> int:
         """Tokens that are loaded from host memory, after those on the device."""
         if engine not in self.caches:
             self.caches[engine] = HostCache(self.blocks, self.block_tokens, self.window, self.step_tokens)
@@ -72,7 +69,7 @@ class HostMemory:
         return hit.tokens
 
     def loads(self, engine: Engine, waiting: PendingPrefill, now_s: float) -> float | None:
-        """When what comes from host memory is there; None: nothing does."""
+        """The time at which all blocks from host memory are loaded; None: there are none."""
         _, hit = self.hits.get(waiting.request, (0, NO_HIT))
         if not hit.blocks:
             return None
@@ -81,14 +78,12 @@ class HostMemory:
         return engine.host_free_s
 
     def loaded(self, engine: Engine, request: int) -> None:
-        """Its blocks have arrived: it goes before requests that have not begun."""
+        """The blocks of a request are loaded: it goes before the requests that have not begun."""
         begun = sum(1 for _ in takewhile(lambda each: each.tokens_left is not None, engine.waiting))
         engine.waiting.insert(begun, self.waiting.pop(request))
 
     def computed(self, engine: Engine, request: int, prompt: PromptBlocks, device: int) -> int:
-        """The prompt was computed, and is stored. Returns how many of its tokens, now on the device, came from host
-        memory.
-        """
+        """A prompt was computed, and is stored. Returns the number of its tokens that came from host memory."""
         had, hit = self.hits.pop(request)
         self.caches[engine].computed(prompt, had, hit.tokens)
         return max(had + hit.tokens - device, 0)

@@ -1,5 +1,6 @@
-"""The path of a request to an engine: a latency, and the replica's front end, which takes one request at a time. In
-seconds.
+"""The path of a request to an engine: a latency, and the replica's front end, which takes one request at a time.
+
+Times are in seconds.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Protocol
 from pdlab.sim.engine import Engine
 from pdlab.sim.hardware import Hardware
 
-MOST_STREAMING = 0.9  # share of its time that a front end spends on streaming, at most
+MOST_STREAMING = 0.9  # the highest share of its time in which a front end streams tokens
 
 
 class FrontEnd(Protocol):
@@ -21,7 +22,7 @@ class FrontEnd(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ingress:
-    """Its costs per request, per prompt token, per request at the front end, and per streamed token."""
+    """The costs of the path: per request, per prompt token, per request at the front end, and per streamed token."""
 
     overhead_s: float
     token_s: float
@@ -40,7 +41,7 @@ class Ingress:
         )
 
     def streaming(self, engine: Engine) -> float:
-        """Share of its time that the front end of an engine streams tokens now."""
+        """The present share of its time in which the front end of an engine streams tokens."""
         return engine.decoding / engine.step_s * self.stream_s if engine.busy else 0.0
 
     def pass_on(self, front: FrontEnd, input_tokens: int, streaming: float, now_s: float) -> float:

@@ -1,4 +1,4 @@
-"""What one KV transfer costs, and when it arrives: first come, first served at both ends of a link."""
+"""The cost and the arrival of a KV transfer: first come, first served at both ends of a link."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pdlab.sim.hardware import Hardware
 
 
 class LinkEnd(Protocol):
-    """One engine's side of the link: when it is free again, and how long it was in use."""
+    """One engine's side of the link: the time at which it is free again, and its time in use."""
 
     link_free_s: float
     link_busy_s: float
@@ -26,7 +26,7 @@ class Links:
         self.free_s = 0.0  # the shared wire
 
     def carry(self, sender: LinkEnd, receiver: LinkEnd, size: float, now_s: float) -> float:
-        """``size`` bytes leave as soon as both ends (and the wire) are free. Returns when they have arrived."""
+        """``size`` bytes leave as soon as both ends (and the wire) are free. Returns the time of their arrival."""
         costs = self.costs
         sends_s, receives_s = size / costs.prefill_bytes_per_s, size / costs.decode_bytes_per_s
         takes_s = sends_s if sends_s > receives_s else receives_s
@@ -52,18 +52,17 @@ LinkKind = Literal["nvlink", "srd", "tcp"]
 
 @dataclass(slots=True)
 class TransferCosts:
-    """Moving one request's KV: ``setup_s`` + bytes / rate, and a stall of the decode engine per fragment.
-
-    An engine's ranks move their shares at the same time, so its rate grows with TP; the slower of the two ends counts.
-    """
+    """The cost of moving one request's KV: ``setup_s`` + bytes / rate, and a stall of the decode engine per fragment.
+    An engine's ranks move their shares at the same time, so its rate grows with TP; the slower of the two ends
+    counts."""
 
     setup_s: float
     prefill_bytes_per_s: float  # out of one prefill engine
     decode_bytes_per_s: float  # into one decode engine
     shared: bool  # one transfer at a time over the whole link, whatever the number of engines
     bytes_per_token: float
-    post_s_per_token: float  # the decode engine stands still so long to post descriptors
-    stall_s_per_token: float  # and so long when blocks do not merge
+    post_s_per_token: float  # stall of the decode engine that posts descriptors
+    stall_s_per_token: float  # the same if blocks do not merge
     always_fragmented: bool
 
     @property
@@ -73,9 +72,9 @@ class TransferCosts:
 
 
 def with_scattered_blocks(hardware: Hardware, shape: ModelShape, extra_s_per_token: float) -> Hardware:
-    """The hardware with a measured cost of scattered blocks: moving a token of ``shape`` within a node takes that much
-    longer. The decode engine does nothing else during this time, which is the upper limit of the cost.
-    """
+    """The hardware with a measured cost of scattered blocks. ``extra_s_per_token``: further seconds to move a token of
+    ``shape`` within a node. The decode engine does nothing else during this time, which is the upper limit of the
+    cost."""
     fragment_us = hardware.value("post_us") + 1e6 * extra_s_per_token / _descriptors(hardware, shape)
     return hardware.with_values({"fragment_us": fragment_us})
 
@@ -87,8 +86,7 @@ def _descriptors(hardware: Hardware, shape: ModelShape) -> float:
 
 def link_of(deployment: Deployment, *, same_node: bool = False) -> LinkKind:
     """The link of a deployment: NVLink in a pack, SRD in a spread, TCP if UCX_TLS selects it. For a fluid pool it is
-    the link of two engines, on the ``same_node`` or not.
-    """
+    the link of two engines. ``same_node``: they are on one node."""
     topology = deployment.topology
     if isinstance(topology, Collocated):
         return "nvlink"
@@ -102,7 +100,7 @@ def link_of(deployment: Deployment, *, same_node: bool = False) -> LinkKind:
 def transfer_costs(
     hardware: Hardware, shape: ModelShape, topology: Disaggregated | Fluid, link: LinkKind
 ) -> TransferCosts:
-    """Costs of one (prefill, decode) pair over ``link``; rates of configs/catalog, per GPU or per node."""
+    """Costs of one (prefill, decode) pair over ``link``, by the rates of configs/catalog per GPU or per node."""
     value = hardware.value
     prefill_tp, decode_tp = (
         (topology.pool.tp,) * 2 if isinstance(topology, Fluid) else (topology.prefill.tp, topology.decode.tp)
@@ -127,7 +125,7 @@ def transfer_costs(
 
 
 def depends_on_age(deployment: Deployment, hardware: Hardware, shape: ModelShape, link: LinkKind | None = None) -> bool:
-    """Whether it matters to this deployment if scattered blocks of a wrapped KV pool are copied one by one."""
+    """Whether a deployment's figures depend on how scattered blocks of a wrapped KV pool are copied."""
     topology = deployment.topology
     if isinstance(topology, Collocated):
         return False

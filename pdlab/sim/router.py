@@ -1,14 +1,14 @@
 """Routing of requests to the replicas of a simulated deployment, as Ray Serve does it. Times in seconds.
 
 Every replica of the ingress has its own router. A router draws two random replicas and takes the one whose queue is
-shorter by its memory. A replica reports its queue when the router polls it or sends it a request. If the router
-remembers neither replica, or only for longer than Ray's time limit, it polls both. If it remembers only one, it takes
-that one, however long its queue, and polls the other for the next time (`_select_from_candidate_replicas` of Ray
-Serve's request router). Many routers, or few requests, thus spread load almost at random.
+shorter in its memory. A replica reports its queue when the router polls it or sends it a request. If the router
+remembers neither replica, or if Ray's time limit for its memory has passed, it polls both. If it remembers only one, it
+takes that one, however long its queue, and polls the other one for the next time (`_select_from_candidate_replicas` of
+Ray Serve's request router). Many routers, or few requests, thus spread load almost at random.
 
 With direct streaming the answering replica is the next one in turn, whatever its queue (Ray Serve LLM's
-`RoundRobinRouter`), and a decode replica calls prefill with its own router, as above. The Ray that has direct streaming
-has routers that also count down when a request of theirs ends (`decrement_queue_len_cache` of 2.60).
+`RoundRobinRouter`). A decode replica calls prefill with its own router, as above. In the versions of Ray with direct
+streaming, routers also count down when one of their requests ends (`decrement_queue_len_cache` of 2.60).
 
 A pool may have a policy of its own (`PolicyRouter`): each of its routers takes the replicas in turn, or all of them
 know the replica of a session.
@@ -23,7 +23,8 @@ from typing import Protocol, TypeVar
 
 from pdlab.core.deployment import Routing
 
-# The requests at a replica when a router last learned of them, and when that was: plain, for one is made per request.
+# The number of requests in a replica's last report to a router, and its time. A plain tuple, because every request
+# makes one.
 ReportedLoad = tuple[int, float]
 
 
@@ -38,13 +39,13 @@ R = TypeVar("R", bound=RoutedReplica)
 
 
 class Router:
-    """``count`` routers, each with a memory of ``memory_s`` seconds; a request goes to any of them."""
+    """``count`` routers, each with a memory of ``memory_s`` seconds. A request comes to a random router."""
 
     def __init__(self, rng: random.Random, count: int, memory_s: float) -> None:
         self.random, self.count, self.memory_s = rng, count, memory_s
 
     def choose(self, replicas: Sequence[R], now_s: float, router: int | None = None) -> R:
-        """The replica for a prompt; it counts there from now on. ``router``: the one that it comes to (None: any)."""
+        """The replica for a prompt, which counts in its load from now on. ``router``: of the prompt (None: any)."""
         chosen = replicas[0] if len(replicas) == 1 else self._two_choices(replicas, now_s, router)
         chosen.load += 1
         return chosen
@@ -82,18 +83,17 @@ class Router:
         return chosen
 
     def _known(self, replica: RoutedReplica, router: int, now_s: float) -> int | None:
-        """What the router remembers; None: nothing, or for too long."""
+        """The load that the router remembers; None: it remembers none, or its memory is too old."""
         reported = replica.reported_loads.get(router)
         return reported[0] if reported is not None and now_s - reported[1] < self.memory_s else None
 
 
 class PolicyRouter:
-    """The policy of a pool (`pdlab.core.deployment.Pool.routing`) that is not power of two, as Ray's routers have it:
-    ``count`` of them."""
+    """``count`` routers with a policy of the pool (`pdlab.core.deployment.Pool.routing`) other than power of two."""
 
     def __init__(self, routing: Routing, rng: random.Random, count: int) -> None:
         self.routing, self.random, self.count = routing, rng, count
-        self._turns: dict[int, int] = {}  # of each router: it begins anywhere (`RoundRobinRouter`)
+        self._turns: dict[int, int] = {}  # router -> its next turn; the first one is random (`RoundRobinRouter`)
 
     @classmethod
     def of(cls, routing: Routing, rng: random.Random, count: int) -> PolicyRouter | None:
@@ -101,8 +101,8 @@ class PolicyRouter:
         return None if routing == "power-of-two" else cls(routing, rng, count)
 
     def choose(self, replicas: Sequence[R], session: str | None, router: int | None = None) -> R:
-        """The replica for a prompt of the session (None: of none); it counts there from now on. ``router``: the one
-        that it comes to (None: any)."""
+        """The replica for a prompt of a session (None: of none), which counts in its load from now on. ``router``: of
+        the prompt (None: any)."""
         if self.routing == "round-robin":
             chosen = self._in_turn(replicas, self.random.randrange(self.count) if router is None else router)
         elif session is not None:
@@ -121,9 +121,8 @@ class PolicyRouter:
 
 
 def of_session(replicas: Iterable[int], session: str) -> int:
-    """The replica number of a session, with equal chances, by rendezvous hashing: a new or removed replica moves only
-    its own sessions.
-    """
+    """The replica number of a session, with equal chances, by rendezvous hashing. A new or removed replica moves only
+    its own sessions."""
     return max(replicas, key=lambda index: hashlib.blake2b(f"{index} {session}".encode()).digest())
 
 
@@ -134,7 +133,7 @@ class InTurn:
         self._chosen = 0
 
     def choose(self, replicas: Sequence[R]) -> tuple[int, R]:
-        """The index and the replica for a prompt; it counts there from now on."""
+        """The index and the replica for a prompt, which counts in its load from now on."""
         index = self._chosen % len(replicas)
         self._chosen += 1
         replicas[index].load += 1

@@ -1,27 +1,26 @@
 """Discrete-event simulation of a served deployment: Deployment + Workload + levels -> Runs, origin simulated.
 
-What is simulated, and as what:
+The parts of the simulation:
 
-- **Prefix caches** of a workload file by vLLM's rules (`pdlab.traffic.oracle`), one for each engine. A request that
-  waits for others comes after their end. **KV offload**: behind the caches of engines that prefill, theirs in host
-  memory (`pdlab.sim.host_memory`).
-- **Arrivals**: closed loop (the next prompt when one ends), open loop (gamma gaps), a trace, or a workload whose mix
-  moves with time (`pdlab.core.mixes`), which is one.
-- **Ingress**: a latency, a part of it per prompt token, and one request at a time through a replica's front end;
-  all of it grows with the share of its time that a front end streams tokens, as 1 / (1 - share).
-- **Routing** as Ray Serve does (`pdlab.sim.router`): of two replicas drawn at random the one with fewer requests by
-  what one of several routers remembers. Decode is chosen when prefill has answered. With direct streaming replicas are
-  taken in turn, and decode's before the prefill that it asks for.
-- **Engines**: vLLM's scheduler (`pdlab.sim.engine`) with the step times of `pdlab.sim.step_time`.
-- **KV transfer**: first come, first served into a decode engine, and through a shared link where the
-  link is the node's; a stall of the decode engine where blocks do not merge, which begins when a pool has wrapped
-  (``scattered`` None), or is so from the start, or never.
-- **Fluid pools** (`pdlab.sim.fluid`): every engine takes prompts or requests to decode as its role then is and
-  ends what it has. Roles are the controller's, which is the real one, and so is the way of routing.
-- **Prompts**: ``fresh`` ones, or ``repeated``: each level of the sweep draws from one list, from its start, so
-  that a level of n prompts repeats those of the levels before it; caches live through the whole sweep.
+- **Prefix caches** of a workload file follow vLLM's rules (`pdlab.traffic.oracle`); each engine has one. A request that
+  waits for others arrives after their end. **KV offload**: engines that prefill have a second cache in host memory
+  (`pdlab.sim.host_memory`).
+- **Arrivals**: a closed loop (the next prompt when one ends), an open loop (gamma gaps), or a trace. A workload whose
+  mix changes with time (`pdlab.core.mixes`) is a trace.
+- **Ingress**: a latency, a part of it per prompt token, and one request at a time through a replica's front end. All of
+  these times grow as 1 / (1 - share), with the share of its time in which the front end streams tokens.
+- **Routing** is that of Ray Serve (`pdlab.sim.router`): a router takes, of two random replicas, the one with fewer
+  requests in its memory. The decode replica is chosen when prefill has answered. With direct streaming replicas are
+  taken in turn, and the decode replica is chosen before it calls prefill.
+- **Engines**: vLLM's scheduler (`pdlab.sim.engine`) with the step times of `pdlab.sim.steps`.
+- **KV transfer**: first come, first served into a decode engine; a node's link is shared. The decode engine stalls
+  while blocks move that do not merge: from the time when its pool has wrapped (``scattered`` None), always, or never.
+- **Fluid pools** (`pdlab.sim.fluid`): every engine takes prompts or requests to decode by its present role, and
+  finishes the requests that it has. The real controller sets the roles, and routing is the real one too.
+- **Prompts**: ``fresh`` ones, or ``repeated`` ones. With these, each level of the sweep draws from the start of one
+  list, so that a level of n prompts repeats those of the levels before it. Caches live through the whole sweep.
 
-Same seed, same bytes. `simulate` returns the levels with every request; `to_run` gives the `Run`.
+The same seed gives the same bytes. `simulate` returns the levels with every request; `to_run` gives the `Run`.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.workload import Closed, Level, Replay, Workload
 from pdlab.roles.prefixes import CHUNK_TOKENS
 from pdlab.sim.engine import Engine, PendingPrefill, PrefixCache
-from pdlab.sim.fluid import TELL_EVERY_S, Controller, FluidPool, SentPrompt
+from pdlab.sim.fluid import REPORT_EVERY_S, Controller, FluidPool, SentPrompt
 from pdlab.sim.hand_over import hand_over_of
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.host_memory import HostMemory
@@ -58,7 +57,7 @@ from pdlab.traffic.requests import TrafficRequest
 __all__ = ["Prompts", "SimulatedLevel", "Trace", "simulate"]
 
 Prompts = Literal["fresh", "repeated"]
-TELLS = LOADED + 1
+REPORTS = LOADED + 1
 
 
 def simulate(
@@ -77,14 +76,14 @@ def simulate(
     controller: Controller | None = None,
     gaps: bool = True,
 ) -> list[SimulatedLevel]:
-    """Run the levels one after another on one deployment, caches kept between them.
+    """Run the levels one after another on one deployment. Caches are kept between them.
 
-    ``prefix_hit_rate`` is the share of each prompt that is in every engine's cache (for fresh prompts with a common
-    prefix). ``link`` None: the link of the deployment's placement. A ``trace`` replaces lengths and arrivals of each
-    level. ``scattered``: whether free blocks are scattered, as in pools that have served more tokens than they hold;
-    None: from the time when they have. ``controller``: a controller that replaces the fluid pool's own. ``gaps``:
-    whether levels have the time between tokens (`pdlab.sim.level.gaps`). Raises UsageError when the model or one
-    request does not fit an engine.
+    ``prefix_hit_rate``: the share of each prompt that is in every engine's cache (for fresh prompts with a common
+    prefix). ``link``: the link between prefill and decode (None: that of the deployment's placement). ``trace``: its
+    requests replace the lengths and arrivals of each level. ``scattered``: free blocks are scattered, as in pools that
+    have served more tokens than they hold (None: from the time when they have). ``controller``: a controller that
+    replaces the fluid pool's own. ``gaps``: levels have the time between tokens (`pdlab.sim.level.gaps`). Raises
+    UsageError if the model or one request does not fit an engine.
     """
     if not 0 <= prefix_hit_rate < 1:
         raise UsageError(f"prefix hit rate {prefix_hit_rate} must be from 0 to below 1")
@@ -169,10 +168,10 @@ class System(Stepping):
         self.in_turn = InTurn() if deployment.serving.direct_streaming else None
         of_front = next(iter(pools.values()))
         count = 1 if self.in_turn is not None else self.router.count
-        # With direct streaming one router picks who answers, and every decode replica asks for prefill by itself.
+        # With direct streaming one router picks the replica that answers, and each decode replica calls prefill itself.
         self.front_routing = PolicyRouter.of(pools.get("prefill", of_front).routing, self.random, count)
         self.decode_routing = PolicyRouter.of(pools.get("decode", of_front).routing, self.random, count)
-        self.asked_by: dict[int, int] = {}  # request -> the router that chose its prefill engine and hears of its end
+        self.asked_by: dict[int, int] = {}  # request -> the router that chose its prefill engine, and counts its end
         self.gap_s = value("client_gap_ms") * 1e-3
         self.outputs_kept = 0
 
@@ -199,7 +198,7 @@ class System(Stepping):
             now_s, _, kind, subject, number = events[0]
             if kind == STEP_ENDS:
                 ends_s = step_ends(subject, number, now_s) if number == subject.version else None
-                # What happens now comes later than this event, which is still the first: the next step takes its place.
+                # Events of this moment are later than this event, which is still the first: the next step replaces it.
                 if ends_s is None:
                     pop(events)
                 else:
@@ -238,12 +237,12 @@ class System(Stepping):
             self.next = min(level.load.concurrency, count)
             arrivals = [index * self.gap_s for index in range(self.next)]
         else:
-            assert not isinstance(level.load, Replay)  # drawing its lengths has said so
+            assert not isinstance(level.load, Replay)  # drawing its lengths has raised the error
             arrivals = open_arrivals(level.load, count, self.random)
-        # Of an open loop one at a time: thousands of events to come would make each one cost more.
-        alone = [index for index in range(len(arrivals)) if not self.waits.get(index)]
-        self.to_come = deque((arrivals[index], index) for index in sorted(alone, key=lambda index: arrivals[index]))
-        for _ in range(len(alone) if self.closed else 1):
+        # An open loop has one future arrival at a time: thousands of events in the heap would make each one cost more.
+        unchained = [index for index in range(len(arrivals)) if not self.waits.get(index)]
+        self.to_come = deque((arrivals[index], index) for index in sorted(unchained, key=lambda index: arrivals[index]))
+        for _ in range(len(unchained) if self.closed else 1):
             self._next_comes()
 
     def _next_comes(self) -> None:
@@ -252,10 +251,10 @@ class System(Stepping):
             self.push(moment_s, ARRIVES, self.front[0], index)
 
     def _begin_traffic(self, requests: Sequence[TrafficRequest]) -> None:
-        """What requests wait for, and what their prompts have in common."""
+        """The requests that others wait for, and the shared blocks of prompts."""
         self.requests = requests
         numbers = {request.id: number for number, request in enumerate(requests)}
-        self.waits: dict[int, int] = {}  # request -> of how many it has yet to see the end
+        self.waits: dict[int, int] = {}  # request -> number of unfinished requests that it waits for
         self.followed_by: dict[int, list[int]] = {}
         for number, request in enumerate(requests):
             before = {numbers[each] for each in request.after}
@@ -273,8 +272,8 @@ class System(Stepping):
         held = FARTHEST * min(engine.costs.limits.context for engine in self.all_engines)
         if longest > held:
             raise UsageError(
-                f"one request of {longest} tokens is longer than the step times of {self.hardware.name} are continued, "
-                f"which is {held:.0f} tokens; use shorter requests"
+                f"one request of {longest} tokens is too long for the step times of {self.hardware.name}, which are "
+                f"extrapolated to {held:.0f} tokens; use shorter requests"
             )
         smallest = min(engine.capacity for engine in self.all_engines)
         if longest > smallest:
@@ -287,8 +286,8 @@ class System(Stepping):
         if not self.repeated:
             self.outputs_kept += count
             return list(range(self.outputs_kept - count, self.outputs_kept))
-        # Hits and misses come mixed: in the calibration data neither the median nor the tail of TTFT
-        # is what all repeated prompts first and all new ones last would give (docs/model.md).
+        # Hits and misses are mixed. If all repeated prompts came first and all new ones last, neither the median nor
+        # the tail of TTFT would be as in the calibration data (docs/model.md).
         numbers = list(range(count))
         random.Random(f"{self.seed} {count}").shuffle(numbers)
         return numbers
@@ -306,7 +305,7 @@ class System(Stepping):
         log.beyond_tables = max(engine.costs.beyond for engine in self.all_engines)
         return log
 
-    # --- a request's ways in and out ----------------------------------------------------------
+    # --- arrival and end of a request ---------------------------------------------------------
 
     def push(self, moment_s: float, kind: int, engine: Engine, number: int) -> None:
         self.sequence += 1
@@ -335,7 +334,7 @@ class System(Stepping):
             engine = self.router.choose(self.front, now_s)
         else:
             engine = self.front_routing.choose(self.front, self._session(request))
-        # The decode replica is not chosen yet: one of them stands for how busy they are.
+        # The decode replica is not chosen yet: any one of them shows how busy they are.
         return engine, self.decode[self.sequence % len(self.decode)] if self.links else engine
 
     def _session(self, request: int) -> str | None:
@@ -348,7 +347,7 @@ class System(Stepping):
         return self.front_routing.choose(self.front, self._session(request), router)
 
     def _decode_engine(self, engine: Engine, request: int, now_s: float) -> Engine:
-        """The engine that decodes what the given one has prefilled."""
+        """The engine that decodes a request which ``engine`` has prefilled."""
         self.router.leaves(engine, self.asked_by.get(request), now_s)
         if self.in_turn is not None:
             return self.target[request][1]
@@ -362,7 +361,7 @@ class System(Stepping):
             if fetched:
                 return oracle.compute(prompt)
             held = oracle.hit(prompt)
-            return held + (self.host.asked(engine, request, prompt, held) if self.host else 0)
+            return held + (self.host.tokens_to_load(engine, request, prompt, held) if self.host else 0)
         if not self.repeated:
             return self.hit_rate * self.log.input_tokens[request]
         hit = engine.cache.hit(self.prompt[request], tokens)
@@ -402,7 +401,8 @@ class System(Stepping):
         self._output_kept(engine, request, now_s)
 
     def _output_kept(self, engine: Engine, request: int, now_s: float) -> None:
-        """The answer has ended: its KV stays cached, and what waited for it comes; in a closed loop the next prompt."""
+        """The answer has ended: its KV stays cached, and requests that waited for it arrive. In a closed loop the next
+        prompt arrives."""
         if self.requests:
             self.oracles[engine].answered(*self.blocks[request])
             for number in self.followed_by.get(request, ()):
@@ -431,7 +431,7 @@ class System(Stepping):
 
 
 class _FluidSystem(System):
-    """A fluid pool between events. Every level begins with what the topology says, and nothing learnt."""
+    """A fluid pool between events. Every level begins with the roles of the topology, and without a history."""
 
     controller: Controller | None = None
 
@@ -452,7 +452,7 @@ class _FluidSystem(System):
         self.per_node = max(hardware.gpus_per_node // topology.pool.tp, 1)
         kinds = [link or link_of(deployment, same_node=same_node) for same_node in (False, True)]
         self.links = tuple(Links(transfer_costs(hardware, shape, topology, kind)) for kind in kinds)
-        # What a request that moves waits for beside its turn: a second way through the ingress, and the transfer.
+        # A request that moves waits for a second pass through the ingress, and for the transfer.
         self.moving_s = self.ingress.overhead_s + self.links[0].costs.setup_s
 
     def _begin(self, level: Level, workload: Workload, trace: Trace | None) -> None:
@@ -469,11 +469,11 @@ class _FluidSystem(System):
             sparse=self._keeps_ends_alone,
         )
         chunks = TrafficPrompts(CHUNK_TOKENS, remembered=len(self.requests))
-        asked = self.requests if self.pool.knows else ()
-        self.chunks = [chunks.of(request)[0].keys for request in asked]
+        looked_up = self.requests if self.pool.looks_up_prefixes else ()
+        self.chunks = [chunks.of(request)[0].keys for request in looked_up]
         self.sent: dict[int, SentPrompt] = {}
         self.left = self.count
-        self.push(TELL_EVERY_S, TELLS, self.all_engines[0], 0)
+        self.push(REPORT_EVERY_S, REPORTS, self.all_engines[0], 0)
 
     def _finish(self) -> SimulatedLevel:
         log = super()._finish()
@@ -481,10 +481,10 @@ class _FluidSystem(System):
         return log
 
     def happens(self, kind: int, engine: Engine, number: int, now_s: float) -> None:
-        if kind == TELLS:
-            self.pool.tell(now_s, self.moving_s)
-            if self.left or self.pool.is_between_looks:
-                self.push(now_s + TELL_EVERY_S, TELLS, engine, 0)
+        if kind == REPORTS:
+            self.pool.report(now_s, self.moving_s)
+            if self.left or self.pool.is_between_decisions:
+                self.push(now_s + REPORT_EVERY_S, REPORTS, engine, 0)
             return
         if kind == ENTERS:
             self.pool.enters(engine, now_s)

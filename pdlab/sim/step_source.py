@@ -1,14 +1,15 @@
 """Sources of step times: the interface of a source, tables on a grid, and a correction. Pure.
 
-A simulator asks a source for each step, and for nothing else of an engine's speed. `pdlab.sim.step_time.StepCosts` is
-a source (fitted constants), `Tabulated` is one (times of a grid), and `Corrected` is a source with a `Correction`:
+A simulator gets the time of each step from a source, and nothing else of an engine's speed. Sources are
+`pdlab.sim.step_time.StepCosts` (fitted constants), `Tabulated` (times of a grid), and `Corrected`, which adds a
+`Correction`:
 
     step = host + sequence x batch + sync x layers x log2(TP) + factor x decode + prefill_factor x (whole step - decode)
 
 where ``decode`` is the GPU time of only the decoding sequences. The host's time is a separate term, because it belongs
-to a version of the engine and not to a GPU. The wait of TP ranks for each other in every layer is one too, because
-tables time an all-reduce by itself. Tables end with the logits: ``sequence`` is the time to sample a token and to
-return it.
+to a version of the engine and not to a GPU. The wait of TP ranks for each other in every layer is another term, because
+tables have the time of an isolated all-reduce. The tables end with the logits: ``sequence`` is the time to sample a
+token and to return it.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from pydantic import Field, model_validator
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen
 
-LEAST_CHUNK = 16.0  # prefill tokens below which attention counts as of so many
-SHORT_CHUNK = 32.0  # prefill tokens up to which a step has one prompt, whatever its context
+LEAST_CHUNK = 16.0  # prefill tokens: the attention of fewer tokens counts as that of this number
+SHORT_CHUNK = 32.0  # prefill tokens: a step with fewer has one prompt, whatever its context
 
 
 class Limits(Frozen):
-    """The limits of a source: tokens of one step, sequences of a batch, tokens of a sequence's context, prefill tokens
-    of a prompt in one step, and tokens of that prompt before them.
-    """
+    """The limits of a source. ``tokens``: of one step. ``batch``: sequences. ``context``: tokens of a sequence's
+    context. ``prefill_tokens``: prefill tokens of a prompt in one step. ``prefix``: tokens of that prompt before
+    them."""
 
     tokens: float = math.inf
     batch: float = math.inf
@@ -48,7 +49,7 @@ class OutsideTables(UsageError):
 
 
 class StepSource(Protocol):
-    """The seconds of an engine's steps. ``admit_s``: further ones per token of a request that joins a batch."""
+    """The seconds of an engine's steps. ``admit_s``: further seconds per token of a request that joins a batch."""
 
     @property
     def admit_s(self) -> float: ...
@@ -58,19 +59,20 @@ class StepSource(Protocol):
 
     @property
     def beyond(self) -> float:
-        """The largest requested step over the limits; up to 1: no step is extrapolated."""
+        """The largest requested step, as a multiple of the limits. Up to 1, no step is extrapolated."""
         ...
 
     def step_s(
         self, batch: float, prefill_tokens: float, context: float, prefill_context: float | None = None
     ) -> float:
-        """Seconds of one step of ``batch`` sequences of mean ``context`` and ``prefill_tokens``, each on top of
-        ``prefill_context`` tokens on average (None: ``context``). Raises OutsideTables far beyond ``limits``."""
+        """Seconds of one step of ``batch`` sequences of mean ``context``, and of ``prefill_tokens``.
+        ``prefill_context``: the mean number of tokens before each prefill token (None: ``context``). Raises
+        OutsideTables far beyond ``limits``."""
         ...
 
 
 class LinearTable(Frozen):
-    """A function of one argument by its values in seconds at growing ``xs``, straight between them."""
+    """A function of one argument: its values ``ys`` in seconds at growing ``xs``, linear between them."""
 
     xs: tuple[float, ...] = Field(min_length=2)
     ys: tuple[float, ...]
@@ -83,7 +85,7 @@ class LinearTable(Frozen):
         return self
 
     def at(self, x: float) -> float:
-        """Seconds at ``x``; below the first argument those of the first. The caller checks the other end."""
+        """Seconds at ``x``. Below the first argument it is the first value. The caller checks the other end."""
         xs, ys = self.xs, self.ys
         i = _cell(xs, x)
         f = _share(xs, i, x)
@@ -91,8 +93,7 @@ class LinearTable(Frozen):
 
 
 class BilinearTable(Frozen):
-    """A function of two arguments by its values in seconds, ``z[i][j]`` at ``xs[i]`` and ``ys[j]``, bilinear between
-    them."""
+    """A function of two arguments: its values in seconds, ``z[i][j]`` at ``xs[i]`` and ``ys[j]``, bilinear between."""
 
     xs: tuple[float, ...] = Field(min_length=2)
     ys: tuple[float, ...] = Field(min_length=2)
@@ -107,7 +108,7 @@ class BilinearTable(Frozen):
         return self
 
     def at(self, x: float, y: float) -> float:
-        """Seconds at ``x`` and ``y``; below a first argument those of the first. The caller checks the other ends."""
+        """Seconds at ``x`` and ``y``. Below a first argument it is the value there. The caller checks upper ends."""
         xs, ys = self.xs, self.ys
         i, j = _cell(xs, x), _cell(ys, y)
         f, g = _share(xs, i, x), _share(ys, j, y)
@@ -131,25 +132,25 @@ def _share(grid: tuple[float, ...], cell: int, value: float) -> float:
 
 
 class StepSeconds(NamedTuple):
-    """GPU seconds of one step: of its decoding sequences alone, and of the whole step. ``beyond``: how far it goes,
-    over the limits of the tables."""
+    """GPU seconds of one step. ``decode_s``: of a step with only its decoding sequences. ``whole_s``: of the whole
+    step. ``beyond``: its size as a multiple of the limits of the tables."""
 
     decode_s: float
     whole_s: float
     beyond: float
 
 
-FARTHEST = 4.0  # times a limit: tables are continued in a straight line, which attention and matrices roughly are
+FARTHEST = 4.0  # times a limit: up to there tables are extrapolated, because attention and matrices are roughly linear
 
 
 class Tabulated(Frozen):
     """Times of an engine's step on a grid, in seconds of the GPU, without the host's share.
 
     ``shared``: everything but attention, by tokens of the step. ``decode``: a whole step without prefill, by batch and
-    mean context. ``generation_attention``: attention of the decoding sequences in a step with prefill, by the same.
-    ``context_attention``: attention of one prompt's chunk, by its tokens and the tokens before it.
-    ``provenance``: of what the times are, in words. ``estimated``: kinds of values that are not measured ones of
-    this very model, GPU and engine; empty: none.
+    mean context. ``generation_attention``: attention of the decoding sequences in a step with prefill, by batch and
+    mean context. ``context_attention``: attention of one prompt's chunk, by its tokens and the tokens before it.
+    ``provenance``: the source of the times, in words. ``estimated``: the kinds of values that were not measured with
+    this model, GPU and engine.
     """
 
     shared: LinearTable
@@ -179,7 +180,7 @@ class Tabulated(Frozen):
     def parts(
         self, batch: float, prefill_tokens: float, context: float, prefill_context: float | None = None
     ) -> StepSeconds:
-        """Arguments as of `StepSource.step_s`. Raises OutsideTables."""
+        """The parts of one step, by the arguments of `StepSource.step_s`. Raises OutsideTables."""
         limits = self.limits
         beyond = max(batch / limits.batch, context / limits.context) if batch else 0.0
         if beyond > FARTHEST:
@@ -218,13 +219,13 @@ class Tabulated(Frozen):
 
 
 class Correction(Frozen):
-    """A correction of tabulated steps by a stack's own levels. ``host_ms``: the host's time per step. ``factor``: on
-    the GPU time of decoding sequences; ``prefill_factor``: on the time that prefill adds. ``sync_us``: per layer of a
-    model with two all-reduces and doubling of TP, in every step. ``sequence_us``: per decoding sequence, in every step.
+    """A correction of tabulated steps by a stack's own levels.
 
-    ``covariance``: of (host_ms, ln factor, ln prefill_factor, sync_us), 4 x 4; None: unknown. ``fitted_levels``: the
-    number of measured levels in its fit (0: a prior), ``fitted_settings``: the number of pairs of deployment and
-    lengths.
+    ``host_ms``: the host's time per step. ``factor``: on the GPU time of decoding sequences. ``prefill_factor``: on the
+    time that prefill adds. ``sync_us``: in every step, for each doubling of TP and each layer with two all-reduces.
+    ``sequence_us``: in every step, for each decoding sequence. ``covariance``: of (host_ms, ln factor, ln
+    prefill_factor, sync_us), 4 x 4; None: unknown. ``fitted_levels``: the number of measured levels in its fit (0: a
+    prior). ``fitted_settings``: the number of pairs of deployment and lengths among them.
     """
 
     host_ms: Annotated[float, Ge(0)] = 0.0
@@ -250,8 +251,8 @@ class Correction(Frozen):
 
 
 NO_CORRECTION = Correction()
-# `Correction.sequence_us` of a prior and of a fit, which are of the other numbers: the median of what 17 public stacks
-# say of it. It is above 0 in each of them, and leaving any of them out moves it by less than 1.
+# `Correction.sequence_us` of every prior and fit, which have only the other parameters: the median over 17 public
+# stacks. It is above 0 in each stack. Without any one of them, the median changes by less than 1.
 SEQUENCE_US = 7.0
 
 

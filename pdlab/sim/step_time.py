@@ -1,4 +1,4 @@
-"""The time of one engine step: physics with a few fitted factors. Pure."""
+"""The time of one engine step, by formulas with a few fitted factors. Pure."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class StepCosts:
     ranks: int  # ranks among which whole experts are spread; 1: every expert is split over all
     experts: float  # in effective use
     routed: float  # share of the prefill compute that is in routed experts
-    # Batch that decodes -> the longest of what goes on at once in its step.
+    # Decoding batch -> the longest of the times that overlap in its step.
     longest_s: dict[float, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -154,12 +154,9 @@ REFERENCE_WIDTH = 36 * 2880
 
 
 def kv_pool_bytes(hardware: Hardware, shape: ModelShape, pool: Pool) -> float:
-    """Bytes of one engine's KV cache, over its GPUs; 0 or less: the model does not fit.
-
-    Memory of the TP x PP GPUs x utilization - weights - overhead per GPU, where experts are divided over TP x DP with
-    and without expert parallel; or what the pool's engine argument
-    ``kv_cache_memory_bytes`` gives each of them.
-    """
+    """Bytes of one engine's KV cache, over its GPUs; 0 or less: the model does not fit. It is the memory of the TP x PP
+    GPUs x utilization - weights - overhead per GPU. Experts are divided over TP x DP, with and without expert parallel.
+    The pool's engine argument ``kv_cache_memory_bytes``, if given, replaces it."""
     gpus = pool.tp * pool.pp
     if (given := pool.engine_kwargs.get("kv_cache_memory_bytes")) is not None:
         return float(gpus * given)
@@ -170,17 +167,15 @@ def kv_pool_bytes(hardware: Hardware, shape: ModelShape, pool: Pool) -> float:
 
 
 def kv_capacity_tokens(hardware: Hardware, shape: ModelShape, pool: Pool) -> float:
-    """Tokens of KV cache that one engine holds, of long prompts; below one prompt means that the model does not fit.
-
-    The memory over the bytes per token (KV heads are copied when TP is larger than their number).
-    """
+    """Tokens of KV cache of long prompts that one engine holds; if it holds no prompt, the model does not fit. It is
+    the memory over the bytes per token (KV heads are copied if TP is larger than their number)."""
     per_token = kv_bytes(shape, LONG_TOKENS, hybrid=hardware.hybrid_kv) / LONG_TOKENS * kv_copies(shape, pool.tp)
     return max(kv_pool_bytes(hardware, shape, pool), 0.0) / per_token
 
 
 def kv_block_bytes(hardware: Hardware, shape: ModelShape, pool: Pool) -> float:
-    """Bytes of one block of an engine's KV pool, over its GPUs, as vLLM makes them: ``block_tokens`` of every layer of
-    the largest group. With a hybrid cache windowed and full layers are groups of their own, which share the pool."""
+    """Bytes of one block of an engine's KV pool, over its GPUs. A block of vLLM has ``block_tokens`` of every layer of
+    the largest group. With a hybrid cache, windowed and full layers are groups of their own, which share the pool."""
     grouped = hardware.hybrid_kv and shape.sliding_window
     layers = max(full_layers(shape), 1) if grouped else shape.layers
     return kv_bytes_per_token_layer(shape) * kv_copies(shape, pool.tp) * layers * hardware.block_tokens
@@ -192,7 +187,7 @@ def kv_pool_blocks(hardware: Hardware, shape: ModelShape, pool: Pool) -> int:
 
 
 def engine_cache(deployment: Deployment, pool: Pool, hardware: Hardware, shape: ModelShape) -> EngineCache:
-    """The prefix cache of one engine of that pool: with pipeline stages, of what one of them works on."""
+    """The prefix cache of one engine of that pool. With pipeline stages, it is that of the batch of one stage."""
     own = hardware.of(pool)
     return EngineCache.of(
         shape,

@@ -1,7 +1,7 @@
 """The effect of engine steps on requests, for any source of time.
 
-`pdlab.sim.simulator` handles events one after the other, `pdlab.rehearsal` by a clock. Both are `Stepping`, with
-different ways of requests into and out of the engines. Times in seconds.
+`pdlab.sim.simulator` handles events one after the other, `pdlab.rehearsal` by a clock. Both are `Stepping`. Requests
+come to and leave the engines in different ways. Times are in seconds.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ STEP_ENDS, KV_ARRIVED, ENTERS, ARRIVES, LOADED = range(5)
 class RequestLog(Protocol):
     """The stored times of every request, by its number: lists, or dictionaries if requests come and go. A time is 0
     until it is known. ``gap_s`` and ``gap_tokens`` have the seconds and tokens of every step with decoding
-    sequences.
-    """
+    sequences."""
 
     input_tokens: Any  # a list or a dictionary: no type of both can be assigned to
     output_tokens: Any
@@ -43,25 +42,23 @@ class Sender(LinkEnd, Protocol):
 
 
 class Stepping(EngineSurroundings):
-    """The state of engines between events. ``scattered``: whether free blocks are scattered; None: from the time when a
-    pool was full. ``keeps_gaps``: whether the log gets the time between tokens.
-    """
+    """The state of engines between events. ``scattered``: free blocks are scattered; None: from the time when a pool
+    was full. ``keeps_gaps``: the log gets the time between tokens."""
 
     log: RequestLog
     block_tokens: int
     scattered: bool | None = None
     keeps_gaps = True
 
-    # --- a request's ways in and out ----------------------------------------------------------
+    # --- arrival and end of a request ---------------------------------------------------------
 
     def push(self, moment_s: float, kind: int, engine: Engine, number: int) -> None:
-        """Schedule the event for that time; ``number``: of the request, or the version of the step."""
+        """Schedule the event for that time. ``number``: the number of the request, or the version of the step."""
         raise NotImplementedError
 
     def hit_tokens(self, engine: Engine, request: int, tokens: float, *, fetched: bool) -> float:
-        """Tokens of the request's prompt, of ``tokens`` to build, that the engine's cache holds. ``fetched``: the other
-        tokens come from another engine, and are held from now on.
-        """
+        """The tokens of a request's prompt that the engine's cache holds. ``tokens``: those of the whole context.
+        ``fetched``: the other tokens come from another engine, and are held from now on."""
         raise NotImplementedError
 
     def keep(self, engine: Engine, request: int) -> None:
@@ -136,9 +133,8 @@ class Stepping(EngineSurroundings):
                 self.push(other.change_pace(now_s, self.pace(other)), STEP_ENDS, other, other.version)
 
     def fetch(self, decoder: Engine, now_s: float) -> None:
-        """Start the transfers for which the decode engine has room, in order; if its workers post them with a step, at
-        the launch of the next one.
-        """
+        """Start the transfers for which the decode engine has room, in order. If its workers post transfers with a
+        step, they start at the launch of the next step."""
         if decoder.steps_in_flight and decoder.busy:
             self.wake(decoder, now_s)
         else:
@@ -160,9 +156,8 @@ class Stepping(EngineSurroundings):
             self.push(arrives_s, KV_ARRIVED, decoder, request)
 
     def carry(self, decoder: Engine, request: int, tokens: float, now_s: float) -> tuple[float, float]:
-        """Send that many tokens of the request's KV. Returns when they have arrived, and how long posting them stops
-        the decode engine.
-        """
+        """Send that many tokens of the request's KV. Returns the time of their arrival, and the seconds for which
+        posting them stops the decode engine."""
         decoder.allocated += tokens
         links, sender = self.way(request)
         costs = links.costs
@@ -178,8 +173,7 @@ class Stepping(EngineSurroundings):
 
     def step_ends(self, engine: Engine, version: int, now_s: float) -> float | None:
         """A step of the engine has ended, unless another one has replaced it. Returns the end of the next step, which
-        the caller must schedule; None: no step begins.
-        """
+        the caller must schedule; None: no step begins."""
         if engine.version != version:
             return None
         log, running, joined = self.log, engine.running, engine.joined
@@ -214,12 +208,12 @@ class Stepping(EngineSurroundings):
             engine.joined = []
             for request in joined:
                 first_s = log.first_token_s[request]
-                if first_s and self.keeps_gaps:  # it was prefill's
+                if first_s and self.keeps_gaps:  # the first token came from prefill
                     log.gap_s.append(now_s - first_s)
                     log.gap_tokens.append(1)
                 self._first_token(engine, request, log.input_tokens[request] + bool(first_s), now_s)
         if engine.inbound and engine.steps_in_flight:
-            engine.steps = 1  # they have ended: none is left to interrupt
+            engine.steps = 1  # the steps have ended: none is left to interrupt
             self._post(engine, now_s)
         ends_s = engine.plan(now_s, self)
         if ends_s is None and self.contention:
@@ -240,7 +234,7 @@ class Stepping(EngineSurroundings):
                 self._first_token(engine, request, waiting.tokens, now_s)
 
     def _first_token(self, engine: Engine, request: int, context: float, now_s: float) -> None:
-        """The step that ended now gave the request a token; the rest follow one per step."""
+        """The step that ended now gave the request a token. The other tokens follow, one per step."""
         log = self.log
         generated, answer = int(context) - log.input_tokens[request] + 1, log.output_tokens[request]
         if not log.first_token_s[request]:
@@ -256,7 +250,7 @@ class Stepping(EngineSurroundings):
 
     def takes_first(self, engine: Engine, request: int, now_s: float) -> None:
         if self.log.output_tokens[request] < 2:
-            return  # decode's own: nothing comes behind it
+            return  # the only token comes from decode
         self.log.first_token_s[request] = now_s
         self.first_token(engine, request, now_s)
         engine.generated += 1
@@ -274,7 +268,7 @@ class Stepping(EngineSurroundings):
             self.fetch(engine, now_s)
         self.ended(engine, request, now_s)
 
-    # --- what engines ask ---------------------------------------------------------------------
+    # --- the surroundings of an engine --------------------------------------------------------
 
     def to_compute(self, engine: Engine, waiting: PendingPrefill) -> float:
         request, tokens = waiting.request, waiting.tokens

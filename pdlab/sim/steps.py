@@ -13,9 +13,8 @@ from pdlab.sim.step_time import step_costs
 
 
 def steps_of(hardware: Hardware, shape: ModelShape, pool: Pool) -> StepSource:
-    """The step times of one engine (one DP rank) of ``pool``: from the hardware's tables if it names some, else from
-    its constants. Raises UsageError.
-    """
+    """The step times of one engine (one DP rank) of ``pool``, by the hardware's tables or else by its constants. Raises
+    UsageError."""
     own = hardware.of(pool)
     source: StepSource = (
         step_costs(own, shape, pool)
@@ -25,18 +24,18 @@ def steps_of(hardware: Hardware, shape: ModelShape, pool: Pool) -> StepSource:
     return source if own.speculation is None else Speculative(source, own.speculation)
 
 
-USUAL_ALL_REDUCES = 2  # of a layer, which `pdlab.sim.step_source.Correction.sync_us` is of
+USUAL_ALL_REDUCES = 2  # of a layer, for the time `pdlab.sim.step_source.Correction.sync_us`
 
 
 def waits_of(shape: ModelShape, pool: Pool) -> float:
-    """Layers of two all-reduces, times the doublings of TP: how often ranks wait in a step."""
+    """The number of waits of ranks in a step: layers of two all-reduces, times the doublings of TP."""
     files = config_of(shape)
     count = aic.all_reduces(files.config, pool) if files is not None else USUAL_ALL_REDUCES
     return shape.layers * math.log2(pool.tp) * count / USUAL_ALL_REDUCES
 
 
-# GPUs over which whole experts are spread, at most, for an estimate that was compared: beyond one node the tables
-# exchange tokens as no engine does. They give 500 tokens/s of prefill per GPU for EP 32 of DeepSeek-V3 on H100, where
+# The most GPUs over which whole experts are spread in a comparison with measurements. Beyond one node the tables
+# exchange tokens as no engine does: they give 500 tokens/s of prefill per GPU for EP 32 of DeepSeek-V3 on H100.
 # SGLang's team measured 6,500 (lmsys.org/blog/2025-05-05-large-scale-ep).
 COMPARED_EXPERT_RANKS = 8
 
@@ -52,12 +51,9 @@ def tables_of(tables: StepTables, shape: ModelShape, pool: Pool) -> Tabulated:
 
 
 class Speculative:
-    """Steps of an engine that guesses tokens, as steps of one token each: the decode time of a step divided by the
-    tokens that a sequence gets in it, plus the unchanged prefill time.
-
-    A step that checks n tokens of each sequence costs as much as a step of n times as many sequences with the same
-    total KV cache.
-    """
+    """Steps of an engine that guesses tokens, as steps of one token each. The time of such a step is the decode time
+    divided by the tokens that a sequence gets in it, plus the unchanged prefill time. A step that checks n tokens of
+    each sequence costs as much as a step of n times as many sequences with the same total KV cache."""
 
     __slots__ = ("accepted", "checked", "source")
 
@@ -87,5 +83,5 @@ class Speculative:
         if not prefill_tokens:
             return decode_s / self.accepted
         mean = context if prefill_context is None else prefill_context
-        alone_s = self.source.step_s(batch, 0, context)
-        return decode_s / self.accepted + self.source.step_s(batch, prefill_tokens, context, mean) - alone_s
+        unguessed_s = self.source.step_s(batch, 0, context)
+        return decode_s / self.accepted + self.source.step_s(batch, prefill_tokens, context, mean) - unguessed_s

@@ -1,7 +1,7 @@
-"""The KV connector of simulated engines under vLLM's scheduler: which requests wait for KV, and which hold it.
+"""The KV connector of simulated engines under vLLM's scheduler: the requests that wait for KV, and those that hold it.
 
-vLLM loads this by name (``kv_connector_module_path``) and uses only its scheduler side: there are no workers. It passes
-the necessary reads to the executor with every step, as NIXL's connector does. Imports vLLM.
+vLLM loads this module by name (``kv_connector_module_path``) and uses only its scheduler side: there are no workers. It
+passes the necessary reads to the executor with every step, as NIXL's connector does. The module imports vLLM.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ class KvReadMetadata(KVConnectorMetadata):  # type: ignore[misc]
 
 
 class SimulatedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
-    """The scheduler's side. Decode reads all tokens of a prompt that it does not have; prefill keeps blocks until it is
-    notified.
-    """
+    """The scheduler's side. Decode reads all missing tokens of a prompt. Prefill keeps blocks until they were read."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -41,7 +39,7 @@ class SimulatedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         params = request.kv_transfer_params or {}
         if params.get(FETCHES):
             self._reads.tokens[request.request_id] = num_external_tokens
-            params[FETCHES] = False  # once: a request that is preempted later computes its prompt
+            params[FETCHES] = False  # a request that is preempted later computes its prompt
 
     def build_connector_meta(self, scheduler_output: Any) -> KvReadMetadata:
         reads, self._reads = self._reads, KvReadMetadata()

@@ -1,10 +1,10 @@
 """The second fidelity: vLLM's own scheduler decides the content of each step, in the time of the simulator.
 
-Arrivals, ingress, routing and links are the simulator's (`pdlab.sim.simulator`), and so is how long a step and a
-transfer take. An engine's batches, its KV blocks, prefix cache, preemptions, and which request waits for KV from
-another engine are those of vLLM's ``Scheduler`` (`pdlab.sim.vllm_scheduler`), driven as vLLM's engine core drives it:
-with asynchronous scheduling the next step is scheduled while one runs. Only the executor is simulated. As in vLLM's
-workers, reads of KV begin when a step is launched, and their ends are detected at a launch. Times in seconds.
+Arrivals, ingress, routing, links, and the times of steps and transfers are the simulator's (`pdlab.sim.simulator`).
+vLLM's ``Scheduler`` (`pdlab.sim.vllm_scheduler`) has an engine's batches, KV blocks, prefix cache and preemptions, and
+the requests that wait for KV from another engine. It is driven as vLLM's engine core drives it: with asynchronous
+scheduling the next step is scheduled while one runs. Only the executor is simulated. As in vLLM's workers, reads of KV
+begin when a step is launched, and their ends are detected at a launch. Times are in seconds.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ def simulate_with_vllm(
     scattered: bool | None = None,
     asynchronous: bool | None = None,
 ) -> list[SimulatedLevel]:
-    """`pdlab.sim.simulator.simulate` with vLLM's scheduler in every engine; arguments and result as there.
+    """`pdlab.sim.simulator.simulate` with vLLM's scheduler in every engine, and the same arguments and result.
 
-    ``asynchronous``: the next step is scheduled while one runs, vLLM's default on GPUs; None: unless the hardware has
-    one step in flight. A common prefix is in every
-    engine's cache before the level. Raises UsageError, also for fluid pools and without vLLM.
+    A common prefix is in every engine's cache before the level. ``asynchronous``: the next step is scheduled while one
+    runs, vLLM's default on GPUs (None: unless the hardware has one step in flight). Raises UsageError, also for fluid
+    pools and without vLLM.
     """
     if not 0 <= prefix_hit_rate < 1:
         raise UsageError(f"prefix hit rate {prefix_hit_rate} must be from 0 to below 1")
@@ -78,15 +78,15 @@ def simulate_with_vllm(
 
 @dataclass(slots=True, eq=False)
 class ScheduledStep:
-    """One scheduled step until its output is processed: vLLM's scheduler output, the requests that get a token, and the
-    reads that the workers saw as ended at the launch.
-    """
+    """One scheduled step, until its output is processed. ``output``: vLLM's scheduler output. ``sampled``: the requests
+    that get a token. ``received``, ``sent``: the requests whose reads the workers saw as ended at the launch, on the
+    side of decode and of prefill. ``starved``: a request waits for KV memory."""
 
     output: Any
     sampled: set[str]
     received: set[str]
     sent: set[str]
-    starved: bool  # a request waits for KV memory
+    starved: bool
     took_s: float = 0.0
 
 
@@ -98,13 +98,13 @@ class VllmEngine(Engine):
         self.parts = parts
         self.scheduler = parts.make()
         self.launched: deque[ScheduledStep] = deque()
-        self.free_s = 0.0  # when the last step in flight ends
-        self.news = False  # whether another schedule can give more than the last one did
-        self.received: set[str] = set()  # not seen by the workers yet
+        self.free_s = 0.0  # end of the last step in flight
+        self.news = False  # a new schedule may have more requests than the last one
+        self.received: set[str] = set()  # reads that have ended, and that the workers have not seen yet
         self.sent: set[str] = set()
-        self.answered: set[int] = set()  # have their first token
-        self.firsts: list[int] = []  # of these, the ones that have just taken prefill's
-        self.with_firsts: set[int] = set()  # and that have no second one
+        self.answered: set[int] = set()  # requests that have their first token
+        self.firsts: list[int] = []  # requests that have just taken the first token of prefill
+        self.with_firsts: set[int] = set()  # requests with that token, and without a second one
 
     @property
     def decoding(self) -> int:
@@ -132,7 +132,7 @@ class VllmEngine(Engine):
         return step
 
     def _hear(self) -> None:
-        """Of what has arrived, between steps: as `pdlab.guard.scheduler` does."""
+        """The scheduler learns between steps of KV that has arrived, as with `pdlab.guard.scheduler`."""
         from pdlab.sim.vllm_names import KVConnectorOutput
 
         names, self.received = self.received, set()
@@ -148,7 +148,7 @@ class VllmEngine(Engine):
                 self.with_firsts.add(int(name))
 
     def take(self, step: ScheduledStep) -> list[Any]:
-        """Give vLLM the step's simulated output. Returns vLLM's outputs, one per request with a token."""
+        """Pass the step's simulated output to vLLM. Returns vLLM's outputs, one per request with a token."""
         from pdlab.sim.vllm_names import KVConnectorOutput, ModelRunnerOutput
 
         if not self.hand_over.known:
@@ -263,7 +263,7 @@ class VllmSystem(System):
         engine.add(request, prompt, 1 if engine.prefills_only else self.log.output_tokens[request], params)
 
     def _traffic_prompt(self, request: TrafficRequest) -> list[int]:
-        """Its token ids: those of the request that it goes on from, the made-up answer to that, and its own blocks."""
+        """The token ids of a prompt: those of the request that it continues, the answer to that, and its own blocks."""
         known = self.traffic_prompts.get(request.id)
         if known is None:
             before = request.continues
@@ -275,7 +275,7 @@ class VllmSystem(System):
         return known
 
     def _launch(self, engine: VllmEngine, now_s: float) -> None:
-        """Schedule steps as long as vLLM's engine core would: so many at once, and while there is something to do."""
+        """Schedule steps as vLLM's engine core does: up to ``steps_at_once``, and while there is work."""
         steps = engine.launched
         while len(steps) < engine.parts.steps_at_once and engine.news and engine.scheduler.has_requests():
             step = engine.schedule()
@@ -341,7 +341,7 @@ class VllmSystem(System):
     # --- the executor -------------------------------------------------------------------------
 
     def _step_s(self, engine: VllmEngine, output: Any, begins_s: float) -> float:
-        """How long the step takes, by the costs that the simulator's engine has. Counts what it computes, too."""
+        """The seconds of a step, by the costs of the simulator's engine. Counts its computed tokens and preemptions."""
         requests = engine.scheduler.requests
         joining = {each.req_id for each in output.scheduled_new_reqs}
         joining |= set(output.scheduled_cached_reqs.resumed_req_ids)
@@ -374,7 +374,8 @@ class VllmSystem(System):
         return step_s * self.pace(engine) if self.contention else step_s
 
     def _read(self, engine: VllmEngine, step: ScheduledStep, now_s: float) -> float:
-        """Start the reads of KV that vLLM ordered with the step. Returns for how long posting them stops the engine."""
+        """Start the reads of KV that vLLM ordered with the step. Returns the seconds for which posting them stops the
+        engine."""
         reads = step.output.kv_connector_metadata
         stalls_s = 0.0
         for name, tokens in reads.tokens.items() if reads else ():

@@ -1,4 +1,4 @@
-"""What the simulator takes of vLLM's internals, which a new version of vLLM may change.
+"""The parts of vLLM's internals that the simulator uses. A new version of vLLM may change them.
 
 Name -> the module of vLLM that defines it. ``from pdlab.sim.vllm_names import NAME`` imports that module at that time.
 A contract test imports each name.

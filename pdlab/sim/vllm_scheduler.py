@@ -1,6 +1,6 @@
 """vLLM's own scheduler for an engine of the simulator: real configuration, KV cache manager and requests, no workers.
 
-vLLM is imported when the first one is made, because nothing else in the simulator needs it.
+vLLM is imported when the first scheduler is made, because nothing else in the simulator needs it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ COMMON = -1  # number of the prompt with which those of a common prefix begin
 
 
 class SchedulerParts(NamedTuple):
-    """Constructors for the engines of a pool: schedulers, requests (name, token ids of the prompt, tokens to give,
-    kv_transfer_params), and how many steps vLLM has scheduled at once (2 with asynchronous scheduling).
-    """
+    """The parts of the engines of a pool. ``make``: a scheduler. ``request``: a request, of its name, the token ids of
+    its prompt, its output tokens and its kv_transfer_params. ``steps_at_once``: the number of steps that vLLM has
+    scheduled at once (2 with asynchronous scheduling)."""
 
     make: Callable[[], Any]
     request: Callable[[str, list[int], int, dict[str, Any] | None], Any]
@@ -46,14 +46,13 @@ def scheduler_parts(
     pool_blocks: int | None = None,
     retention_tokens: int | None = 0,
 ) -> SchedulerParts:
-    """Schedulers for engines of ``pool`` with the batch limits and the KV memory of the simulator's.
+    """Schedulers for engines of ``pool`` with the batch limits and the KV memory of the simulator's engines.
 
-    ``role`` None: KV does not move. ``asynchronous``: the next step is scheduled while one runs, vLLM's default on
-    GPUs. KV cache groups are those that vLLM makes of windowed and full layers where the hardware has a hybrid KV
-    cache; else every layer keeps all tokens. ``pool_blocks``: of the KV pool, in place of what the memory holds.
-    ``retention_tokens``: vLLM's ``prefix_cache_retention_interval``, which is 0 where nobody gives another. Raises
-    UsageError: no vLLM, pipeline stages, latent KV cache, another architecture than gpt-oss, or a model that does not
-    fit.
+    If the hardware has a hybrid KV cache, the KV cache groups are those that vLLM makes of windowed and full layers.
+    Else every layer keeps all tokens. ``role``: None: KV does not move. ``asynchronous``: the next step is scheduled
+    while one runs, vLLM's default on GPUs. ``pool_blocks``: the blocks of the KV pool (None: as many as the memory
+    holds). ``retention_tokens``: vLLM's ``prefix_cache_retention_interval``, by default 0. Raises UsageError without
+    vLLM; for pipeline stages, latent KV cache and other architectures than gpt-oss; and if the model does not fit.
     """
     if pool.pp > 1 or shape.kv_latent:
         what = "pipeline stages" if pool.pp > 1 else "latent KV cache"
@@ -158,7 +157,7 @@ def _config(hardware: Hardware, shape: ModelShape, capacity: int, transfer: Any)
 
 
 def _kv_specs(hardware: Hardware, shape: ModelShape, pool: Pool) -> dict[str, Any]:
-    """What vLLM's attention layers of the model say of their KV: windowed ones first, as in gpt-oss."""
+    """The KV specifications of vLLM's attention layers of the model: windowed layers first, as in gpt-oss."""
     import torch
 
     from pdlab.sim.vllm_names import FullAttentionSpec, SlidingWindowSpec
@@ -179,8 +178,8 @@ def _kv_specs(hardware: Hardware, shape: ModelShape, pool: Pool) -> dict[str, An
 
 
 def prompt_tokens(number: int, tokens: int, common: int) -> list[int]:
-    """Token ids of the prompt of that number: ``common`` ones that every prompt begins with, and its own. A longer
-    prompt of the same number begins with a shorter one's."""
+    """Token ids of the prompt with that number: ``common`` tokens that every prompt has, then its own. A longer prompt
+    of the same number begins with the tokens of a shorter one."""
     return _ids(COMMON, common) + _ids(number, tokens - common)
 
 

@@ -31,7 +31,7 @@ from pdlab.plan import csv_predictions, csv_rows, facts, open_loop, planner
 from pdlab.plan import scenario as scenario_module
 from pdlab.plan.candidates import SizedDeployment, engine_shapes, shortlist, units
 from pdlab.plan.facts import regimes
-from pdlab.plan.planner import capacity, evaluate, gain, sized_alone
+from pdlab.plan.planner import capacity, evaluate, gain, sized_deployment
 from pdlab.plan.rate_matching import RateMatcher, ReplicaUnit
 from pdlab.plan.scenario import Scenario
 from pdlab.results.schema import Manifest
@@ -70,7 +70,7 @@ def scenario(seed: int = 0, **bounds: float) -> Scenario:
 
 def sized(label: str) -> SizedDeployment:
     deployment = Deployment(topology=parse_label(label))
-    return sized_alone(scenario(tpot_s=0.012), deployment, nodes(1), 8)
+    return sized_deployment(scenario(tpot_s=0.012), deployment, nodes(1), 8)
 
 
 def predicted(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
@@ -271,9 +271,9 @@ class TestRanking:
     def test_the_best_rate_meets_the_slo_and_a_goodput_never_meets_a_closed_loops_capacity(self) -> None:
         bounded = scenario(tpot_s=0.012, ttft_s=2.0)
         planned = planner.plan(bounded, "gpt-oss-120b", nodes(1), 8)
-        assert planned.loop == "open" and {candidate.loop for candidate in (*planned.candidates, *planned.other)} == {
-            "open"
-        }
+        assert planned.loop == "open" and {
+            candidate.loop for candidate in (*planned.candidates, *planned.otherwise)
+        } == {"open"}
         served = [candidate.served_per_gpu for candidate in planned.candidates]
         assert served == sorted(served, reverse=True)
         for candidate in planned.candidates[:4]:
@@ -286,14 +286,14 @@ class TestRanking:
         assert planned.screened[0].served_per_gpu < planned.candidates[0].served_per_gpu, "else it might come first"
         with pytest.raises(ValueError, match="different loops"):
             gain(planned.candidates[0], planned.screened[0], bounded)
-        ranking = facts.ranking(planned, bounded, nodes(1), 8)
+        ranking = facts.ranking(planned, bounded, nodes(1))
         assert ranking.two_loops and ranking.best_screened in planned.screened and not ranking.screened_may_win
 
     def test_what_was_asked_of_closed_loops_is_called_their_capacity(self) -> None:
         bounded = scenario(tpot_s=0.012)
         planned = planner.plan(bounded, "gpt-oss-120b", nodes(1), 8, concurrencies=[16, 48])
         assert planned.loop == "closed" and not planned.screened
-        ranking = facts.ranking_text(planned, bounded, nodes(1), 8)
+        ranking = facts.ranking_text(planned, bounded, nodes(1))
         assert "closed-loop capacity/s per GPU" in ranking and "goodput" not in ranking
 
     def test_where_rate_matching_starts_too_high_lower_loads_are_tried(self) -> None:
@@ -317,7 +317,7 @@ class TestRanking:
             return figure(goodput_map, title=title, price_per_gpu_hour=price_per_gpu_hour)
 
         monkeypatch.setattr(picture, "figure", spy)
-        monkeypatch.setattr(open_loop, "RATES", (0.2, 0.7, 1.2))
+        monkeypatch.setattr(open_loop, "MAP_RATES", (0.2, 0.7, 1.2))
         monkeypatch.setattr(scenario_module, "LEAST_OPEN", 600)
         store = Store(tmp_path / "mine")
         deployment = Deployment(topology=parse_label("collocated-2xtp4"))
@@ -358,29 +358,29 @@ class TestRanking:
         def of(candidates: Sequence[planner.Candidate]) -> dict[str, float]:
             return {candidate.deployment.label: candidate.served_per_gpu for candidate in candidates}
 
-        depending = set(of(copied.other))
+        depending = set(of(copied.otherwise))
         assert "pd-pack-p1xtp2-d1xtp2" in depending, "equal TP within a node"
         for candidate in copied.candidates:
             topology = candidate.deployment.topology
             equal = isinstance(topology, Disaggregated) and topology.prefill.tp == topology.decode.tp
             assert (candidate.deployment.label in depending) is (equal and topology.placement == "pack")
-        assert of(merged.candidates).items() >= of(copied.other).items()
-        assert of(copied.candidates).items() >= of(merged.other).items()
-        assert all(of(copied.candidates)[label] <= of(copied.other)[label] for label in depending)
+        assert of(merged.candidates).items() >= of(copied.otherwise).items()
+        assert of(copied.candidates).items() >= of(merged.otherwise).items()
+        assert all(of(copied.candidates)[label] <= of(copied.otherwise)[label] for label in depending)
         label = "pd-pack-p1xtp2-d1xtp2"
-        assert of(copied.candidates)[label] < 0.6 * of(copied.other)[label]
+        assert of(copied.candidates)[label] < 0.6 * of(copied.otherwise)[label]
         other = facts.verdict(copied, bounded).otherwise
         assert other is not None and other.merged and other.first.deployment.label.startswith("pd-pack")
-        assert [row.depends for row in facts.ranking(copied, bounded, nodes(1), 8).rows] == [
+        assert [row.depends for row in facts.ranking(copied, bounded, nodes(1)).rows] == [
             candidate.deployment.label in depending for candidate in copied.candidates[: facts.ROWS]
         ]
-        flipped = facts.ranking(merged, replace(bounded, scattered=False), nodes(1), 8)
+        flipped = facts.ranking(merged, replace(bounded, scattered=False), nodes(1))
         other = flipped.verdict.otherwise
         assert other is not None and not other.merged and other.first.deployment == copied.candidates[0].deployment
-        both = (facts.ranking(copied, bounded, nodes(1), 8).both_cases, flipped.both_cases)
+        both = (facts.ranking(copied, bounded, nodes(1)).both_cases, flipped.both_cases)
         for case in (next(case for case in cases if case.copied.deployment.label == label) for cases in both):
             assert case.copied.served_per_gpu == of(copied.candidates)[label]
-            assert case.merged.served_per_gpu == of(copied.other)[label]
+            assert case.merged.served_per_gpu == of(copied.otherwise)[label]
 
     def test_no_verdict_comes_of_where_it_was_looked(self) -> None:
         """Every deployment is looked at up to its own limit, the collocated ones that PD is held against too."""

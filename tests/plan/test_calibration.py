@@ -20,7 +20,7 @@ from pdlab.core.schema import to_yaml
 from pdlab.core.workload import Closed, Level, Open, RunKey, Workload
 from pdlab.plan import calibration
 from pdlab.plan.accuracy import MeasuredSweep, PredictedPoint, median_errors, rankings, table
-from pdlab.plan.calibration import compare, cross_validate, fit, measured, predict, residuals
+from pdlab.plan.calibration import compare, cross_validate, fit, measured_sweep, predict, residuals
 from pdlab.results.published_folders import load_experiment
 from pdlab.results.schema import Experiment, Origin, Run, Validity
 from pdlab.sim.hardware import Hardware, load_hardware
@@ -101,7 +101,7 @@ def test_the_first_level_counts_as_the_others_where_it_was_warmed_up(origin: Ori
     """Handshakes and compilation are in the first level of published runs, and before it in pdlab's own."""
     experiment = load_experiment(Path(__file__).parents[1] / "data" / "published" / "demo_itl2000_otl50_1xtp4")
     manifest = experiment.manifest.model_copy(update={"origin": origin})
-    sweep = measured(experiment.model_copy(update={"manifest": manifest}), "fresh")
+    sweep = measured_sweep(experiment.model_copy(update={"manifest": manifest}), "fresh")
     tpot_of_first, *_ = residuals(HARDWARE, SHAPE, sweep, (0,))[:, 0]
     assert tpot_of_first == (1.0 if origin == "measured" else 0.2)
 
@@ -119,11 +119,12 @@ def test_a_sweep_of_which_nothing_can_be_predicted_says_why_of_every_level() -> 
     saturated = with_rate(rates[0], 0.5)
     bad = with_rate(rates[0], 1).model_copy(update={"validity": failing("x")})
     with pytest.raises(StoreError, match=r"\(1 saturated: below 80% of the requests/s that were offered\)"):
-        measured(experiment.model_copy(update={"runs": (saturated,)}), "fresh")
+        measured_sweep(experiment.model_copy(update={"runs": (saturated,)}), "fresh")
     with pytest.raises(StoreError, match=r"\(1 saturated: .* and 1 not valid\)"):
-        measured(experiment.model_copy(update={"runs": (saturated, bad)}), "fresh")
+        measured_sweep(experiment.model_copy(update={"runs": (saturated, bad)}), "fresh")
     assert (
-        len(measured(experiment.model_copy(update={"runs": (saturated, with_rate(rates[0], 1))}), "fresh").levels) == 1
+        len(measured_sweep(experiment.model_copy(update={"runs": (saturated, with_rate(rates[0], 1))}), "fresh").levels)
+        == 1
     )
 
 
@@ -295,7 +296,7 @@ def test_where_fits_start() -> None:
         assert start.constants[name].basis == constant.basis, name
         if constant.basis != "fitted":
             assert start.value(name) == constant.value, name
-    rough = calibration.coarse(HARDWARE)
+    rough = calibration.rounded_start(HARDWARE)
     fitted = [name for name, constant in HARDWARE.constants.items() if constant.basis == "fitted"]
     for name in fitted:
         assert 2.5**-0.5 - 1e-9 <= rough.value(name) / HARDWARE.value(name) <= 2.5**0.5 + 1e-9, name
@@ -316,7 +317,7 @@ def test_published_runs_left_out_are_predicted() -> None:
     """Fitted to three collocated experiments and one PD, the fourth collocated and the 10k:500 one are predicted."""
     folders = {path.name.removeprefix("gptoss_"): path for path in SHARED.iterdir() if path.is_dir()}
     labels = ("1xtp8", "8xtp1", "4xtp2", "1xtp2-1xtp2")
-    experiments = {name: measured(load_experiment(path), "repeated") for name, path in folders.items()}
+    experiments = {name: measured_sweep(load_experiment(path), "repeated") for name, path in folders.items()}
     inside = [e for name, e in experiments.items() if name.endswith(labels)]
     assert len(inside) == 4
     fitted = fit(HARDWARE, SHAPE, inside, seeds=(0,), rounds=2)
@@ -363,7 +364,7 @@ class TestVariedLengths:
 
     def test_levels_are_simulated_with_the_lengths_that_they_had(self, tmp_path: Path) -> None:
         workload = Workload(input_tokens=512, output_tokens=64, lengths=parse_lengths("uniform:0.8-1.0"))
-        sweep = measured(self.experiment(tmp_path / "x", workload), "fresh")
+        sweep = measured_sweep(self.experiment(tmp_path / "x", workload), "fresh")
         sent = Level(load=Closed(concurrency=2, per_gpu=1), repeat=1, look=3, num_requests=40, seed=0)
         assert sweep.workload.draw(sweep.levels[0]) == workload.draw(sent)
 
@@ -372,4 +373,4 @@ class TestVariedLengths:
         workload = Workload(lengths=parse_lengths(f"file:{tmp_path}/p.csv"))
         kept = Workload.model_validate_json(workload.model_dump_json())
         with pytest.raises(StoreError, match=r"^x: cannot be simulated: the lengths in p.csv are not kept"):
-            measured(self.experiment(tmp_path / "x", kept), "fresh")
+            measured_sweep(self.experiment(tmp_path / "x", kept), "fresh")

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdlab.cli import plan
-from pdlab.plan.csv_rows import ALIASES, RefusedRow, RequestedRow, read
+from pdlab.plan.csv_columns import ALIASES
+from pdlab.plan.csv_rows import RefusedRow, RequestedRow, read
 
 
 def one(text: str) -> RequestedRow:

@@ -176,7 +176,7 @@ def planned(model: str, hardware: Hardware = HARDWARE) -> tuple[Plan, Scenario, 
 class TestPlan:
     def test_at_home_there_are_intervals_and_a_verdict(self) -> None:
         made, scenario, view = planned(MODEL)
-        written = facts.ranking_text(made, scenario, view, 8)
+        written = facts.ranking_text(made, scenario, view)
         assert INTERVAL.search(written) and "No verdict" not in written and "xtrapolated" not in written
         assert f"TPOT {ERROR} %" in written and facts.regime_map(made, scenario).inside
 
@@ -186,7 +186,7 @@ class TestPlan:
     )
     def test_outside_there_are_none(self, model: str, hardware: Hardware) -> None:
         made, scenario, view = planned(model, hardware)
-        written = facts.ranking_text(made, scenario, view, 8)
+        written = facts.ranking_text(made, scenario, view)
         assert not INTERVAL.search(written) and f"{ERROR} %" not in written and "PD pays" not in written
         assert facts.verdict(made, scenario).code == "extrapolated"
         head, *rows = [line for line in written.splitlines() if "over collocated" in line or line.startswith(" 1 ")]

@@ -13,7 +13,7 @@ from pdlab.core.gpu_count import DEFAULT_COUNT
 from pdlab.core.lengths import Uniform
 from pdlab.core.workload import Closed, Level, Open, Slo, Workload
 from pdlab.plan import open_loop, planner
-from pdlab.plan.planner import evaluate, sized_alone, under_poisson
+from pdlab.plan.planner import evaluate, sized_deployment, under_poisson
 from pdlab.plan.rate_matching import RateMatcher
 from pdlab.plan.scenario import Scenario, judged
 from pdlab.results.slo import stresses
@@ -34,7 +34,7 @@ def scenario(slo: Slo) -> Scenario:
 def goodput_of(under: Scenario, label: str) -> tuple[float, float]:
     """(goodput, closed loop's capacity) of one copy, requests/s."""
     deployment = Deployment(topology=parse_label(label))
-    candidate = under_poisson(under, evaluate(under, sized_alone(under, deployment), deployment.gpus))
+    candidate = under_poisson(under, evaluate(under, sized_deployment(under, deployment), deployment.gpus))
     assert candidate.goodput_rps is not None and candidate.closed is not None
     return candidate.goodput_rps, candidate.closed.requests_per_s
 
@@ -64,7 +64,7 @@ def test_a_bound_that_queues_do_not_touch_is_met_no_further_than_what_is_served(
 def test_what_meets_at_no_rate_has_none() -> None:
     bounded = scenario(Slo(ttft_s=0.05))
     deployment = Deployment(topology=parse_label("collocated-1xtp4"))
-    candidate = under_poisson(bounded, evaluate(bounded, sized_alone(bounded, deployment), 4))
+    candidate = under_poisson(bounded, evaluate(bounded, sized_deployment(bounded, deployment), 4))
     assert (candidate.goodput_rps, candidate.served_per_gpu, candidate.best, candidate.loop) == (0, 0, None, "open")
     assert open_loop.goodput(bounded, deployment, 8.0, 1.0)[0] == 0
 
@@ -74,7 +74,7 @@ def test_goodput_is_of_varied_lengths_and_of_the_gpus_counted() -> None:
     workload = Workload(lengths=Uniform(low=0.6, high=1.0))
     bounded = replace(scenario(Slo(ttft_s=2.0, tpot_s=0.012)), workload=workload, count="nodes")
     deployment = Deployment(topology=parse_label("collocated-3xtp2"))
-    candidate = under_poisson(bounded, evaluate(bounded, sized_alone(bounded, deployment), 8))
+    candidate = under_poisson(bounded, evaluate(bounded, sized_deployment(bounded, deployment), 8))
     assert candidate.goodput_rps and candidate.capacity_rps and candidate.rates
     assert candidate.served_per_gpu == pytest.approx(candidate.goodput_rps / 8)
     assert candidate.capacity_per_gpu == pytest.approx(candidate.capacity_rps / 8)
@@ -86,7 +86,7 @@ def test_goodput_is_of_varied_lengths_and_of_the_gpus_counted() -> None:
     outcomes = candidate.outcomes[:1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planner, "ladder", lambda *_: outcomes)
-        assert evaluate(used, sized_alone(used, deployment), 8).total_gpus == 6
+        assert evaluate(used, sized_deployment(used, deployment), 8).total_gpus == 6
     served = open_loop.under_rates(bounded, deployment, 1.0, 8.0)
     assert (served.gpus, served.output_tokens) == (8, workload.mean_tokens[1])
 

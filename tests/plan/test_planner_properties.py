@@ -13,7 +13,7 @@ from pdlab.core.nodes import ClusterView
 from pdlab.core.workload import Slo, Workload
 from pdlab.placement.place import place
 from pdlab.plan.candidates import engine_shapes, shortlist
-from pdlab.plan.planner import capacity, evaluate, sized_alone
+from pdlab.plan.planner import capacity, evaluate, sized_deployment
 from pdlab.plan.rate_matching import RateMatcher
 from pdlab.plan.scenario import Scenario
 from pdlab.sim.hardware import load_hardware
@@ -64,7 +64,7 @@ def test_a_looser_slo_never_lowers_what_is_served(
 ) -> None:
     """On the same simulated loads."""
     scenario = Scenario(HARDWARE, SHAPE, Workload(), Slo(tpot_s=tpot_s, ttft_s=ttft_s), seed=seed)
-    candidate = evaluate(scenario, sized_alone(scenario, Deployment(topology=parse_label(label))), 8)
+    candidate = evaluate(scenario, sized_deployment(scenario, Deployment(topology=parse_label(label))), 8)
     tight, loose = scenario.slo, Slo(tpot_s=tpot_s * looser, ttft_s=ttft_s * looser)
     outcomes = candidate.outcomes
 

@@ -78,7 +78,7 @@ def test_normal_errors_of_many_experiments_are_held_by_nine_in_ten() -> None:
         for load in range(8):
             known = 0.1 if load % 4 == 3 else 0.0
             error = rng.normal(0, 0.05) + rng.normal(0, known)
-            for metric in accuracy.NAMES:
+            for metric in accuracy.METRICS:
                 points.append(
                     PredictedPoint(
                         experiment=str(number), load=str(load), metric=metric, predicted=math.exp(error), measured=1.0,

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from support import records as made
 
+from pdlab.analysis.loading import Loaded
 from pdlab.core.deployment import Deployment, Fluid, Pool, parse_label
 from pdlab.core.mixes import parse_mixes
 from pdlab.core.workload import Level, Open, Workload
 from pdlab.report import paper, timelines
 from pdlab.results import roles_log
 from pdlab.results.roles_log import RoleChange
-from pdlab.results.schema import Experiment, Manifest, RequestRecord
+from pdlab.results.schema import Manifest, RequestRecord
 from pdlab.results.store import Store
 
 LEVEL = Level(load=Open(rate_rps=10), num_requests=100, seed=0)
@@ -29,7 +30,7 @@ SPREAD = Deployment(topology=parse_label("pd-spread-p1xtp2-d1xtp2"))
 
 def experiment(
     folder: Path, workload: Workload, changes: tuple[RoleChange, ...] = (), deployment: Deployment = SPREAD
-) -> tuple[Path, Experiment]:
+) -> Loaded:
     store = Store(folder)
     store.write_manifest(Manifest(origin="simulated", label=deployment.label, deployment=deployment))
     sent = [record(index / 10) for index in range(100)]
@@ -37,7 +38,7 @@ def experiment(
     store.write(made.run(sent, LEVEL.load, **fields), sent)
     if changes:
         roles_log.write(folder, LEVEL.key, changes)
-    return folder, store.load()
+    return Loaded(folder, store.load(), {})
 
 
 def test_requests_are_counted_when_they_come() -> None:
@@ -48,7 +49,7 @@ def test_requests_are_counted_when_they_come() -> None:
     assert [round(one.requests_per_s) for one in series] == [10, 10, 0, 0, 0, 10]
     assert series[0].prompt_tokens_per_s == pytest.approx(1000)
     assert series[0].ttft_s == pytest.approx((0.2, 0.2)) and series[2].ttft_s is None
-    assert series[5].ttft_s == pytest.approx((0.5, 1.0)) and series[5].tpot_s == pytest.approx((0.1, 0.1))
+    assert series[5].ttft_s == pytest.approx((0.55, 0.955)) and series[5].tpot_s == pytest.approx((0.1, 0.1))
 
 
 def test_a_long_level_has_no_more_bins_than_a_picture_shows() -> None:
@@ -71,7 +72,7 @@ def test_levels_of_a_moving_mix_and_those_with_a_log_are_shown(tmp_path: Path) -
         experiment(tmp_path / "logged", Workload(), changes),
         experiment(tmp_path / "moving", MOVING),
     ]
-    found = timelines.moving(made)
+    found = timelines.moving(list(zip("abc", made, strict=True)))
     assert [each.changes for each in found] == [changes, ()]
     assert all(len(each.records) == 100 for each in found)
     assert "10 requests/s, simulated" in found[0].label
@@ -90,6 +91,6 @@ def test_a_split_that_was_given_at_the_launch_is_drawn_all_along(tmp_path: Path)
         experiment(tmp_path / "follows", MOVING, deployment=follows),
         experiment(tmp_path / "still", Workload(), deployment=given),
     ]
-    found = timelines.moving(made)
+    found = timelines.moving(list(zip("abc", made, strict=True)))
     assert [each.changes for each in found] == [(RoleChange(0.0, 5, 11, "as launched"),), ()]
     paper.draw(timelines.figure(found), tmp_path / "roles.png")

@@ -188,15 +188,15 @@ def test_a_prompt_goes_to_who_has_it_as_long_as_that_ends_earlier() -> None:
     assert (first.waits, first.computed) == (2100, 2100)
     pool.enters(first.prefiller.engine, 0.0)
     pool.prefilled(first, 0.2)
-    pool.tell(0.2, 0.0)
+    pool.report(0.2, 0.0)
     again = [pool.arrives(2200, None, CHUNKS) for _ in range(3)]
     assert {sent.prefiller.name for sent in again} == {first.prefiller.name}
     assert {sent.waits for sent in again} == {256}, "a step takes as long as so many tokens at least"
-    pool.tell(0.0, 0.0)
+    pool.report(0.0, 0.0)
     first.prefiller.waiting_tokens = 50_000
     away = pool.arrives(2200, None, CHUNKS)
     assert away.prefiller is not first.prefiller and away.waits == 2200
-    pool.tell(0.0, 0.0)
+    pool.report(0.0, 0.0)
     assert pool.arrives(2200, None, tuple(range(500, 532))).waits == 2200, "another beginning"
 
 
@@ -206,10 +206,10 @@ def test_a_follow_up_stays_where_its_parent_has_ended_since_the_last_tell() -> N
         pool = fluid_pool(Fluid(pool=Pool(replicas=3, tp=1), roles="2:1", prefix_affinity=True))
         pool.random.seed(seed)
         first = pool.arrives(2100, None, CHUNKS)
-        pool.tell(0.0, 0.0)  # it still waits there
+        pool.report(0.0, 0.0)  # it still waits there
         pool.enters(first.prefiller.engine, 0.0)
         pool.prefilled(first, 0.06)
-        assert first.prefiller.told[0] == 2100 and first.prefiller.waiting_tokens == 0
+        assert first.prefiller.reported[0] == 2100 and first.prefiller.waiting_tokens == 0
         assert pool.arrives(2200, None, CHUNKS).prefiller is first.prefiller
 
 
