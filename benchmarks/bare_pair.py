@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT))
 from pdlab.cluster import two_hosts  # noqa: E402
 from pdlab.cluster.local_nodes import hold_port  # noqa: E402
 from pdlab.cluster.namespaces import network_of, spawn_in  # noqa: E402
+from pdlab.cluster.priority import ANSWERING, set_niceness  # noqa: E402
 from pdlab.core.catalog import load_model  # noqa: E402
 from pdlab.core.files import cache_dir  # noqa: E402
 from pdlab.core.nodes import LinkShape  # noqa: E402
@@ -41,7 +42,7 @@ def tiny_model() -> str:
 class BarePair:
     """A prefill and a decode server, started side by side.
 
-    ``tuned``: with the engine arguments, environment and worker extension of pdlab's CPU engines;
+    ``tuned``: with the engine arguments, environment, niceness and worker extension of pdlab's CPU engines;
     otherwise as vLLM ships, with a KV cache of 1 GiB. ``on_two_hosts``: prefill on one host made of
     namespaces and decode on another, as ``--local --two-hosts`` has them, so that KV takes the same wire;
     they answer within `network`.
@@ -130,7 +131,10 @@ class BarePair:
         ]  # fmt: skip
         options: dict[str, Any] = {"env": env, "start_new_session": True}
         options |= dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-        return spawn_in(host.pid, command, **options) if host else subprocess.Popen(command, **options)
+        process = spawn_in(host.pid, command, **options) if host else subprocess.Popen(command, **options)
+        if self.tuned:  # the worker extension gives the engine core its own
+            set_niceness(ANSWERING, process.pid)
+        return process
 
     def _wait(self) -> None:
         waiting = list(self.urls.values())

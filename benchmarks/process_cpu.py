@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -39,11 +39,23 @@ def cpu_s(pids: Iterable[int]) -> dict[str, float]:
     total: dict[str, float] = {}
     for pid in pids:
         with contextlib.suppress(OSError):
-            title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-            kind = kind_of(title)
+            kind = kind_of(_title(pid))
             total[kind] = total.get(kind, 0.0) + (int(fields[11]) + int(fields[12])) / TICKS_PER_S
     return total
+
+
+def pids_of(pids: Iterable[int], kinds: Collection[str]) -> list[int]:
+    """Those of the processes that are of one of the kinds."""
+    return [pid for pid in pids if kind_of(_title(pid)) in kinds]
+
+
+def _title(pid: int) -> str:
+    """The command line of a process, or the title that it gave itself; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def used_s(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:

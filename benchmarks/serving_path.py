@@ -158,7 +158,7 @@ def measure_with_cpu(
     def until_now() -> dict[str, float]:
         return cpu_s([*server.pids(), *([client.pid] if client.pid else [])])
 
-    _measure_level(client, server, workload, Level(load=Closed(concurrency=4), num_requests=16, seed=1))
+    measure_level(client, server, workload, Level(load=Closed(concurrency=4), num_requests=16, seed=1))
     before = until_now()
     time.sleep(idle_s)
     idle_ms = {kind: 1e3 * used / idle_s for kind, used in used_s(before, until_now()).items()} if idle_s else {}
@@ -167,7 +167,7 @@ def measure_with_cpu(
             load = Closed(concurrency=concurrency)
             level = Level(load=load, num_requests=args.prompts * concurrency, seed=1000 * (repeat + 1) + index)
             before = until_now()
-            measured[index].append(_measure_level(client, server, workload, level))
+            measured[index].append(measure_level(client, server, workload, level))
             for kind, used in used_s(before, until_now()).items():
                 cpu[index][kind] = cpu[index].get(kind, 0.0) + 1e3 * used / level.num_requests / args.repeats
     medians = [Figures(*map(statistics.median, zip(*repeats, strict=True))) for repeats in measured]
@@ -177,7 +177,8 @@ def measure_with_cpu(
     return Measured(medians, cpu, idle_ms)
 
 
-def _measure_level(client: LoadClient, server: Server, workload: Workload, level: Level) -> Figures:
+def measure_level(client: LoadClient, server: Server, workload: Workload, level: Level) -> Figures:
+    """One level of requests; ends the program if one of them fails."""
     assert isinstance(level.load, Closed)
     answer = client.run(
         ClientLevel(

@@ -21,6 +21,7 @@ HOLDS = {
     "core": "shared values",
     "remote": "sent to nodes",
     "results": "runs, metrics",
+    "marks": "parts of TTFT",
     "roles": "who prefills",
     "placement": "replica to node",
     "cluster": "Ray nodes",

@@ -70,7 +70,7 @@ def rates(experiment: Experiment, mode: str) -> tuple[PhaseRate, ...]:
         levels.append(
             PhaseRate(
                 value=value,
-                per_replica_rps=fmean(w.requests_per_s for w in windows) / (pool.replicas * pool.dp),
+                per_replica_rps=fmean(w.requests_per_s for w in windows) / pool.ranks,
                 tpot_p50_s=_mean_or_none(w.tpot.p50_s if w.tpot else None for w in windows),
                 ttft_p50_s=_mean_or_none(w.ttft.p50_s if w.ttft else None for w in windows),
                 repeats=len(windows),
@@ -152,8 +152,8 @@ def measured(experiments: Iterable[Experiment], phase: Experiment | None = None)
             MeasuredDeployment(
                 name=experiment.name,
                 label=deployment.label,
-                prefill=deployment.topology.prefill.replicas * deployment.topology.prefill.dp,
-                decode=deployment.topology.decode.replicas * deployment.topology.decode.dp,
+                prefill=deployment.topology.prefill.ranks,
+                decode=deployment.topology.decode.ranks,
                 best_rps_per_gpu=window.requests_per_s / deployment.gpus,
                 at=best.key.stem,
                 tpot_p50_s=window.tpot.p50_s if window.tpot else None,

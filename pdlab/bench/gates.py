@@ -24,7 +24,7 @@ from pdlab.core.workload import Closed, Open, Ramp, Replay, Workload
 from pdlab.results import metrics
 from pdlab.results.columns import by_parts, each, sorted_known, taken
 from pdlab.results.level_data import LevelData, ReplayedData
-from pdlab.results.schema import CanaryResult, NixlCounters, Run, Trend, Validity
+from pdlab.results.schema import CanaryResult, Run, Trend, Validity
 from pdlab.results.texts import Places, numbered, text_of
 from pdlab.results.timeline import DISORDER_S, RequestTimeline
 
@@ -125,6 +125,12 @@ class Evidence(Frozen):
         before: float | None = getattr(self.run.engines_before.get(pool), field, None)
         return None if after is None else after - (before or 0.0)
 
+    def moved(self, field: str) -> float | None:
+        """The increase of a counter of the KV transfers; None: no page has it."""
+        before, after = self.run.nixl_before, self.run.nixl_after
+        value: float | None = getattr(after, field, None)
+        return None if value is None else value - (getattr(before, field, None) or 0.0)
+
     @property
     def went_back(self) -> bool:
         """Whether a counter is lower than before, because it has started again from 0."""
@@ -208,23 +214,17 @@ def judge_warm_up(requests: LevelData, workload: Workload) -> Iterator[str]:
 
 def kv_transfers(evidence: Evidence) -> Iterator[Finding]:
     """A KV transfer failed or expired, or a PD deployment has no visible transfers."""
-    before, after = evidence.run.nixl_before, evidence.run.nixl_after
-    if after is None or evidence.went_back or evidence.strangers:
+    if evidence.run.nixl_after is None or evidence.went_back or evidence.strangers:
         return  # counted by an engine that is gone, or by one that nobody knows: see `restarts`
-    delta = {
-        name: value - ((getattr(before, name) if before else None) or 0.0)
-        for name in NixlCounters.model_fields
-        if (value := getattr(after, name)) is not None
-    }
     codes = {
         "failed_transfers": "kv_transfers_failed",
         "failed_notifications": "kv_notifications_failed",
         "kv_expired_requests": "kv_expired",
     }
     for name, code in codes.items():
-        if delta.get(name, 0.0) > 0:
-            yield found(code, count=delta[name])
-    if evidence.kv_expected and len(evidence.answered) and not delta.get("bytes_transferred"):
+        if (count := evidence.moved(name) or 0.0) > 0:
+            yield found(code, count=count)
+    if evidence.kv_expected and len(evidence.answered) and not evidence.moved("bytes_transferred"):
         yield found("kv_nothing_transferred")
 
 
@@ -244,26 +244,18 @@ def prefill_calls(evidence: Evidence) -> Iterator[Finding]:
         yield found("prefill_calls_failed", late=late, done=done, **counts)
 
 
-def _guarded(evidence: Evidence, name: str) -> float:
-    """How much a counter of the KV transfers grew."""
-    before, after = evidence.run.nixl_before, evidence.run.nixl_after
-    return (getattr(after, name, None) or 0.0) - (getattr(before, name, None) or 0.0)
-
-
 def guard_recomputed(evidence: Evidence) -> Iterator[Finding]:
     """The KV guard made decode compute prompts: the answers are right, but the figures are not only those of PD."""
-    count, receives = _guarded(evidence, "guard_recomputed"), _guarded(evidence, "guard_receives")
+    count = evidence.moved("guard_recomputed") or 0.0
     if count > 0:
-        yield found("guard_recomputed", count=count, receives=receives)
+        yield found("guard_recomputed", count=count, receives=evidence.moved("guard_receives") or 0.0)
 
 
 def guard_deadline(evidence: Evidence) -> Iterator[Finding]:
     """KV receives did not end in time, and the KV guard went on without them."""
-    late, errors = _guarded(evidence, "guard_deadlines"), _guarded(evidence, "guard_errors")
-    if late > 0:
-        yield found("guard_gave_up", count=late)
-    if errors > 0:
-        yield found("guard_no_room", count=errors)
+    for name, code in (("guard_deadlines", "guard_gave_up"), ("guard_errors", "guard_no_room")):
+        if (count := evidence.moved(name) or 0.0) > 0:
+            yield found(code, count=count)
 
 
 def kv_connections(evidence: Evidence) -> Iterator[Finding]:
@@ -273,7 +265,7 @@ def kv_connections(evidence: Evidence) -> Iterator[Finding]:
         "guard_failed_reads": "prompts were computed on decode because of failed reads",
         "guard_handshakes_renewed": "connections were replaced",
     }
-    counts = {name: _guarded(evidence, name) for name in names}
+    counts = {name: evidence.moved(name) or 0.0 for name in names}
     if counts["guard_failed_reads"] > 0 or counts["guard_handshakes_renewed"] > 0:
         done = ", ".join(f"{count:g} {names[name]}" for name, count in counts.items())
         yield found("kv_connection_failed", done=done, **counts)
@@ -306,12 +298,8 @@ def other_requests(evidence: Evidence) -> Iterator[Finding]:
 
 def _finished(evidence: Evidence) -> dict[str, float]:
     """Requests that each pool's engines finished during the level, of the pools that count them."""
-    before = {pool: counters.requests or 0.0 for pool, counters in evidence.run.engines_before.items()}
-    return {
-        pool: counters.requests - before.get(pool, 0.0)
-        for pool, counters in evidence.run.engines_after.items()
-        if counters.requests is not None
-    }
+    grown = {pool: evidence.growth(pool, "requests") for pool in evidence.run.engines_after}
+    return {pool: count for pool, count in grown.items() if count is not None}
 
 
 def preemptions(evidence: Evidence) -> Iterator[Finding]:
@@ -633,6 +621,10 @@ def rehearsed_pace(evidence: Evidence) -> Iterator[Finding]:
         yield found("pace_late", late_ms=1000 * late_s / requests, limit=PACE_LATE)
 
 
+def _replays(evidence: Evidence) -> bool:
+    return isinstance(evidence.run.load, Replay)
+
+
 Judge = Callable[[Evidence], Iterator[Finding]]
 
 
@@ -811,24 +803,11 @@ GATES: tuple[Gate, ...] = (
         prefix_cache,
         _needs("prefix_cache_hits"),
         # decode-only is served without a prefix cache; what a replay may find there no share says
-        applies=lambda evidence: (
-            evidence.run.workload.mode != "decode-only" and not isinstance(evidence.run.load, Replay)
-        ),
+        applies=lambda evidence: evidence.run.workload.mode != "decode-only" and not _replays(evidence),
         counted=True,
     ),
-    Gate(
-        "cache_hits",
-        cache_hits,
-        _hits_missing,
-        applies=lambda evidence: isinstance(evidence.run.load, Replay),
-        counted=True,
-    ),
-    Gate(
-        "affinity",
-        affinity,
-        _affinity_missing,
-        applies=lambda evidence: bool(evidence.by_session) and isinstance(evidence.run.load, Replay),
-    ),
+    Gate("cache_hits", cache_hits, _hits_missing, applies=_replays, counted=True),
+    Gate("affinity", affinity, _affinity_missing, applies=lambda each: bool(each.by_session) and _replays(each)),
     Gate(
         "decode_context",
         decode_context,
@@ -845,19 +824,9 @@ GATES: tuple[Gate, ...] = (
         applies=lambda evidence: evidence.ingress_replicas is not None or bool(evidence.run.front_cores),
     ),
     Gate("lateness", lateness, _lateness_missing),
-    Gate(
-        "dependencies",
-        dependencies,
-        _dependencies_missing,
-        applies=lambda evidence: isinstance(evidence.run.load, Replay),
-    ),
+    Gate("dependencies", dependencies, _dependencies_missing, applies=_replays),
     Gate("clock", clock, _clock_missing),
-    Gate(
-        "rehearsed_pace",
-        rehearsed_pace,
-        _pace_missing,
-        applies=lambda evidence: evidence.run.rehearsal is not None,
-    ),
+    Gate("rehearsed_pace", rehearsed_pace, _pace_missing, applies=lambda each: each.run.rehearsal is not None),
     Gate("few_requests", few_requests, _short),
     Gate("steady_state", steady_state, _trend_missing),
 )
@@ -931,13 +900,11 @@ def _timelines(evidence: Evidence) -> Iterator[Finding]:
         yield found("timelines_lacking", whole=whole, answers=answers)
     if wrong:
         yield found("timelines_disordered", wrong=wrong, told=len(told), worst_ms=1e3 * worst_s)
-    before, after = evidence.run.nixl_before, evidence.run.nixl_after
-    counted = after.transfers if after else None
+    counted = evidence.moved("transfers")
     if counted is None or whole < answers or evidence.settling != "whole" or evidence.went_back:
         return
-    grown = counted - ((before.transfers if before else None) or 0.0)
-    if reads != grown:
-        yield found("timelines_miss_reads", reads=reads, counted=grown)
+    if reads != counted:
+        yield found("timelines_miss_reads", reads=reads, counted=counted)
 
 
 def _behind_schedule(evidence: Evidence) -> Iterator[Finding]:

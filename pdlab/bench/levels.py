@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 
-from pdlab.core.deployment import Collocated, Deployment, Fluid, Pool
+from pdlab.core.deployment import Collocated, Deployment, Fluid
 from pdlab.core.errors import UsageError
 from pdlab.core.length_distribution import LengthDistribution
 from pdlab.core.lengths import FIXED
@@ -104,8 +104,8 @@ def warmup_requests(deployment: Deployment | None) -> int:
         return MIN_WARMUP
     topology = deployment.topology
     if isinstance(topology, (Collocated, Fluid)):
-        return max(MIN_WARMUP, 2 * _engines(topology.pool))
-    return max(MIN_WARMUP, 2 * _engines(topology.prefill) * _engines(topology.decode))
+        return max(MIN_WARMUP, 2 * topology.pool.ranks)
+    return max(MIN_WARMUP, 2 * topology.prefill.ranks * topology.decode.ranks)
 
 
 def warmup_concurrency(deployment: Deployment | None) -> int:
@@ -113,11 +113,7 @@ def warmup_concurrency(deployment: Deployment | None) -> int:
     take hours."""
     if deployment is None:
         return WARMUP_CONCURRENCY
-    return max(WARMUP_CONCURRENCY, *(_engines(pool) for pool in deployment.pools.values()))
-
-
-def _engines(pool: Pool) -> int:
-    return pool.replicas * pool.dp
+    return max(WARMUP_CONCURRENCY, *(pool.ranks for pool in deployment.pools.values()))
 
 
 def build_sweep(

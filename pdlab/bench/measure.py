@@ -387,19 +387,17 @@ class Driver:
                 return True
             if self._moves_kv and (now.nixl.transfers or 0.0) < (before.nixl.transfers or 0.0) + answered:
                 return False
-            counted = [pool for pool, counters in now.engines.items() if counters.requests is not None]
-            if not counted:
-                return self._moves_kv
-            return all(_finished(now, pool) >= _finished(before, pool) + due for pool in counted)
+            counted = _counted(before, now)
+            return all(count >= due for count in counted) if counted else self._moves_kv
 
         def still_s(now: Snapshot) -> float:
-            if not now.delayed or (before is not None and sent is not None and _counts(before, now, sent)):
-                return 0.0
-            return self._export_s
+            exact = before and sent is not None and all(count == sent for count in _counted(before, now))
+            return 0.0 if not now.delayed or exact else self._export_s
 
         try:
             read = settled(scrape, complete, still_s) if due else SettledCounters[Snapshot](scrape(), "whole")
-            self._owed = _owed(before, read.counters, due) if read.settling == "late" and before else 0
+            late = _counted(before, read.counters) if read.settling == "late" and before else []
+            self._owed = due - int(min(late, default=due))
             self._snapshot, self._settling = read
             self._error = None
         except ClusterError as error:
@@ -411,21 +409,15 @@ def _any_known(*told: bool | None) -> bool | None:
     return any(known) if known else None
 
 
-def _counts(before: Snapshot, now: Snapshot, sent: int) -> bool:
-    """Whether every pool that counts has counted exactly that many."""
+def _counted(before: Snapshot, now: Snapshot) -> list[float]:
+    """Requests that each pool has counted since ``before``, of the pools that count them."""
+
+    def finished(snapshot: Snapshot, pool: str) -> float:
+        counters = snapshot.engines.get(pool)
+        return (counters.requests if counters else None) or 0.0
+
     pools = [pool for pool, counters in now.engines.items() if counters.requests is not None]
-    return all(_finished(now, pool) - _finished(before, pool) == sent for pool in pools)
-
-
-def _finished(snapshot: Snapshot, pool: str) -> float:
-    counters = snapshot.engines.get(pool)
-    return (counters.requests if counters else None) or 0.0
-
-
-def _owed(before: Snapshot, now: Snapshot, due: int) -> int:
-    """Of the requests that are due, those that the pool that lacks most has not counted."""
-    pools = [pool for pool, counters in now.engines.items() if counters.requests is not None]
-    return max((due - int(_finished(now, pool) - _finished(before, pool)) for pool in pools), default=0)
+    return [finished(now, pool) - finished(before, pool) for pool in pools]
 
 
 class SettledCounters(NamedTuple, Generic[S]):

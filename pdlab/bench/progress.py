@@ -19,12 +19,8 @@ class Progress:
         self._began = time.monotonic()
         self._loaded: tuple[float, int] | None = None  # when the first level began, and requests done before
 
-    def begin(self, total: int, levels: int) -> None:
-        """Start with ``total`` requests in ``levels`` levels."""
-        self.extend(total, levels)
-
     def extend(self, requests: int, levels: int = 1) -> None:
-        """One more level (or ``levels``), with ``requests`` requests, was added to the plan."""
+        """One more level (or ``levels``), with ``requests`` requests, is in the plan."""
         self._total += requests
         self._levels += levels
 

@@ -12,12 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pdlab.bench.target import Target, answers
-from pdlab.bench.watch import APP, HEALTH_LAG_S, ReplicaHealth, read_health
-from pdlab.core.deployment import Deployment
+from pdlab.bench.watch import HEALTH_LAG_S, ReplicaHealth, read_health
 from pdlab.core.errors import DeploymentDied, UsageError
-from pdlab.core.nodes import Role
 from pdlab.deploy import canary
-from pdlab.deploy.application import deployment_names
+from pdlab.deploy.application import APP, deployment_names
 from pdlab.deploy.endpoint import key_of, load_running, publish_replicas
 
 RECOVER_S = 900.0
@@ -42,7 +40,8 @@ def state(target: Target, health: Sequence[ReplicaHealth]) -> LiveReplicas:
     roles = {name: role for role, name in deployment_names(deployment, target.model_id).items()}
     healthy = [one for one in health if one.healthy and one.application in ("", APP)]
     counts = Counter(one.deployment for one in healthy)
-    wanted = _expected_replicas(deployment, roles)
+    # Ray Serve LLM makes one replica per data parallel rank.
+    wanted = {name: deployment.pools[role].ranks for name, role in roles.items()}
     beside = sum(count for name, count in counts.items() if name not in roles)
     published_beside = len(set(target.replicas) - set(target.pools))
     lacking = [f"{counts[name]} of {count} of {name}" for name, count in wanted.items() if counts[name] != count]
@@ -53,12 +52,6 @@ def state(target: Target, health: Sequence[ReplicaHealth]) -> LiveReplicas:
         pools={one.replica: roles[one.deployment] for one in healthy if one.deployment in roles},
         missing=f"healthy are {', '.join(lacking)}" if lacking else None,
     )
-
-
-def _expected_replicas(deployment: Deployment, roles: dict[str, Role]) -> dict[str, int]:
-    """Serve deployment -> its replicas, of which Ray Serve LLM makes one per data parallel rank."""
-    pools = {name: deployment.pools[role] for name, role in roles.items()}
-    return {name: pool.replicas * pool.dp for name, pool in pools.items()}
 
 
 def await_whole(target: Target, why: str, limit_s: float, note: Callable[[str], None]) -> Target:

@@ -5,7 +5,6 @@ Search, windows and gates are those of a measured search; only the requests come
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 
 from pdlab.bench import gates, levels, slo_search
@@ -33,7 +32,7 @@ def search_over(
     samples: list[LevelSample] = []
     shortest_s: float | None = None
     while True:
-        looks = dict(Counter(requests.rate_rps for requests in samples))
+        looks = slo_search.looks(samples)
         points = slo_search.points(samples, search)
         step = slo_search.next_step(points, search, guess_rps, looks)
         if step is None:

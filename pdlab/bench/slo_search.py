@@ -25,6 +25,7 @@ undecided, and confirms. A rate that only lacks independent requests is measured
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
@@ -197,6 +198,11 @@ def points(samples: Iterable[LevelSample], search: SloSearchOptions) -> tuple[Sl
         by_rate.setdefault(sample.rate_rps, []).append(sample)
     pooled = [_point(rate_rps, by_rate[rate_rps]) for rate_rps in sorted(by_rate)]
     return judge_all(pooled, search.slo.quantile, search.confidence, search.max_points)
+
+
+def looks(samples: Iterable[LevelSample]) -> dict[float, int]:
+    """Rate -> measured levels."""
+    return dict(Counter(sample.rate_rps for sample in samples))
 
 
 def _point(rate_rps: float, pooled: Sequence[LevelSample]) -> SloPoint:

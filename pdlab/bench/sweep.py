@@ -256,7 +256,7 @@ def _run_held(
                 plan=plan,
             )
             warmup = levels.warmup_requests(target.manifest.deployment)
-            progress.begin(warmup + sum(level.num_requests for level in todo), len(todo))
+            progress.extend(warmup + sum(level.num_requests for level in todo), len(todo))
             sweeper = _Sweeper(driver, store, options, progress, attempt)
             try:
                 sweeper.run(todo, built, manifest)
@@ -567,7 +567,7 @@ class _Sweeper:
         known: Known = {}
         while True:
             samples = samples_of_rates(self._store, search, repeat, known)
-            rate_points, looks = slo_search.points(samples, search), _levels_by_rate(samples)
+            rate_points, looks = slo_search.points(samples, search), slo_search.looks(samples)
             label = self._store.read_manifest().label
             answer = slo_search.result(rate_points, search, label=label, repeat=repeat, looks=looks)
             if rate_points:
@@ -604,15 +604,10 @@ def samples_of_rates(
     return tuple(samples)
 
 
-def _levels_by_rate(samples: Sequence[slo_search.LevelSample]) -> dict[float, int]:
-    """Levels measured at each rate."""
-    return dict(Counter(each.rate_rps for each in samples))
-
-
 def unfinished(store: Store, search: SloSearchOptions, repeat: int) -> bool:
     """Whether a search has rates left to measure."""
     samples = samples_of_rates(store, search, repeat)
-    return slo_search.next_step(slo_search.points(samples, search), search, looks=_levels_by_rate(samples)) is not None
+    return slo_search.next_step(slo_search.points(samples, search), search, looks=slo_search.looks(samples)) is not None
 
 
 def _guess(store: Store) -> float | None:

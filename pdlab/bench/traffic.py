@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.replayed import COMPILED, Replayed
@@ -15,11 +14,6 @@ from pdlab.traffic.bounded import LatestKeys
 from pdlab.traffic.compiled import compiled
 from pdlab.traffic.groups import Groups
 from pdlab.traffic.requests import TrafficHead, TrafficRequest, write_requests
-
-
-class ReadTraffic(NamedTuple):
-    head: TrafficHead
-    lengths: Replayed
 
 
 class _Counted:
@@ -55,7 +49,7 @@ class _Counted:
         self.chained_s = max(self.chained_s, self._pauses_s[request.id])
 
 
-def read_traffic(path: Path) -> ReadTraffic:
+def read_traffic(path: Path) -> Replayed:
     """The replay of a workload file, a trace or a compiled workload. Raises UsageError, also for a file without a
     request.
     """
@@ -63,7 +57,7 @@ def read_traffic(path: Path) -> ReadTraffic:
     counted = _Counted()
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         digest = write_requests(nowhere, head, counted.passing(requests))
-    lengths = Replayed(
+    return Replayed(
         name=path.name,
         sha256=digest,
         requests=counted.requests,
@@ -78,7 +72,6 @@ def read_traffic(path: Path) -> ReadTraffic:
         input_range=(counted.fewest, counted.inputs[1]),
         path=str(path),
     )
-    return ReadTraffic(head, lengths)
 
 
 def replayed(workload: Workload) -> Replayed | None:

@@ -26,7 +26,6 @@ REFUSED_S = 8.0  # a server that restarts, or a full backlog, is back sooner
 SILENT_S = 12.0
 HEALTH_LAG_S = 25.0  # a health check of Ray Serve (10 s), Ray's export of it (10 s), and a look
 ROUTER = "LLMRouter"  # of direct streaming, whatever the model's name
-APP = "pdlab"  # the name of the one application that is measured
 HEALTHY = "deployment_replica_healthy"
 _HEALTH = (HEALTHY, "health_check_failures")
 UNSEEN_LOOKS = 3  # of a replica that failed health checks: so often in a row nobody called it healthy
@@ -160,7 +159,7 @@ class Watch:
         """
         deadline = time.monotonic() + within_s
         while True:
-            health = self._health()
+            health = replica_health(self._read_pages())
             dead = self._dead(health)
             if dead:
                 raise dead
@@ -209,9 +208,6 @@ class Watch:
         nodes = [front_cpu(page) for page in pages]
         for name in {name for node in nodes for name in node}:
             self._front.setdefault(name, []).append(max(node.get(name, 0.0) for node in nodes))
-
-    def _health(self) -> list[ReplicaHealth]:
-        return replica_health(self._read_pages())
 
     def _read_pages(self) -> list[str]:
         return _read_pages(self._pages if self._replicas else ())

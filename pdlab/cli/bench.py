@@ -227,7 +227,7 @@ def sweep_of(settings: BenchSettings, argv: Sequence[str]) -> SweepOptions:
     """The sweep of the settings. Raises UsageError."""
     requests = dict(settings.requests)
     if settings.replay_file is not None:
-        requests["lengths"] = read_traffic(settings.replay_file).lengths
+        requests["lengths"] = read_traffic(settings.replay_file)
     if settings.mixes is not None:
         every = "" if settings.mix_every is None else f",every={settings.mix_every:g}"
         requests["lengths"] = parse_mixes(f"{settings.mixes}{every}")

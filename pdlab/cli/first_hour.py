@@ -15,7 +15,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import command
 from pdlab.core.files import ROOT, cache_dir
 from pdlab.core.output_paths import check_folder
-from pdlab.core.settings import Port, Settings, setting
+from pdlab.core.settings import Port, Settings, serving_port, setting
 from pdlab.core.text import duration
 from pdlab.first_hour import archive
 from pdlab.first_hour.run import FirstHourState, open_state, run
@@ -61,7 +61,7 @@ class FirstHourSettings(Settings):
         otherwise=f"{defaults.MODEL}; with --local {defaults.LOCAL_MODEL}",
     )
     out: Path | None = setting(None, "folder of the results", WHAT, value="DIR", otherwise="first-hour in bm_results/")
-    port: Port = setting(defaults.PORT, "port to serve on", WHAT)
+    port: Port = serving_port(WHAT)
     resume: bool = setting(False, "continue the run in --out", HOW)
     dry_run: bool = setting(False, "print the steps; start nothing", HOW)
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pdlab.cluster.two_hosts import require
 from pdlab.core import defaults
@@ -269,20 +269,18 @@ def _serve_export(
     """The Serve config of --export or --export-plain."""
     from pdlab.deploy import exports
 
-    common: dict[str, Any] = {
-        "host": request.host,
-        "port": request.port,
-        "path_env": path_env,
-        "wants_key": wants_key,
-        "env_file": settings.export_env,
-        "choose_backend": request.choose_backend,
-    }
-    if settings.export_plain is not None:
-        exported = exports.plain(prepared, **common)
-    else:
-        key_file = _key_file(request) if wants_key and settings.code_url is None else None
-        key_env = serve_env(read(key_file)) if key_file is not None else {}
-        exported = exports.served(prepared, key_env=key_env, code_url=settings.code_url, **common)
+    checked = wants_key and settings.export_plain is None and settings.code_url is None
+    key_file = _key_file(request) if checked else None
+    exported = exports.serve_export(
+        prepared,
+        settings,
+        host=request.host,
+        port=request.port,
+        path_env=path_env,
+        key_env=serve_env(read(key_file)) if key_file is not None else {},
+        wants_key=wants_key,
+        choose_backend=request.choose_backend,
+    )
     pinned = pinned_to_ids(prepared.placement, prepared.view)
     return exported.with_note(_pinned(pinned)) if pinned else exported
 

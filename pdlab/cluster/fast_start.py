@@ -8,7 +8,8 @@
 - Ray's agents record a bucket of a histogram in one call. Ray itself makes one call per observation, which is one per
   token for inter-token latencies.
 - On two hosts the router of direct streaming runs only on the head's host. HAProxy runs there and uses no other router.
-- HAProxy wakes for every chunk; ``SCHED_BATCH`` (sched(7)) keeps it from interrupting other processes.
+- HAProxy wakes for every chunk; ``SCHED_BATCH`` (sched(7)) keeps it from interrupting other processes. Its turn comes
+  before that of an engine core (`pdlab.cluster.priority`).
 - HAProxy calls no router where one replica answers clients.
 - Ray Serve's control loop runs once a second after the application has been running for a while.
 
@@ -36,6 +37,7 @@ from typing import Any
 
 from pdlab.cluster.after_import import change_after_import
 from pdlab.cluster.loopback import LISTEN, LOOPBACK
+from pdlab.cluster.priority import ANSWERING, set_niceness
 from pdlab.cluster.ray_names import COMMANDS, CONTROLLER, DEPLOYMENTS, HAPROXY, IMPORTS, RECORDER, SETUP_WORKER
 
 LAZY_MODULE, UNUSED_MODULE = "torch", "pandas"
@@ -189,7 +191,7 @@ def _count_times(module: Any) -> None:
 def _change_controller(module: Any) -> None:
     """Change Ray Serve's controller."""
     _look_seldom_at_rest(module)
-    if os.environ.get(LISTEN, LOOPBACK) != LOOPBACK:
+    if os.environ.get(LISTEN, LOOPBACK) != LOOPBACK:  # on loopback HAProxy goes on to another router if one is dead
         _route_on_the_head(module)
 
 
@@ -256,6 +258,7 @@ def _let_others_run(module: Any) -> None:
         process = await start(self, *args, **kwargs)
         with contextlib.suppress(OSError):  # some sandboxes do not have this policy
             os.sched_setscheduler(process.pid, os.SCHED_BATCH, os.sched_param(0))
+        set_niceness(ANSWERING, process.pid)
         return process
 
     api._start_and_wait_for_haproxy = _start_and_wait_for_haproxy

@@ -173,6 +173,11 @@ class Pool(Frozen):
         return self.replicas * self.gpus_per_replica
 
     @property
+    def ranks(self) -> int:
+        """Data parallel ranks of the whole pool, of which each is a server: replicas * dp."""
+        return self.replicas * self.dp
+
+    @property
     def engines_per_replica(self) -> int:
         """Engines of one replica, each with its own batch: DP ranks x pipeline stages."""
         return self.dp * self.pp

@@ -241,6 +241,11 @@ class Placement(Frozen):
     replicas: tuple[ReplicaPlacement, ...]
     ingress_nodes: tuple[str, ...] = ()
 
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """In order of first use."""
+        return tuple(dict.fromkeys(replica.role for replica in self.replicas))
+
     def of(self, role: Role) -> tuple[ReplicaPlacement, ...]:
         return tuple(replica for replica in self.replicas if replica.role == role)
 

@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_before_validator_function
 
+from pdlab.core import defaults
 from pdlab.core.arguments import (
     MAX_SEED,
     backends,
@@ -241,6 +242,9 @@ def setting(
         advanced=advanced,
     )
     return Field(default, description=description, json_schema_extra=flag)
+
+
+serving_port = partial(setting, defaults.PORT, "port to serve on")
 
 
 class Declared(NamedTuple):

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from pydantic import Field
 
@@ -24,7 +24,7 @@ from pdlab.core.nodes import NODE_ID_LABEL, ClusterView, Role
 from pdlab.core.schema import Frozen
 from pdlab.core.text import last_line
 from pdlab.deploy.serve_config import ServeApp
-from pdlab.deploy.serving.elastic import value_of
+from pdlab.deploy.serving.elastic import CONTROLLER, value_of
 from pdlab.deploy.serving.ray_names import MODELS, WORKER
 from pdlab.deploy.serving.role_board import BOARD_PREFIX, NAMESPACE
 from pdlab.remote.logs import LogTail, count_prewarmed, root_cause, tail_logs
@@ -33,6 +33,7 @@ APP = "pdlab"
 _OUR_GROUP = re.compile(rf"SERVE_REPLICA::{APP}#|SERVE_GANG::{APP}_(?:Prefill|Decode|DPServer):")
 ENV_KEY = "pdlab:serve_env"
 POLL_S = 0.25
+_PREFIX = {"prefill": "Prefill", "decode": "Decode", "fluid": "Fluid"}  # of names of Serve deployments, by role
 STOP_TIMEOUT_S = 90.0  # Serve ends a replica that does not stop by itself after 45 s
 ANSWER_TIMEOUT_S = 30.0
 T = TypeVar("T")
@@ -249,16 +250,11 @@ class Application:
         does not prove that the bytes arrived, because the prewarm ignores the engine's answer: the NIXL counters and
         the canary prove it. If logs cannot be read, only the decode replicas that answered are counted.
         """
-        serve = importlib.import_module("ray.serve")
         decode = f"Decode:{_serve_name(model_id)}"
         running = Counter(replica.deployment for replica in self.state().replicas if replica.state == "RUNNING")
         pairs = running[f"Prefill:{_serve_name(model_id)}"] * running[decode]
         before = self._prewarmed()
-        try:
-            reached = _ask_all(serve.get_deployment_handle(decode, APP), "_maybe_prewarm")
-        except Exception as error:
-            why = self._why(self.state(), "a first KV transfer failed")
-            raise DeployError(f"{why}; {last_line(str(error))}") from error
+        reached = self._first_transfers(decode, "_maybe_prewarm")
         if len(reached) != running[decode]:
             raise DeployError(f"only {len(reached)} of {running[decode]} decode replicas took the request to warm up")
         done, empty = (after - earlier for after, earlier in zip(self._prewarmed(), before, strict=True))
@@ -268,6 +264,15 @@ class Application:
                 f"({empty} times a prefill replica gave no KV parameters); see the replicas' logs"
             )
         return pairs
+
+    def _first_transfers(self, deployment: str, method: str, *args: Any) -> list[Any]:
+        """The answers of all replicas of ``deployment`` to a call that moves KV cache. Raises DeployError."""
+        serve = importlib.import_module("ray.serve")
+        try:
+            return _ask_all(serve.get_deployment_handle(deployment, APP), method, *args)
+        except Exception as error:
+            why = self._why(self.state(), "a first KV transfer failed")
+            raise DeployError(f"{why}; {last_line(str(error))}") from error
 
     def _prewarmed(self) -> tuple[int, int]:
         """How many pairs the decode replicas' logs call warmed so far, and how many they had to skip."""
@@ -281,18 +286,12 @@ class Application:
 
         ``wanted``: decode -> those that prefill; None: every ordered pair. Raises DeployError where one of them fails.
         """
-        serve = importlib.import_module("ray.serve")
         models = importlib.import_module(MODELS)
         name = f"Fluid:{_serve_name(model_id)}"
         running = [r.replica for r in self.state().replicas if (r.deployment, r.state) == (name, "RUNNING")]
         wanted = dict.fromkeys(running, running) if wanted is None else wanted
         pairs = {decode: list(prefills) for decode, prefills in wanted.items()}
-        try:
-            handle = serve.get_deployment_handle(name, APP)
-            told = _ask_all(handle, "answers_from", pairs, models.CompletionRequest(**request))
-        except Exception as error:
-            why = self._why(self.state(), "a first KV transfer failed")
-            raise DeployError(f"{why}; {last_line(str(error))}") from error
+        told = self._first_transfers(name, "answers_from", pairs, models.CompletionRequest(**request))
         answers = {}
         for decode, of_decode in told:
             for prefill, answer in of_decode.items():
@@ -309,24 +308,31 @@ class Application:
             raise DeployError("no KV transfer from {} to {}: a replica is gone".format(*missing[0]))
         return answers
 
-    def ask_alone(self, model_id: str, requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Completions by one fluid engine, without KV transfer. Raises DeployError."""
-        serve = importlib.import_module("ray.serve")
-        handle = serve.get_deployment_handle(f"Fluid:{_serve_name(model_id)}", APP)
-        return _asked_alone("an engine", requests, lambda request: handle.alone.remote(request).result())
+    def ask_alone(
+        self, role: Literal["prefill", "fluid"], model_id: str, requests: Sequence[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Completions by one engine of that role, without KV transfer. This is the same model served collocated.
 
-    def ask_prefill(self, model_id: str, requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Completions by one prefill engine, without KV transfer. This is the same model served collocated.
-
-        Raises DeployError.
+        Raises DeployError if the engine fails, or answers with another thing than a completion.
         """
-        serve = importlib.import_module("ray.serve")
-        handle = serve.get_deployment_handle(f"Prefill:{_serve_name(model_id)}", APP).options(stream=True)
-        return _asked_alone(
-            "the prefill engine",
-            requests,
-            lambda request: next(iter(handle.completions.remote(request, None)), "an empty stream"),
-        )
+        serve, models = importlib.import_module("ray.serve"), importlib.import_module(MODELS)
+        engine = "an engine" if role == "fluid" else "the prefill engine"
+        handle = serve.get_deployment_handle(f"{_PREFIX[role]}:{_serve_name(model_id)}", APP)
+        answers = []
+        for each in requests:
+            request = models.CompletionRequest(**each)
+            try:
+                if role == "fluid":
+                    answer = handle.alone.remote(request).result()
+                else:
+                    stream = handle.options(stream=True).completions.remote(request, None)
+                    answer = next(iter(stream), "an empty stream")
+            except Exception as error:  # whatever the replica raised, as a RayTaskError
+                raise DeployError(f"{engine} cannot be reached directly: {last_line(str(error))}") from error
+            if not hasattr(answer, "choices"):
+                raise DeployError(f"{engine} answers with an error when it is called directly: {answer or 'nothing'}")
+            answers.append(answer.model_dump(mode="json"))
+        return answers
 
     def delete(self) -> bool:
         """Delete the application, and wait until its replicas and placement groups are gone. False: there was none."""
@@ -355,29 +361,13 @@ class Application:
         import ray
 
         try:
-            controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+            controller = ray.get_actor(CONTROLLER, namespace=NAMESPACE)
             details: dict[str, Any] = ray.get(controller.get_serve_instance_details.remote(), timeout=ANSWER_TIMEOUT_S)
         except (ValueError, ray.exceptions.RayActorError):
             return None
         except ray.exceptions.GetTimeoutError as error:
             raise ClusterError(f"Ray Serve's controller does not answer within {ANSWER_TIMEOUT_S:g} s") from error
         return details
-
-
-def _asked_alone(engine: str, requests: Sequence[dict[str, Any]], ask: Callable[[Any], Any]) -> list[dict[str, Any]]:
-    """The answer of ``engine`` to each completion request. Raises DeployError where it fails or answers with another
-    thing than a completion."""
-    models = importlib.import_module(MODELS)
-    answers = []
-    for request in requests:
-        try:
-            answer = ask(models.CompletionRequest(**request))
-        except Exception as error:  # whatever the replica raised, as a RayTaskError
-            raise DeployError(f"{engine} cannot be reached directly: {last_line(str(error))}") from error
-        if not hasattr(answer, "choices"):
-            raise DeployError(f"{engine} answers with an error when it is called directly: {answer or 'nothing'}")
-        answers.append(answer.model_dump(mode="json"))
-    return answers
 
 
 def _ask_all(handle: Any, method: str, *args: Any) -> list[Any]:
@@ -399,7 +389,7 @@ def _ask_all(handle: Any, method: str, *args: Any) -> list[Any]:
 def _controller_id() -> str:
     import ray
 
-    return str(ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")._actor_id.hex())
+    return str(ray.get_actor(CONTROLLER, namespace=NAMESPACE)._actor_id.hex())
 
 
 def _why_no_proxy(text: str) -> str:
@@ -415,9 +405,8 @@ def _why_no_proxy(text: str) -> str:
 
 def deployment_names(deployment: Deployment, model_id: str) -> dict[Role, str]:
     """Role -> name of its Ray Serve deployment."""
-    prefix = {"prefill": "Prefill", "decode": "Decode", "fluid": "Fluid"}
     return {
-        cast(Role, role): f"{prefix.get(role) or ('DPServer' if pool.dp > 1 else 'LLMServer')}:{_serve_name(model_id)}"
+        cast(Role, role): f"{_PREFIX.get(role) or ('DPServer' if pool.dp > 1 else 'LLMServer')}:{_serve_name(model_id)}"
         for role, pool in deployment.pools.items()
     }
 

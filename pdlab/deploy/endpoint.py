@@ -111,15 +111,13 @@ def clear_running(base_url: str) -> None:
     _sweeps_path(base_url).unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def measured(base_url: str) -> Iterator[None]:
+def measured(base_url: str) -> contextlib.AbstractContextManager[None]:
     """Lock the deployment at ``base_url`` for the block: only one sweep measures it, and no launch replaces it
     meanwhile.
 
     Raises UsageError, which names the holder. Processes that share this cache folder see the lock.
     """
-    with locked(measured_lock(base_url), f"the deployment at {base_url}"):
-        yield
+    return locked(measured_lock(base_url), f"the deployment at {base_url}")
 
 
 def measured_lock(base_url: str) -> Path:

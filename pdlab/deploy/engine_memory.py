@@ -163,7 +163,7 @@ def examine(
 ) -> list[EngineMemory]:
     """The arithmetic for every pool that it can be made for. Raises UsageError where one cannot hold a request."""
     memories = []
-    for role in dict.fromkeys(replica.role for replica in placement.replicas):
+    for role in placement.roles:
         sizes = [gpu_memory_gb(view.node(node)) for node in placement.nodes_of(role)]
         known = [size for size in sizes if size is not None]
         smallest = min(known) if len(known) == len(sizes) else None

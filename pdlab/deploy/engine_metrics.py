@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from pydantic import Field
 
@@ -11,6 +12,7 @@ from pdlab.core.schema import Frozen
 from pdlab.deploy.metrics_page import MetricSample, read_pages, samples
 from pdlab.results.schema import EngineCounters, NixlCounters
 
+NIXL_TIMEOUT_S, NIXL_POLL_S = 30.0, 0.5
 PREFILLED = "prefill_answered"
 _FIELDS = {
     "request_success": "requests",
@@ -227,20 +229,26 @@ def read_snapshot(
     return parse_snapshot(read_pages(metrics_urls), replicas, pools or {})
 
 
-def parse_counters(pages: Iterable[str], replicas: Collection[str] = ()) -> NixlCounters:
-    """Sum vLLM's NIXL metrics over Prometheus pages, under vLLM's names or Ray's (``ray_vllm_...``).
-
-    With ``replicas`` only samples of those Ray Serve replicas count.
-
-    A counter that no page has is None, unless transfers are counted: vLLM creates its failure
-    counters at the first failure, so beside counted transfers their absence is a true zero. The same holds for
-    the KV guard's counters beside the receives that it watched.
-    """
-    read = (sample for page in pages for sample in samples(page, _NIXL_FIELDS.__contains__))
-    return _nixl_counters(read, replicas)
+def await_nixl(
+    metrics_urls: Iterable[str], replicas: tuple[str, ...], enough: Callable[[NixlCounters], object]
+) -> NixlCounters:
+    """The NIXL counters once they are ``enough``, or after `NIXL_TIMEOUT_S`: Ray exports metrics with a delay. Raises
+    ClusterError when a page does not answer."""
+    urls, deadline = tuple(metrics_urls), time.monotonic() + NIXL_TIMEOUT_S
+    while True:
+        counters = read_snapshot(urls, replicas).nixl
+        if enough(counters) or time.monotonic() > deadline:
+            return counters
+        time.sleep(NIXL_POLL_S)
 
 
 def _nixl_counters(read: Iterable[MetricSample], replicas: Collection[str]) -> NixlCounters:
+    """The sums of vLLM's NIXL metrics and of the KV guard's counters.
+
+    A counter that no page has is None, unless transfers are counted. vLLM creates its failure counters at the first
+    failure, so their absence beside counted transfers is a true zero. The same holds for the KV guard's counters beside
+    the receives that the guard watched.
+    """
     total: dict[str, float] = {}
     for sample in read:
         field = _NIXL_FIELDS.get(sample.name)
@@ -253,8 +261,3 @@ def _nixl_counters(read: Iterable[MetricSample], replicas: Collection[str]) -> N
         for field in (field for field in _NIXL_FIELDS.values() if field.startswith("guard_")):
             total.setdefault(field, 0.0)
     return NixlCounters(**total)
-
-
-def scrape_counters(metrics_urls: Iterable[str], replicas: Collection[str] = ()) -> NixlCounters:
-    """Read the NIXL counters of a running deployment. Raises ClusterError when a page does not answer."""
-    return parse_counters(read_pages(metrics_urls), replicas)

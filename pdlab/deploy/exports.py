@@ -1,8 +1,8 @@
 """Exports of a deployment: Serve configs for ``serve deploy`` on a cluster that pdlab does not reach.
 
-`served` has everything that a launch has. `plain` uses only Ray's public builders: nodes need no pdlab, and `LOSSES`
-lists the lost protections. Both come with notes, which are comments of the file and warnings of the command. Imports
-neither Ray nor vLLM.
+--export has everything that a launch has. --export-plain uses only Ray's public builders: nodes need no pdlab, and
+`LOSSES` lists the lost protections. Both come with notes, which are comments of the file and warnings of the command.
+Imports neither Ray nor vLLM.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pdlab.core.deployment import Collocated
 from pdlab.core.errors import UsageError
 from pdlab.core.text import shell_assignments
 from pdlab.core.version import STACK, __version__
+from pdlab.deploy.export_options import ExportOptions
 from pdlab.deploy.preflight import LIBFABRIC, may_choose
 from pdlab.deploy.prepared import Prepared
 from pdlab.deploy.serve_config import (
@@ -132,7 +133,7 @@ LOSSES = (
     ),
     LostProtection(
         "Fewer looks at variables and metric labels: a replica takes more CPU time for every token.",
-        ("ReadsVariablesOnce", "RecordsAtLessCost"),
+        ("CostsLess",),
         ("guard",),
     ),
     LostProtection(
@@ -188,62 +189,49 @@ def comments(notes: Sequence[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def served(
+def serve_export(
     prepared: Prepared,
+    options: ExportOptions,
     *,
     host: str,
     port: int,
     path_env: Mapping[str, str],
     key_env: Mapping[str, str],
     wants_key: bool,
-    code_url: str | None,
-    env_file: str | None,
     choose_backend: bool,
 ) -> Export:
-    """The application of a launch. ``path_env`` is the environment of the serving path, ``key_env`` turns on the check
-    of the API key (empty if there is no key, or if it cannot be checked).
+    """The application of a launch; with --export-plain what Ray's public builders make of it. ``path_env`` is the
+    environment of the serving path, ``key_env`` turns on the check of the API key (empty if there is no key, or if it
+    cannot be checked). Raises UsageError if Ray has no public builder for it.
     """
-    key_env = {} if code_url else key_env
-    app = prepared.app if code_url is None else without_bringing(prepared.app)
-    config = serve_config(
-        app, host=host, port=port, controller_env={**path_env, **key_env}, py_modules=(code_url,) if code_url else ()
-    )
-    if code_url is None:
+    app, lost, url = prepared.app, tuple[str, ...](), options.code_url
+    if options.export_plain is not None:
+        app, lost = to_public(app)
+        code = "Nodes need no pdlab."
+    elif url is None:
         code = (
             f"Every process of Ray imports pdlab {__version__}: install it on every node, or put the zip of "
             f"`{typed('code-zip', '.')}` on PYTHONPATH before `ray start`. With --code-url URL Ray fetches it."
         )
     else:
+        app = without_bringing(app)
         code = (
-            f"Ray fetches pdlab {__version__} from {code_url}: every node must be able to read it. `serve status` "
+            f"Ray fetches pdlab {__version__} from {url}: every node must be able to read it. `serve status` "
             "loads pdlab's router: run it with that zip on PYTHONPATH."
         )
-    notes = [_stack(), code, *_common(prepared, path_env, key_env, env_file, choose_backend)]
-    if wants_key:
+    env = {**path_env, **key_env}
+    config = serve_config(app, host=host, port=port, controller_env=env, py_modules=(url,) if url else ())
+    notes = [_stack(), code, *_before_start(prepared, env, options.export_env, choose_backend)]
+    notes += [f"Lost without pdlab: {text}" for text in lost]
+    if wants_key and key_env:
         notes.append(
             "Clients send the API key (Authorization: Bearer KEY). This file has its SHA-256, which grants no access."
-            if key_env
-            else f"{NO_KEY} To have one, install pdlab on the nodes and leave --code-url out."
         )
-    return Export(config, tuple(notes), {**path_env, **key_env, **node_env(prepared)})
-
-
-def plain(
-    prepared: Prepared,
-    *,
-    host: str,
-    port: int,
-    path_env: Mapping[str, str],
-    wants_key: bool,
-    env_file: str | None,
-    choose_backend: bool,
-) -> Export:
-    """The application for Ray's public builders. Raises UsageError if they have no builder for it."""
-    app, lost = to_public(prepared.app)
-    config = serve_config(app, host=host, port=port, controller_env=path_env)
-    notes = [_stack(), "Nodes need no pdlab.", *_common(prepared, path_env, {}, env_file, choose_backend)]
-    notes += [f"Lost without pdlab: {text}" for text in (*lost, *([NO_KEY] if wants_key else []))]
-    return Export(config, tuple(notes), {**path_env, **node_env(prepared)})
+    elif wants_key and options.export_plain is not None:
+        notes.append(f"Lost without pdlab: {NO_KEY}")
+    elif wants_key:
+        notes.append(f"{NO_KEY} To have one, install pdlab on the nodes and leave --code-url out.")
+    return Export(config, tuple(notes), {**env, **node_env(prepared)})
 
 
 def to_public(app: ServeApp) -> tuple[ServeApp, tuple[str, ...]]:
@@ -317,22 +305,16 @@ def _stack() -> str:
     return f"Every node has {versions}, and the weights of the model or a way to fetch them."
 
 
-def _common(
-    prepared: Prepared,
-    path_env: Mapping[str, str],
-    key_env: Mapping[str, str],
-    env_file: str | None,
-    choose_backend: bool,
-) -> list[str]:
+def _before_start(prepared: Prepared, env: Mapping[str, str], env_file: str | None, choose_backend: bool) -> list[str]:
     notes = []
-    if path_env or key_env:
+    if env:
         notes.append(
             "Ray Serve reads controller_options when it starts: where it runs already, run `serve shutdown` first."
         )
     if env_file is not None:
         notes.append(f"Before `ray start` on every node:\n. {shlex.quote(env_file)}")
-    elif env := node_env(prepared):
-        notes.append(f"Before `ray start` on every node:\nexport {shell_assignments(env)}")
+    elif of_nodes := node_env(prepared):
+        notes.append(f"Before `ray start` on every node:\nexport {shell_assignments(of_nodes)}")
     if names := prepared.deployment.secrets:
         notes.append(f"Before `ray start` every node has {' and '.join(names)} in its environment: no file holds them.")
     if prefers_libfabric(prepared, choose_backend):

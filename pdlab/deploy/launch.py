@@ -205,21 +205,8 @@ def _local(
     if request.node_count is None:
         return None
     up = local_nodes.running()
-    if up and (up.made_up and up.made_up.name) != (request.rehearsal and request.cluster and request.cluster.name):
-        raise UsageError(
-            f"local Ray nodes {f'as a fake {up.made_up.name}' if up.made_up else 'of this machine'} are up, this "
-            "launch needs others; stop them first with launch_gptoss.py --shutdown"
-        )
-    if up and (up.two_hosts is not None) != request.two_hosts:
-        raise UsageError(
-            f"local Ray nodes {'on two hosts' if up.two_hosts else 'side by side'} are up, this launch needs others "
-            f"({'without' if up.two_hosts else 'with'} --two-hosts); stop them first with launch_gptoss.py --shutdown"
-        )
-    if up and up.count != request.node_count:
-        raise UsageError(
-            f"{up.count} local Ray nodes are up, this launch needs {request.node_count}; "
-            "stop them first with launch_gptoss.py --shutdown"
-        )
+    if up and (unlike := _unlike(up, request)):
+        raise UsageError(f"{unlike}; stop them first with launch_gptoss.py --shutdown")
     if up:
         progress(f"{up.count} local Ray nodes are up")
         # What serves on the first of two hosts ends with this process by itself (`pdlab.cluster.run_on_host`).
@@ -246,6 +233,19 @@ def _local(
     return up
 
 
+def _unlike(up: LocalNodes, request: LaunchRequest) -> str | None:
+    """Why the launch cannot use the local nodes that are up; None: it can."""
+    if (up.made_up and up.made_up.name) != (request.rehearsal and request.cluster and request.cluster.name):
+        made = f"as a fake {up.made_up.name}" if up.made_up else "of this machine"
+        return f"local Ray nodes {made} are up, this launch needs others"
+    if (up.two_hosts is not None) != request.two_hosts:
+        made, other = ("on two hosts", "without") if up.two_hosts else ("side by side", "with")
+        return f"local Ray nodes {made} are up, this launch needs others ({other} --two-hosts)"
+    if up.count != request.node_count:
+        return f"{up.count} local Ray nodes are up, this launch needs {request.node_count}"
+    return None
+
+
 def tokenizer_of(deployment: Deployment, source: str) -> str:
     """The tokenizer that the engines load, which an engine argument may name in place of the model's own."""
     arguments = [deployment.engine_kwargs, *(pool.engine_kwargs for pool in deployment.pools.values())]
@@ -270,7 +270,7 @@ def _serve(
     placement = prepared.placement
     progress(
         f"placed {deployment.label}: "
-        + ", ".join(f"{r} on {', '.join(placement.nodes_of(r))}" for r in _roles(placement))
+        + ", ".join(f"{r} on {', '.join(placement.nodes_of(r))}" for r in placement.roles)
     )
     progress(f"serving path: {request.serving_path}")
     for caution in prepared.cautions:
@@ -394,10 +394,6 @@ def _refuse_open(cluster: Cluster) -> None:
 
 def _key(request: LaunchRequest) -> str | None:
     return api_key.read(request.api_key_file) if request.api_key_file else None
-
-
-def _roles(placement: Placement) -> list[Any]:
-    return list(dict.fromkeys(replica.role for replica in placement.replicas))
 
 
 def _base_url(request: LaunchRequest) -> str:

@@ -49,6 +49,7 @@ from pdlab.core.settings import (
     Text,
     flag_names,
     given_flags,
+    serving_port,
     setting,
 )
 from pdlab.core.workload import Workload, workload_of_flags
@@ -122,7 +123,7 @@ class LaunchOptions(Settings):
     host: Annotated[str, Text(_host)] = setting(
         "127.0.0.1", "address to serve on; only this machine can reach the default", WHERE, value="ADDRESS"
     )
-    port: Port = setting(defaults.PORT, "port to serve on", WHERE)
+    port: Port = serving_port(WHERE)
     api_key: bool | None = setting(
         None,
         "clients must send an API key: that of --api-key-file; else that of the variable PDLAB_API_KEY; else one that "

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import ChainMap, Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from pdlab.cluster.connection import Cluster
@@ -51,21 +52,23 @@ def examine(
     """
     topology = deployment.topology
     concerns = concerns_of(deployment, placement, view, accept)
+    ask = partial(_ask, cluster, deployment, view, placement)
     if deployment.kv_offload_gb is not None and view.device == "gpu":
-        require_room(deployment, view, placement, _ask(cluster, deployment, view, placement, node.quick, ()))
+        require_room(deployment, view, placement, ask(node.quick, ()))
     if isinstance(topology, Collocated):
-        facts = _ask(cluster, deployment, view, placement, node.quick, (), model)
+        facts = ask(node.quick, (), model)
         judge(lambda: diagnosis.diagnose(facts, rules=engine_rules.RULES, concerns=concerns), print_line)
         return deployment
     ports = settings_rules.side_channel_ports(deployment.pools)
     transport = topology.transport
+    loaded: dict[str, dict[str, Any]] = {}
     if concerns & set(FABRIC):
         # Fluid engines of one node move KV cache over NVLink, which LIBFABRIC does not know.
         chooses = choose and may_choose(deployment) and concerns & set(WIRES) == {"efa"}
         optional = (LIBFABRIC,) if chooses else ()
         print_line("asking UCX on every node which devices it finds")
         backends = (*transport.backends, *(name for name in optional if name not in transport.backends))
-        facts = _ask(cluster, deployment, view, placement, node.thorough, ports, backends)
+        facts = ask(node.thorough, ports, backends)
         if optional and _libfabric_loads(facts):
             print_line(
                 f"KV transfer by {LIBFABRIC}: it loads on every node, and NIXL recommends it on EFA (--use-ucx: UCX)"
@@ -76,15 +79,12 @@ def examine(
             )
         loaded = only_backends(facts, transport.backends)
 
-        def query_nodes() -> Facts:
-            # What loads does not change while a port is being freed.
-            now = _ask(cluster, deployment, view, placement, node.quick, ports, model)
-            return {name: {**fact, "loaded": loaded.get(name, {}).get("loaded")} for name, fact in now.items()}
-
-    else:
-
-        def query_nodes() -> Facts:
-            return _ask(cluster, deployment, view, placement, node.quick, ports, model)
+    def query_nodes() -> Facts:
+        # What loads does not change while a port is being freed.
+        now = ask(node.quick, ports, model)
+        if not loaded:
+            return now
+        return {name: {**fact, "loaded": loaded.get(name, {}).get("loaded")} for name, fact in now.items()}
 
     judge(lambda: diagnosis.diagnose(query_nodes(), concerns=concerns), print_line)
     return deployment

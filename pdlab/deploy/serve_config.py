@@ -81,9 +81,7 @@ def render(
     ``shape`` is None for a model whose config.json is not at hand; ``model_source`` is the Hugging
     Face id or the folder that the engines load.
     """
-    configs: dict[Role, dict[str, Any]] = {}
-    for role in dict.fromkeys(replica.role for replica in placement.replicas):
-        configs[role] = _llm_config(deployment, role, placement, view, shape, model_source)
+    configs = {role: _llm_config(deployment, role, placement, view, shape, model_source) for role in placement.roles}
     # With direct streaming there is no ingress deployment, and Ray rejects options for one.
     direct = deployment.serving.direct_streaming
     ingress: dict[str, Any] = {} if direct else {"ingress_deployment_config": ingress_options(deployment)}
@@ -169,7 +167,8 @@ def _llm_config(
     if cpu:
         config["accelerator_config"] = {"kind": "cpu"}
         config["callback_config"] = {"callback_class": "pdlab.deploy.cpu_engine.replica.LocalCallback"}
-        config["deployment_config"]["ray_actor_options"] = cpu_actor_options()
+        # The replica's own process takes no CPU slot: the engine ranks have them.
+        config["deployment_config"]["ray_actor_options"] = {"num_cpus": 0}
     config["runtime_env"] = {"env_vars": engine_env(deployment, role, view)}
     return config
 
@@ -382,11 +381,6 @@ def cpu_env() -> dict[str, str]:
         # vLLM sets it before it imports NIXL, which pdlab.deploy.cpu_engine.worker does earlier.
         "UCX_RCACHE_MAX_UNRELEASED": "1024",
     }
-
-
-def cpu_actor_options() -> dict[str, Any]:
-    """The replica's own process takes no CPU slot: the engine ranks have them."""
-    return {"num_cpus": 0}
 
 
 def serve_config(

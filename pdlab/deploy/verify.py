@@ -19,13 +19,11 @@ from pdlab.core.served_model import served_model
 from pdlab.deploy import canary, http_client
 from pdlab.deploy.application import APP, Application
 from pdlab.deploy.endpoint import Running
-from pdlab.deploy.engine_metrics import scrape_counters
+from pdlab.deploy.engine_metrics import await_nixl
 from pdlab.deploy.serve_config import KV_GUARD_SCHEDULER, engine_kwargs
 from pdlab.remote.logs import root_cause
 from pdlab.results.schema import CanaryResult, NixlCounters
 
-COUNTERS_TIMEOUT_S = 30.0
-COUNTERS_POLL_S = 0.5
 ROUTE_TIMEOUT_S = 30.0
 ROUTE_POLL_S = 0.2
 
@@ -73,7 +71,7 @@ def check(app: Application, deployment: Deployment, running: Running, progress: 
         return CheckedLaunch(
             CanaryResult(equal=None, detail="collocated: this is the reference"), tuple(canary_answers)
         )
-    if isinstance(topology, Disaggregated) and topology.prefill.replicas * topology.prefill.dp > 1:
+    if isinstance(topology, Disaggregated) and topology.prefill.ranks > 1:
         progress(f"warmed {app.warm_pairs(running.model_id)} prefill x decode pairs")
     tps = [pool.tp for pool in deployment.pools.values()]
     rounding = canary.ROUNDING if len(set(tps)) == 1 else canary.ROUNDING_UNEQUAL_TP
@@ -82,8 +80,9 @@ def check(app: Application, deployment: Deployment, running: Running, progress: 
         reference, source = stored, "reference: a collocated launch"
     else:
         fluid = isinstance(topology, Fluid)
-        ask_alone, source = (app.ask_alone, "an engine") if fluid else (app.ask_prefill, "a prefill engine")
-        alone = ask_alone(running.model_id, canary.requests(running.model_id)[: len(canary_answers)])
+        source = "an engine" if fluid else "a prefill engine"
+        asked = canary.requests(running.model_id)[: len(canary_answers)]
+        alone = app.ask_alone("fluid" if fluid else "prefill", running.model_id, asked)
         reference, source = tuple(canary.read_answer(answer) for answer in alone), f"reference: {source} alone"
     result = canary.compare(canary_answers, reference, source, rounding=rounding)
     progress(f"{'warning: ' if result.rounded else ''}canary: {result.detail}")
@@ -96,7 +95,7 @@ def check(app: Application, deployment: Deployment, running: Running, progress: 
         _check_pairs(app, running, reference, rounding, progress)
     if result.equal is None and tps[0] > tps[-1]:
         raise CanaryError(f"prefill TP > decode TP is only served when the canary can be compared; {result.detail}")
-    counters = _await_transfers(running)
+    counters = await_nixl(running.metrics_urls, running.replicas, lambda read: read.transfers)
     progress(describe_counters(counters))
     if counters.guard_recomputed:
         progress(
@@ -198,16 +197,6 @@ def _reference_key(deployment: Deployment, running: Running) -> str | None:
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:12]
         keys.add(f"{running.model_id}-{digest}")
     return keys.pop() if len(keys) == 1 else None
-
-
-def _await_transfers(running: Running) -> NixlCounters:
-    """The counters once they show a transfer; Ray exports metrics with a delay."""
-    deadline = time.monotonic() + COUNTERS_TIMEOUT_S
-    while True:
-        counters = scrape_counters(running.metrics_urls, running.replicas)
-        if counters.transfers or time.monotonic() > deadline:
-            return counters
-        time.sleep(COUNTERS_POLL_S)
 
 
 def describe_counters(counters: NixlCounters) -> str:

@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, cast
 
 from pdlab.core import api_key
@@ -20,9 +21,9 @@ from pdlab.core.deployment import Deployment, Fluid
 from pdlab.core.errors import WireError
 from pdlab.core.model_size import kv_bytes
 from pdlab.core.nodes import NODE_ID_LABEL, WIRE_OF_NIC, ClusterView, Placement, Role, WireKind
-from pdlab.deploy.application import Application
+from pdlab.deploy.application import Application, ReplicaState
 from pdlab.deploy.endpoint import Running
-from pdlab.deploy.engine_metrics import scrape_counters
+from pdlab.deploy.engine_metrics import await_nixl, read_snapshot
 from pdlab.deploy.http_client import NoAnswer, complete
 from pdlab.deploy.serve_config import engine_kwargs
 from pdlab.placement.place import link_wire, links
@@ -34,7 +35,6 @@ from pdlab.transfer.verdict import EFA, FABRIC, SHARED_MEMORY, VERBS, allows
 
 TOKENS, LEAST_TOKENS = 4000, 256
 TIMEOUT_S = 300.0
-COUNTERS_TIMEOUT_S, COUNTERS_POLL_S = 30.0, 0.5
 # Share of the payload that a wire's interfaces must have counted on both sides.
 CARRIED = 0.5
 # vLLM's bytes come as middles of a histogram's buckets: half of them are sure to have moved.
@@ -215,7 +215,7 @@ def prove(
 
     def proven(planned: WireKind | None, prefill: Sequence[str], decode: Sequence[str], send: Send) -> WireProof:
         before = _readings(app, view)
-        bytes_before = None if shape else scrape_counters(running.metrics_urls, running.replicas).bytes_transferred
+        bytes_before = None if shape else read_snapshot(running.metrics_urls, running.replicas).nixl.bytes_transferred
         sent = _ask(send, running.model_id, tokens, shape)
         payload = int(kv_bytes(shape, sent, hybrid=True)) if shape else _by_vllm(running, bytes_before or 0.0)
         machines = [{view.node(node).machine for node in nodes} for nodes in (prefill, decode)]
@@ -240,8 +240,8 @@ def prove(
         return proven(planned, placement.nodes_of("prefill"), placement.nodes_of("decode"), _over_http(running))
     proofs = []
     for planned, (prefill, decode) in _pair_of_each_wire(app, deployment, running, view).items():
-        send = _over_pair(app, running.model_id, prefill.replica, decode.replica)
-        proofs.append(proven(planned, (prefill.node,), (decode.node,), send))
+        send = partial(app.pair_answers, running.model_id, wanted={decode.replica: [prefill.replica]})
+        proofs.append(proven(planned, (str(prefill.node),), (str(decode.node),), send))
     # The manifest has one: that of a network before others, what is not proven before what is.
     return min(proofs, key=lambda proof: (proof.proven is True, proof.planned not in NETWORKS), default=None)
 
@@ -249,37 +249,28 @@ def prove(
 Send = Callable[[dict[str, Any]], object]
 
 
-@dataclass(frozen=True)
-class _PlacedEngine:
-    replica: str
-    node: str
-
-
 def _pair_of_each_wire(
     app: Application, deployment: Deployment, running: Running, view: ClusterView
-) -> dict[WireKind, tuple[_PlacedEngine, _PlacedEngine]]:
-    """Planned wire -> two fluid engines between which KV cache takes it, one pair of each."""
+) -> dict[WireKind, tuple[ReplicaState, ReplicaState]]:
+    """Planned wire -> two fluid engines between which KV cache takes it, one pair of each. ``node``: by its id in the
+    view."""
     ids = {node.labels.get(NODE_ID_LABEL): node.id for node in view.nodes}
     engines = [
-        _PlacedEngine(each.replica, ids[each.node])
+        each.model_copy(update={"node": ids[each.node]})
         for each in app.state().replicas
         if each.replica in running.pools and each.node in ids
     ]
-    pairs: dict[WireKind, tuple[_PlacedEngine, _PlacedEngine]] = {}
+    pairs: dict[WireKind, tuple[ReplicaState, ReplicaState]] = {}
     for prefill in engines:
         for decode in engines:
             if prefill is not decode:
-                wire = link_wire(view.node(prefill.node), view.node(decode.node))
+                wire = link_wire(view.node(str(prefill.node)), view.node(str(decode.node)))
                 pairs.setdefault(_allowed(deployment, wire), (prefill, decode))
     return pairs
 
 
 def _over_http(running: Running) -> Send:
     return lambda body: complete(running.base_url, body, api_key.client_key(running.api_key_file, {}), TIMEOUT_S)
-
-
-def _over_pair(app: Application, model_id: str, prefill: str, decode: str) -> Send:
-    return lambda body: app.pair_answers(model_id, body, {decode: [prefill]})
 
 
 def _longest(deployment: Deployment, shape: ModelShape | None, view: ClusterView) -> int:
@@ -309,14 +300,9 @@ def _ask(send: Send, model_id: str, tokens: int, shape: ModelShape | None) -> in
 
 
 def _by_vllm(running: Running, before: float) -> int:
-    """Bytes that certainly moved, by vLLM's counter; 0 when it does not grow. Ray exports it with a delay."""
-    deadline = time.monotonic() + COUNTERS_TIMEOUT_S
-    while time.monotonic() < deadline:
-        now = scrape_counters(running.metrics_urls, running.replicas).bytes_transferred or 0.0
-        if now > before:
-            return int(SURE_SHARE * (now - before))
-        time.sleep(COUNTERS_POLL_S)
-    return 0
+    """Bytes that certainly moved, by vLLM's counter; 0 when it does not grow."""
+    counters = await_nixl(running.metrics_urls, running.replicas, lambda read: (read.bytes_transferred or 0.0) > before)
+    return int(SURE_SHARE * max(0.0, (counters.bytes_transferred or 0.0) - before))
 
 
 def _readings(app: Application, view: ClusterView) -> dict[str, NodeCounters]:

@@ -279,10 +279,8 @@ class _FaultRun:
         most = None if context is None else max(1, context - LEAVING_TIMES * self.plan.max_tokens)
         ids = token_prompts(self.plan.prompts, self.plan.prompt_tokens, self.plan.seed, most)
         alone = [request_of(service, each, None, stream=False) for each in ids]
-        if "prefill" in replicas:
-            answers = self.app.ask_prefill(service.model_id, alone)
-        elif "fluid" in replicas:
-            answers = self.app.ask_alone(service.model_id, alone)
+        if "prefill" in replicas or "fluid" in replicas:
+            answers = self.app.ask_alone("prefill" if "prefill" in replicas else "fluid", service.model_id, alone)
         else:
             answers = [self._ask(service, request) for request in alone]
         references = [canary.read_answer(answer) for answer in answers]

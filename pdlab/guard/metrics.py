@@ -10,6 +10,7 @@ from pdlab.guard.receives import ACTIONS
 from pdlab.guard.vllm_names import NixlKVConnectorStats, NixlPromMetrics, create_metric_per_engine
 
 PREFIX = "pdlab_guard_"
+_OWN = (*(f"{PREFIX}{action}" for action in ACTIONS), CORE, WIRE)
 
 
 class GuardStats(NixlKVConnectorStats):  # type: ignore[misc]
@@ -20,7 +21,7 @@ class GuardStats(NixlKVConnectorStats):  # type: ignore[misc]
 
     def reset(self) -> None:
         super().reset()
-        self.data |= {f"{PREFIX}{action}": [] for action in ACTIONS} | {CORE: [], WIRE: []}
+        self.data |= {key: [] for key in _OWN}
 
     def record(self, counts: Mapping[str, int]) -> None:
         """Add counts by action."""
@@ -29,8 +30,7 @@ class GuardStats(NixlKVConnectorStats):  # type: ignore[misc]
 
     def is_empty(self) -> bool:
         # Statistics with only marks must reach the replica, which removes the marks.
-        own = (*(f"{PREFIX}{action}" for action in ACTIONS), CORE, WIRE)
-        return bool(super().is_empty()) and not any(self.data.get(key) for key in own)
+        return bool(super().is_empty()) and not any(map(self.data.get, _OWN))
 
 
 class GuardPromMetrics(NixlPromMetrics):  # type: ignore[misc]

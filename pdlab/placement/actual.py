@@ -23,7 +23,7 @@ def observe(
     """
     free = {node.id: list(node.slots) for node in view.engine_nodes}
     replicas: list[ReplicaPlacement] = []
-    for role in dict.fromkeys(replica.role for replica in plan.replicas):
+    for role in plan.roles:
         ranks = rank_nodes.get(role, ())
         planned = plan.of(role)[: None if replicas_of is None else replicas_of[role]]
         allowed = plan.nodes_of(role)

@@ -212,7 +212,7 @@ def node_selector(placement: Placement, role: Role, view: ClusterView) -> tuple[
 
 def pinned_to_ids(placement: Placement, view: ClusterView) -> dict[Role, tuple[str, ...]]:
     """Role -> its nodes, for roles that Ray's node ids select: a replacement node has another id."""
-    roles = dict.fromkeys(replica.role for replica in placement.replicas)
+    roles = placement.roles
     selectors = {role: node_selector(placement, role, view) for role in roles}
     return {role: tuple(values) for role, (label, values) in selectors.items() if label == NODE_ID_LABEL}
 
@@ -221,7 +221,7 @@ def _unnamed(placement: Placement, view: ClusterView) -> list[str]:
     """A warning about nodes that are selected by name but have no label with it."""
     unnamed = [
         node_id
-        for role in dict.fromkeys(replica.role for replica in placement.replicas)
+        for role in placement.roles
         for node_id in placement.nodes_of(role)
         if node_selector(placement, role, view)[0] not in view.node(node_id).labels
     ]

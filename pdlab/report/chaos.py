@@ -18,20 +18,7 @@ from pdlab.analysis.chaos import (
     total,
 )
 from pdlab.core.rendering import said
-from pdlab.report.figure import (
-    DASH_DOT,
-    DASHED,
-    DOTTED,
-    Dashes,
-    Figure,
-    Legend,
-    Line,
-    PlotPanel,
-    Span,
-    rising,
-    stacked,
-    steps,
-)
+from pdlab.report.figure import DASH_DOT, DASHED, DOTTED, Dashes, Figure, Line, Span, line_panel, stacked, steps
 from pdlab.report.style import HUES
 from pdlab.results.chaos import REQUEST_OUTCOMES, Chaos, ChaosRequest, ChaosRun, RequestOutcome
 
@@ -138,14 +125,12 @@ def figure(chaos: Chaos) -> Figure:
         for place, part in enumerate(_parts(chaos))
     ]  # fmt: skip
 
-    def panel(name: str, lines: list[Line], legend: Legend = "", height_in: float = PANEL_IN) -> PlotPanel:
-        return PlotPanel(rising(name, lines, headroom=HEADROOM), lines=lines, height_in=height_in, legend=legend)
-
+    others = [rates[outcome] for outcome in DRAWN[1:]]
     panels = [
-        panel("right answers/s", [rates["right"]], height_in=1.3 * PANEL_IN),
-        panel("others/s", [rates[outcome] for outcome in DRAWN[1:]], "upper right"),
-        panel("recovery, s (x: never)", recoveries),
-        panel("resident, MiB", memory, "upper left"),
+        line_panel("right answers/s", [rates["right"]], headroom=HEADROOM, height_in=1.3 * PANEL_IN),
+        line_panel("others/s", others, headroom=HEADROOM, height_in=PANEL_IN, legend="upper right"),
+        line_panel("recovery, s (x: never)", recoveries, headroom=HEADROOM, height_in=PANEL_IN),
+        line_panel("resident, MiB", memory, headroom=HEADROOM, height_in=PANEL_IN, legend="upper left"),
     ]
     spans = [
         Span(each.fault.began_s, max(each.fault.ended_s, each.fault.began_s + LEAST_BAND_S), str(each.fault.number))

@@ -153,6 +153,16 @@ def rising(
     return Axis(label, high=headroom * (high + BEYOND * (high - low or 1.1 * high or 1.1)))
 
 
+def line_panel(
+    label: str, lines: Sequence[Line], *, top: float | None = None, log: bool = False, headroom: float = 1.0,
+    legend: Legend = "", height_in: float = 2.0,
+) -> PlotPanel:  # fmt: skip
+    """These lines over the y axis of `rising`."""
+    return PlotPanel(
+        rising(label, lines, top=top, log=log, headroom=headroom), lines=lines, legend=legend, height_in=height_in
+    )
+
+
 def stacked(
     panels: Sequence[PlotPanel], label: str, *, title: str = "", spans: Sequence[Span] = (),
     ticks: Sequence[tuple[float, str]] = (), ends: float = 0.0,

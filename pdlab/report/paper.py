@@ -12,7 +12,7 @@ from typing import Any
 
 from pdlab.core.errors import StoreError, WriteError
 from pdlab.core.files import replace
-from pdlab.report.figure import Axis, Block, Figure, Label, Line, PlotPanel
+from pdlab.report.figure import Axis, Block, Figure, Line, PlotPanel
 from pdlab.report.label_layout import Box, along, around, fit
 from pdlab.report.style import INK, SOFT, lightness
 
@@ -237,27 +237,15 @@ def _labels(axes: Any, panel: PlotPanel) -> None:
         if line.width:
             occupied += along([where[place] for place in points], 1.6 * scale)
     for label in panel.labels:
-        _label(axes, label, where, occupied, inside, scale)
-
-
-def _label(
-    axes: Any,
-    label: Label,
-    where: dict[tuple[float, float], tuple[float, float]],
-    occupied: list[Box],
-    inside: Box,
-    scale: float,
-) -> None:
-    look = {"size": label.size, "color": label.color, "zorder": 5} | ({"weight": "bold"} if label.own else {})
-    note = axes.annotate(label.text, (0, 0), xycoords="figure pixels", annotation_clip=False, **look)
-    extent = note.get_window_extent(axes.figure.canvas.get_renderer())
-    note.remove()
-    at = where[label.at]
-    others = () if label.own else [each for place, each in where.items() if place != label.at]
-    gaps = [gap * scale for gap in label.gaps]
-    box = fit(at, (extent.width, extent.height), occupied, inside, gaps, others)
-    if box is None:
-        return
-    occupied.append(Box(box.x0 - scale, box.y0 - scale, box.x1 + scale, box.y1 + scale))
-    offset = ((box.x0 - at[0]) / scale, (box.y0 - at[1]) / scale)
-    axes.annotate(label.text, label.at, offset, textcoords="offset points", **look)
+        look = {"size": label.size, "color": label.color, "zorder": 5} | ({"weight": "bold"} if label.own else {})
+        note = axes.annotate(label.text, (0, 0), xycoords="figure pixels", annotation_clip=False, **look)
+        extent = note.get_window_extent(renderer)
+        note.remove()
+        x, y = where[label.at]
+        others = () if label.own else [each for place, each in where.items() if place != label.at]
+        gaps = [gap * scale for gap in label.gaps]
+        box = fit((x, y), (extent.width, extent.height), occupied, inside, gaps, others)
+        if box is not None:
+            occupied.append(Box(box.x0 - scale, box.y0 - scale, box.x1 + scale, box.y1 + scale))
+            offset = ((box.x0 - x) / scale, (box.y0 - y) / scale)
+            axes.annotate(label.text, label.at, offset, textcoords="offset points", **look)

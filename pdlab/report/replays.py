@@ -21,7 +21,7 @@ from pdlab.core.findings import Finding
 from pdlab.core.rendering import said
 from pdlab.core.workload import Replay, Slo
 from pdlab.report import timelines
-from pdlab.report.figure import DASHED, DOTTED, Figure, Line, PlotPanel, rising, stacked
+from pdlab.report.figure import DASHED, DOTTED, Figure, Line, PlotPanel, line_panel, stacked
 from pdlab.report.section import Section
 from pdlab.report.style import HUES
 from pdlab.results.published_folders import load_experiment
@@ -244,8 +244,8 @@ def _class_figure(levels: Sequence[ReplayedLevel], axis: str, of: str, name_of: 
     panels: list[PlotPanel] = []
     for metric in ("ttft", "tpot"):
         lines = [line for number, each in enumerate(levels) for line in _class_lines(each, number, of, metric, classes)]
-        y = rising(f"{metric.upper()} by {axis}, ms", lines, log=True)
-        panels.append(PlotPanel(y, lines=lines, height_in=3.0, legend="" if panels else "above"))
+        name = f"{metric.upper()} by {axis}, ms"
+        panels.append(line_panel(name, lines, log=True, height_in=3.0, legend="" if panels else "above"))
     simulated = any(each.simulated for each in levels)
     looks = "o p50, dashes p90" + (", dots simulated" if simulated else "")  # short, to fit the picture
     ticks = [(_middle(place), name_of(key)) for place, key in enumerate(classes)]

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from pdlab.analysis.loading import Loaded
 from pdlab.core import text as core_text
-from pdlab.report.figure import DASHED, Figure, Line, PlotPanel, rising, stacked
+from pdlab.report.figure import DASHED, Figure, Line, PlotPanel, line_panel, stacked
 from pdlab.report.section import Section
 from pdlab.report.style import HUES
 from pdlab.results.schema import Distribution, Run, SoakWindow
@@ -85,5 +85,5 @@ def figure(soaks: Sequence[SoakRun]) -> Figure:
             lines.append(Line(each.line(metric, "p50"), color, each.label))
             lines.append(Line(each.line(metric, "p95"), color, dashes=DASHED))
         name = f"{metric.upper()}, ms (dashed: p95)"
-        panels.append(PlotPanel(rising(name, lines), lines=lines, height_in=2.9, legend="" if panels else "best"))
+        panels.append(line_panel(name, lines, height_in=2.9, legend="" if panels else "best"))
     return stacked(panels, "minutes since the load began")

@@ -10,7 +10,7 @@ from pdlab.analysis.replays import hit_share
 from pdlab.core.deployment import Deployment, Fluid
 from pdlab.core.mixes import Mixes
 from pdlab.core.workload import Open, Replay
-from pdlab.report.figure import DASHED, Figure, Legend, Line, PlotPanel, rising, stacked, steps
+from pdlab.report.figure import DASHED, Figure, Legend, Line, PlotPanel, line_panel, stacked, steps
 from pdlab.report.section import Section
 from pdlab.report.style import HUES
 from pdlab.results import roles_log
@@ -139,7 +139,7 @@ def panels(series: Sequence[TimelineSeries], *, replayed: bool) -> list[PlotPane
             Line([(one.middle_s, value(one)) for one in each.bins], each.color, each.label if legend else "")
             for each in series
         ]
-        return PlotPanel(rising(name, lines), lines=lines, height_in=PANEL_IN, legend=legend)
+        return line_panel(name, lines, height_in=PANEL_IN, legend=legend)
 
     def latency_panel(name: str, pair_of: Callable[[TimeBin], tuple[float, float] | None], factor: float) -> PlotPanel:
         def line(each: TimelineSeries, statistic: int) -> Line:
@@ -148,7 +148,7 @@ def panels(series: Sequence[TimelineSeries], *, replayed: bool) -> list[PlotPane
             return Line(points, each.color, dashes=DASHED if statistic else (), width=0.9 if statistic else 1.3)
 
         lines = [line(each, statistic) for each in series for statistic in (0, 1)]
-        return PlotPanel(rising(name, lines), lines=lines, height_in=PANEL_IN)
+        return line_panel(name, lines, height_in=PANEL_IN)
 
     made = [
         panel("requests/s", lambda one: one.requests_per_s, "above"),
@@ -171,7 +171,7 @@ def figure(timelines: Sequence[Timeline]) -> Figure:
     if changing := [(each, color) for each, color in zip(shown, colors, strict=True) if each.changes]:
         total = max(each.changes[0].prefill + each.changes[0].decode for each, _ in changing)
         lines = [Line(_split_steps(each), color) for each, color in changing]
-        made.append(PlotPanel(rising(f"prefill, of {total}", lines, top=total), lines=lines, height_in=PANEL_IN))
+        made.append(line_panel(f"prefill, of {total}", lines, top=total, height_in=PANEL_IN))
     return stacked(made, TIME_NAME)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from pdlab.analysis.loading import Loaded
@@ -20,6 +21,7 @@ OTHER = "other"
 LEAST_MS = 1e-6  # below this it is rounding
 BAR_INCHES, BARS_BETWEEN = 0.2, 0.7  # width of a stacked bar; space between two curves, in bars
 LEAST_BARS = 3  # least width for a curve's name, in bars
+HALF_BAR = 0.4
 LOADS_IN, SLOWEST_IN, ABOVE = 4.6, 4.0, 1.05
 # By place: grey outside and in servers, blue at prefill, green to red from decode's admission on.
 COLORS = {
@@ -42,15 +44,6 @@ COLORS = {
     "out": "#e6ab02",
     OTHER: "#ffffff",
 }
-
-
-class Piece(NamedTuple):
-    """A part in a bar, in ms from the bar's begin."""
-
-    color: str
-    name: str
-    begins_ms: float
-    ends_ms: float
 
 
 class PartsPictures(NamedTuple):
@@ -166,23 +159,28 @@ def _drawn(levels: Sequence[TtftParts]) -> list[str]:
     return [*(name for name in PARTS if name in shown), OTHER]
 
 
-def _pieces(ttft_s: float, parts: Iterable[tuple[str, float]], names: Sequence[str]) -> Iterator[Piece]:
-    at_ms = 0.0
+def _bar(
+    place: float, ttft_s: float, parts: Iterable[tuple[str, float]], names: Sequence[str], *, flat: bool
+) -> Iterator[Block]:
+    """The parts of a TTFT one after the other, to the right if ``flat``, else upwards."""
+    begins_ms = 0.0
     for part, seconds in parts:
-        shown, ms = part if part in names else OTHER, 1e3 * seconds
-        yield Piece(COLORS[shown], f"{shown} {number(ms)} of {number(1e3 * ttft_s)} ms", at_ms, at_ms + ms)
-        at_ms += ms
+        shown, ends_ms = part if part in names else OTHER, begins_ms + 1e3 * seconds
+        at, to = (begins_ms, place - HALF_BAR), (ends_ms, place + HALF_BAR)
+        name = f"{shown} {number(1e3 * seconds)} of {number(1e3 * ttft_s)} ms"
+        yield Block(at, to, COLORS[shown], name) if flat else Block(at[::-1], to[::-1], COLORS[shown], name)
+        begins_ms = ends_ms
 
 
 def _stacked(where: str, levels: Sequence[TtftParts], names: Sequence[str]) -> PlotPanel:
     """The curves at one load: a bar for each percentile."""
-    begins, ticks, groups, blocks = 0.0, [], [], []
+    begins, ticks, groups = 0.0, [], []
+    blocks: list[Block] = []
     for level in levels:
         room = max(len(level.around), LEAST_BARS)
         for place, around in enumerate(level.around):
             at = begins + place + (room - len(level.around)) / 2
-            for piece in _pieces(around.ttft_s, around.parts_s.items(), names):
-                blocks.append(Block((at - 0.4, piece.begins_ms), (at + 0.4, piece.ends_ms), piece.color, piece.name))
+            blocks += _bar(at, around.ttft_s, around.parts_s.items(), names, flat=False)
             ticks.append((at, around.statistic))
         groups.append((begins + (room - 1) / 2, float(room), level.label))
         begins += room + BARS_BETWEEN
@@ -193,16 +191,12 @@ def _stacked(where: str, levels: Sequence[TtftParts], names: Sequence[str]) -> P
 
 def _waterfall(level: TtftParts, names: Sequence[str]) -> PlotPanel:
     """The slowest requests of a curve, from when each was sent."""
-    blocks = [
-        Block((piece.begins_ms, row - 0.41), (piece.ends_ms, row + 0.41), piece.color, piece.name)
-        for row, each in enumerate(level.slowest)
-        for piece in _pieces(each.ttft_s, each.parts, names)
-    ]
+    bars = [_bar(row, each.ttft_s, each.parts, names, flat=True) for row, each in enumerate(level.slowest)]
     count, ticks = len(level.slowest), [(row, _when(each)) for row, each in enumerate(level.slowest)]
     y = Axis("when it was sent", count - 0.4, -0.6, ticks=ticks)
     x = Axis("ms since the request was sent", high=ABOVE * 1e3 * level.slowest[0].ttft_s)
     title = f"the slowest {count} at {level.where}:\n{level.label}"
-    return PlotPanel(y, x, blocks=blocks, title=title, height_in=SLOWEST_IN)
+    return PlotPanel(y, x, blocks=list(chain(*bars)), title=title, height_in=SLOWEST_IN)
 
 
 def _when(each: SlowRequest) -> str:

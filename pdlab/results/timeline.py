@@ -8,29 +8,14 @@ docs/timeline.md explains every part.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field, FiniteFloat
 
+from pdlab.marks.parts import after_early, chain, seconds_of
 from pdlab.results.kept import Row
 
-# Marks of a timeline in their order, and the part that ends at each. `answer` ends four parts.
-MARKS: Mapping[str, str] = {
-    "call": "server",
-    "failed": "failed_calls",
-    "answer": "call",
-    "queued": "submit",
-    "admitted": "admission",
-    "posted": "post",
-    "seen": "transfer",
-    "told": "step_lag",
-    "usable": "guard",
-    "scheduled": "wait",
-    "first": "first_step",
-    "first_byte": "out",
-    "second_byte": "out",
-}
 # Every part in the order of time, and its meaning.
 PARTS: Mapping[str, str] = {
     "front": "network, proxy and ingress, both ways, and the client",
@@ -79,12 +64,12 @@ class KvRead(NamedTuple):
 class RequestTimeline(Row):
     """One request as its server saw it. Times in ms.
 
-    ``t``: marks of `MARKS` since the request reached the answering server. ``p``: durations in the prefill replica:
-    ``total`` of its server, ``queue`` and ``prefill`` of its engine. ``wire``: the reads. ``id``: the client's id of
-    the request; ``p_id`` and ``d_id``: the engines' ids. ``role_p`` and ``role_d``: the replicas that prefilled and
-    answered. ``boot``: the boot id of the machine whose clock the marks are of. ``attempt``: calls of prefill made
-    (``try`` in files). ``err``: why a mark is missing. ``early``: the first token is prefill's and was sent before the
-    KV cache had moved.
+    ``t``: marks (`pdlab.marks.parts.MARKS`) since the request reached the answering server. ``p``: durations in the
+    prefill replica: ``total`` of its server, ``queue`` and ``prefill`` of its engine. ``wire``: the reads. ``id``: the
+    client's id of the request; ``p_id`` and ``d_id``: the engines' ids. ``role_p`` and ``role_d``: the replicas that
+    prefilled and answered. ``boot``: the boot id of the machine whose clock the marks are of. ``attempt``: calls of
+    prefill made (``try`` in files). ``err``: why a mark is missing. ``early``: the first token is prefill's and was
+    sent before the KV cache had moved.
 
     ``path``: *pd* (prefill on another engine, KV cache read), *cached* (decode had the prompt and read nothing),
     *recomputed* (the KV cache was refused or did not arrive), *local* (decode computed the prompt in a deployment with
@@ -137,25 +122,31 @@ class RequestTimeline(Row):
             raise ValueError(f"request {self.id}: no first byte is marked")
         served_ms = self.t["first_byte"]
         if self.ttft_s is None:
-            return tuple(_between(self, served_ms))
+            return _ordered(seconds_of(self._told, served_ms))
         front_s = max(0.0, self.ttft_s - served_ms / 1e3)
-        return (TimePart("front", front_s), *_between(self, min(served_ms, self.ttft_s * 1e3)))
+        return (TimePart("front", front_s), *_ordered(seconds_of(self._told, min(served_ms, self.ttft_s * 1e3))))
 
     def parts_of_second(self) -> tuple[TimePart, ...]:
         """From sending the first byte until the second token's, if the first token was sent early. These parts would
         otherwise be in `parts`. Empty if the first token was not early, or there was no second."""
         if not self.early or "second_byte" not in self.t:
             return ()
-        return tuple(_after_first(self))
+        first_ms = self.t["first_byte"]
+        return _ordered(seconds_of(after_early(self._told), max(first_ms, self.t["second_byte"]), first_ms))
+
+    @property
+    def _told(self) -> dict[str, Any]:
+        """As `pdlab.marks.parts` takes it."""
+        return {"path": self.path, "early": self.early, "t": self.t, "p": self.p}
 
     @property
     def disorder_s(self) -> float:
         """The largest contradiction between marks or durations and their order, in seconds; 0: in order."""
         worst_ms, at_ms = 0.0, 0.0
-        for mark in _chain(self):
+        for mark in chain(self._told):
             worst_ms = max(worst_ms, at_ms - self.t[mark])
             at_ms = self.t[mark]
-        if self.p and "answer" in self.t and (called := _called(self.t)) is not None:
+        if self.p and "answer" in self.t and (called := self.t.get("failed", self.t.get("call"))) is not None:
             total_ms = self.p.get("total", 0.0)
             worst_ms = max(worst_ms, total_ms - (self.t["answer"] - called))
             worst_ms = max(worst_ms, self.p.get("queue", 0.0) + self.p.get("prefill", 0.0) - total_ms)
@@ -183,60 +174,5 @@ def _needed(timeline: RequestTimeline) -> frozenset[str]:
     }[timeline.path]
 
 
-def _called(t: Mapping[str, float]) -> float | None:
-    return t.get("failed", t.get("call"))
-
-
-def _chain(timeline: RequestTimeline) -> list[str]:
-    """The marks until the first byte, in the order in which they must be."""
-    last = ("call", "failed", "answer") if timeline.early else tuple(MARKS)[: list(MARKS).index("first_byte")]
-    return [*(mark for mark in last if mark in timeline.t), "first_byte"]
-
-
-def _between(timeline: RequestTimeline, end_ms: float) -> Iterator[TimePart]:
-    """From the request's arrival at the server to ``end_ms``."""
-    at_ms, sums = 0.0, dict[str, float]()
-    for mark in _chain(timeline):
-        to_ms = min(max(at_ms, timeline.t[mark]), end_ms) if mark != "first_byte" else end_ms
-        for part in _split(timeline, mark, to_ms - at_ms):
-            sums[part.name] = sums.get(part.name, 0.0) + part.seconds
-        at_ms = to_ms
-    yield from (TimePart(name, sums[name]) for name in PARTS if name in sums)
-
-
-def _after_first(timeline: RequestTimeline) -> Iterator[TimePart]:
-    at_ms, end_ms = timeline.t["first_byte"], timeline.t["second_byte"]
-    for mark in ("queued", "admitted", "posted", "seen", "told", "usable", "scheduled", "first"):
-        if mark in timeline.t:
-            to_ms = min(max(at_ms, timeline.t[mark]), end_ms)
-            yield from _split(timeline, mark, to_ms - at_ms)
-            at_ms = to_ms
-    yield TimePart("out", max(0.0, end_ms - at_ms) / 1e3)
-
-
-def _split(timeline: RequestTimeline, mark: str, ms: float) -> Iterator[TimePart]:
-    """The part that ends at a mark; for prefill's answer several parts."""
-    name = MARKS[mark]
-    if mark == "answer":
-        yield from _prefill_parts(timeline.p, ms)
-        return
-    if timeline.path in ("local", "collocated"):
-        name = {"queued": "submit" if "call" in timeline.t else "server", "scheduled": "queue"}.get(mark, name)
-        name = "prefill" if mark == "first" else name
-    if timeline.path == "recomputed" and mark == "first":
-        name = "recompute"
-    yield TimePart(name, ms / 1e3)
-
-
-def _prefill_parts(p: Mapping[str, float], ms: float) -> Iterator[TimePart]:
-    """The parts of a call of prefill that took ``ms``, from prefill's own durations."""
-    if not p:
-        yield TimePart("call", ms / 1e3)
-        return
-    total = min(max(0.0, p.get("total", 0.0)), ms)
-    queue = min(max(0.0, p.get("queue", 0.0)), total)
-    prefill = min(max(0.0, p.get("prefill", 0.0)), total - queue)
-    yield TimePart("call", (ms - total) / 1e3)
-    yield TimePart("prefill_server", (total - queue - prefill) / 1e3)
-    yield TimePart("queue", queue / 1e3)
-    yield TimePart("prefill", prefill / 1e3)
+def _ordered(seconds: Mapping[str, float]) -> tuple[TimePart, ...]:
+    return tuple(TimePart(name, seconds[name]) for name in PARTS if name in seconds)

@@ -2,7 +2,7 @@
 the calibrated hardware file.
 
 Constants that do not belong to the GPU or the engine (the path of a request to an engine, transfers, the client) come
-from the calibrated file, which is their source. If the engines are served without Ray, the path is `BARE_PATH`.
+from the calibrated file, which is their source. Engines without Ray have the path `BARE_PATH`.
 """
 
 from __future__ import annotations
@@ -26,20 +26,19 @@ from pdlab.sim.hardware import Constant, Hardware, StepTables, TableMode, load_h
 from pdlab.sim.step_source import SEQUENCE_US, Correction
 
 OF_RAY = ("overhead_ms", "pd_overhead_ms", "frontend_ms", "ingress_us", "stream_us", "client_gap_ms", "admit_us")
-# Of a request to an engine's own server: HTTP, and the tokenizer by prompt token.
+# The path of a request to an engine's own server: HTTP, and the tokenizer per prompt token.
 BARE_PATH = {"overhead_ms": 10.0, "pd_overhead_ms": 10.0, "ingress_us": 5.0}
 ONE_ROUTER = "without Ray one process routes to all engines, and sees every request (Dynamo, SGLang's router)"
 BARE_SOURCE = (
     "least mean error of TTFT over 12 public stacks, each left out once: 18 % without a path, 14 % for 10 ms and 5 us "
     "a prompt token, 15 % for 5 ms more (python benchmarks/score_model.py)"
 )
-LEAST_SD_MS = 0.1  # of the host's time: below what the tables' own error lets a fit see
+LEAST_SD_MS = 0.1  # of the host's time: the errors of the tables hide smaller differences
 
 
 class HostTime(Frozen):
-    """Milliseconds per step that the host of one engine version needs in addition to the GPU: the mean over the fitted
-    stacks, and its standard deviation between models or GPUs.
-    """
+    """The milliseconds per step that the host of one engine version adds to the time of the GPU: the mean over the
+    fitted stacks, and the standard deviation between models or GPUs."""
 
     step_ms: float = Field(ge=0)
     sd_ms: float = Field(ge=0)
@@ -53,9 +52,8 @@ class EngineHost(Frozen):
     versions: dict[str, HostTime]
 
     def of(self, version: str) -> HostTime:
-        """The host time of one version. For an unknown version: that of the nearest one, with the uncertainty between
-        versions.
-        """
+        """The host time of one version. For an unknown version, it is that of the nearest version, with the standard
+        deviation between versions."""
         if version in self.versions:
             return self.versions[version]
         if not self.versions:
@@ -72,12 +70,12 @@ class EngineHost(Frozen):
 
 
 def _number(version: str) -> int:
-    """``0.11`` as 11: how far two versions are apart counts minor ones."""
+    """The version as a number of minor versions: 11 for ``0.11``."""
     major, minor = (int(re.sub(r"\D.*", "", part) or 0) for part in (*version.split("."), "0")[:2])
     return 1000 * major + minor
 
 
-UNSEEN_SD_MS = 1.0  # what the versions of vLLM differ by, about, for an engine of which one or none was measured
+UNSEEN_SD_MS = 1.0  # between the versions of vLLM, roughly: for an engine with at most one measured version
 
 
 @cache
@@ -162,8 +160,8 @@ def computed(
     )
 
 
-# Standard deviations of ln factor and ln prefill_factor before anything is measured: the spread of the medians of nine
-# stacks of public rows around 0 (decode), and of what their prefill took over the tables.
+# Standard deviations of ln factor and ln prefill_factor without measured levels, by nine stacks of public rows: the
+# spread of their medians around 0 (decode), and of the time of their prefill over that of the tables.
 FACTOR_SD, CHUNK_SD = 0.07, 0.35
 SYNC_SD_US = 4.0  # per layer and doubling of TP: about the mean of the public stacks (configs/errors/public.yaml)
 
@@ -180,8 +178,7 @@ def hardware_of(
     gpus_per_node: int | None = None,
 ) -> Hardware:
     """The hardware with the name ``word``: a hardware file, or a GPU type. For a GPU type, fitted constants of that
-    model, engine and version come first. Raises UsageError.
-    """
+    model, engine and version come before tables. Raises UsageError."""
     if not is_gpu(word):
         hardware = load_hardware(word, {"a GPU type": tuple(computed_gpus())})
         if engine or version or quant or bare or mode != "SILICON":
@@ -223,7 +220,7 @@ def beside(prefill: Hardware, decode: Hardware) -> Hardware:
 
 
 def as_served(shape: ModelShape, hardware: Hardware) -> ModelShape:
-    """The shape with the format of KV cache that tables are asked for (``quant``): of memory, transfer and steps."""
+    """The shape with the format of KV cache that ``quant`` selects in the tables: memory and transfers have it too."""
     kept = (hardware.steps.quant if hardware.steps is not None else {}).get("kvcache")
     return shape.model_copy(update={"kv_dtype": kept}) if kept in BYTES_PER_VALUE else shape
 

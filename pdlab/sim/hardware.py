@@ -137,12 +137,12 @@ class Speculation(Frozen):
 
 
 class Hardware(Frozen):
-    """One kind of GPU (or CPU) with one serving stack: constants by name, see `NAMES` for the ones needed.
+    """One kind of GPU (or CPU) with one serving stack: constants by name.
 
-    ``gpu`` describes the GPU, ``gpu_type`` is its type as Ray names it (None: engines on CPUs). ``fit``: what the
-    constants were fitted to; None: they are not the result of a fit, and ``error`` is None too. ``steps``: tables of
-    step times, which take the place of the constants of a step. ``speculation``: of its engines (None: none).
-    ``beside``: other GPU types of the same cluster; a pool of such a type has their step times and memory.
+    ``gpu`` describes the GPU, ``gpu_type`` is its type as Ray names it (None: engines on CPUs). ``fit``: the range of
+    the fit of the constants; None: they are not the result of a fit, and ``error`` is None too. ``steps``: tables of
+    step times, which replace the constants of a step. ``speculation``: that of its engines (None: none). ``beside``:
+    other GPU types of the same cluster; a pool of such a type has their step times and memory.
     """
 
     name: str
@@ -217,9 +217,8 @@ def _names(hardware: Hardware) -> str:
 
 
 def digest_of(hardware: Hardware) -> str:
-    """A digest of everything that a fit claims or that changes a prediction; names of files and sources of constants
-    are left out.
-    """
+    """A digest of a fit, and of everything that changes a prediction; without names of files and sources of
+    constants."""
     kept = {"gpu", "gpu_type", "gpus_per_node", "stack", "cpu", "hybrid_kv", "block_tokens", "step_tokens", "steps"}
     kept.add("error")
     data = hardware.model_dump(mode="json", exclude_defaults=True, include=kept)
@@ -235,10 +234,8 @@ def signed(hardware: Hardware, fit: FitDomain) -> Hardware:
 
 
 def load_hardware(name_or_path: str, others: Mapping[str, Sequence[str]] = MappingProxyType({})) -> Hardware:
-    """A file of configs/catalog/ by name, or a YAML file. ``fit`` and ``error`` are left out if the constants were
-    changed by hand after the fit. ``others``: other values that the caller takes, with examples, for the message.
-    Raises UsageError.
-    """
+    """A file of configs/catalog/ by name, or a YAML file. It has no ``fit`` and no ``error`` if it was changed after
+    the fit. ``others``: other values that the caller accepts, with examples, for the message. Raises UsageError."""
     hardware = load_yaml(find_config("catalog", name_or_path, "hardware", others), Hardware)
     if hardware.fit is not None and hardware.fit.digest == digest_of(hardware):
         return hardware

@@ -1,4 +1,4 @@
-"""One simulated level: its requests, its figures, and the `Run` made of them."""
+"""One simulated level: its requests, its figures, and its `Run`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PER_REQUEST = ("input_tokens", "output_tokens", *FRACTIONS)
 
 @dataclass(slots=True)
 class SimulatedLevel:
-    """One level, request by request (in order of the prompts; seconds since the level began)."""
+    """The requests of one level, in order of the prompts. Times are in seconds since the beginning of the level."""
 
     level: Level
     input_tokens: list[int]
@@ -47,16 +47,16 @@ class SimulatedLevel:
     first_token_s: MutableSequence[float]
     finish_s: MutableSequence[float]
     computed_tokens: MutableSequence[float]
-    gap_s: array[float]  # of every step with decoding sequences: its seconds, and the tokens that it gave
+    gap_s: array[float]  # of every step with decoding sequences: its seconds, and the tokens that it generated
     gap_tokens: array[int]
     transferred_bytes: float
     duration_s: float
-    busy: dict[str, float]  # role -> share of the duration its engines were busy, mean over them
-    link_busy: float  # share of the duration that the busiest link was in use
+    busy: dict[str, float]  # role -> share of the duration in which its engines were busy, as a mean over them
+    link_busy: float  # share of the duration in which the busiest link was in use
     kv_full: float  # share of engine time in which a prompt waited for KV memory
     preemptions: int
-    beyond_tables: float  # how far the farthest step went, over the limits of tabulated step times; up to 1: inside
-    splits: list[RoleChange]  # of a fluid pool: the first, and every later one
+    beyond_tables: float  # the largest step, as a multiple of the limits of tabulated step times; up to 1: inside
+    splits: list[RoleChange]  # of a fluid pool: the first split, and every later one
 
     def packed(self) -> SimulatedLevel:
         """The same level in less memory: a plan keeps hundreds of them."""
@@ -115,8 +115,8 @@ class Trace:
         nothing are in order of arrival.
         """
         keys = [key for request in requests for key, _ in request.blocks]
-        alone = len({*keys}) == len(keys) and not any(request.after for request in requests)
-        if alone:
+        independent = len({*keys}) == len(keys) and not any(request.after for request in requests)
+        if independent:
             requests = in_order(requests)
         begin_s = min((request.at_s for request in requests if request.at_s is not None), default=0.0)
         requests = [
@@ -132,7 +132,7 @@ class Trace:
             tuple(request.at_s or 0.0 for request in requests),
             tuple(inputs),
             tuple(request.out for request in requests),
-            () if alone else tuple(requests),
+            () if independent else tuple(requests),
         )
 
     @property
@@ -179,7 +179,7 @@ class Trace:
 
 
 def in_order(requests: Iterable[TrafficRequest]) -> list[TrafficRequest]:
-    """Requests that share nothing and wait for nothing, as a `Trace` has them."""
+    """Requests that share nothing and wait for nothing, in the order of a `Trace`."""
     return sorted(requests, key=lambda request: request.at_s or 0.0)
 
 
@@ -241,7 +241,7 @@ def open_arrivals(load: Open | Ramp, count: int, rng: random.Random) -> list[flo
 
 
 def _ramped(load: Ramp, share: float) -> float:
-    """The rate when that share of the requests was sent."""
+    """The rate after that share of the requests was sent."""
     if load.shape == "linear":
         return load.start_rps + (load.end_rps - load.start_rps) * share
     return float(load.start_rps * (load.end_rps / load.start_rps) ** share)
@@ -268,7 +268,7 @@ def figures(level: SimulatedLevel) -> LevelMeans:
 
 
 def gaps(level: SimulatedLevel) -> Distribution | None:
-    """Time between tokens: steps weighted by the tokens that they gave; None: no request got a second token."""
+    """The time between tokens: steps weighted by their generated tokens; None: no request has a second token."""
     from pdlab.results.schema import PERCENTILES, Distribution
 
     ordered = sorted(zip(level.gap_s, level.gap_tokens, strict=True))

@@ -205,7 +205,7 @@ class VllmSystem(System):
         capacity = kv_capacity_tokens(self.hardware, self.shape, pool)
         waits = hand_over_of(self.deployment.transport)
         made = partial(VllmEngine, parts, costs, capacity, self.hardware.step_tokens, hand_over=waits)
-        return [made(prefills_only=role == "prefill") for _ in range(pool.replicas * pool.dp)]
+        return [made(prefills_only=role == "prefill") for _ in range(pool.ranks)]
 
     def _begin(self, level: Level, workload: Workload, trace: Trace | None) -> None:
         super()._begin(level, workload, trace)

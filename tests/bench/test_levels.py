@@ -11,7 +11,6 @@ from pydantic import ValidationError
 
 from pdlab.bench import levels
 from pdlab.bench.client import protocol
-from pdlab.bench.client.arrivals import due_s
 from pdlab.bench.client.protocol import ClientLevel
 from pdlab.cli import bench
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool, parse_label
@@ -205,9 +204,9 @@ def test_a_mix_that_moves_is_sent_with_its_times_for_two_rounds_at_least() -> No
     arrivals = workload.arrivals(level)
     assert arrivals is not None and sent.due_s == tuple(arrival.due_s for arrival in arrivals)
     assert sent.lengths == workload.draw(level) == tuple(arrival[1:] for arrival in arrivals)
-    assert due_s(sent) == list(sent.due_s)
+    assert sent.schedule_s() == list(sent.due_s)
     slow = protocol.slowed(sent, 4.0)
-    assert due_s(slow) == [4 * moment_s for moment_s in sent.due_s] and slow.lengths == sent.lengths
+    assert slow.schedule_s() == [4 * moment_s for moment_s in sent.due_s] and slow.lengths == sent.lengths
     with pytest.raises(ValidationError, match="2 times at which requests are due"):
         ClientLevel.model_validate({**sent.model_dump(), "due_s": [0.0, 1.0]})
     with pytest.raises(UsageError, match="give --request-rate"):

@@ -77,7 +77,7 @@ for part, process in enumerate(client._processes):
 deployment = Deployment(model="m", topology=parse_label("collocated-2xtp1"))
 target = Target(base_url="http://h", model_id="m", tokenizer="t", name="x", replicas=("replica0", "replica1"),
                 manifest=Manifest(origin="measured", label=deployment.label, deployment=deployment))
-driver = Driver(client, target, Workload(lengths=read_traffic(plan).lengths), Progress(io.StringIO()),
+driver = Driver(client, target, Workload(lengths=read_traffic(plan)), Progress(io.StringIO()),
                 request_timeout_s=9, timeline=True, plan=ReplayedPlan(path=str(plan), groups=count))
 driver._watch.beside = lambda stop: contextlib.nullcontext()
 cache = EngineCache.of(require_shape("gpt-oss-120b"), 3000, BLOCK, hybrid=True, retention=0)

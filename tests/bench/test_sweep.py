@@ -162,7 +162,7 @@ class Terminal(io.StringIO):
 def test_progress_plain_and_on_a_terminal() -> None:
     for stream in (io.StringIO(), Terminal()):
         progress = Progress(stream)
-        progress.begin(30, 1)
+        progress.extend(30, 1)
         progress.level("warm-up", 10, counts=False)
         progress.update(5, 0)
         progress.level_done("done")
@@ -420,7 +420,7 @@ def test_the_experiments_one_line() -> None:
     stream = io.StringIO()
     progress = ExperimentProgress([100.0, 100.0], stream)
     progress.visit(0, "pack, repeat 0")
-    progress.begin(100, 1)
+    progress.extend(100, 1)
     progress.level("concurrency 4", 100)
     progress.update(50, 1)
     assert progress.left_s == pytest.approx(150, abs=1)

@@ -63,8 +63,8 @@ def test_its_requests_are_drawn_at_no_other_load(tmp_path: Path) -> None:
 
 
 def test_other_pauses_are_another_workload(tmp_path: Path) -> None:
-    first = traffic.read_traffic(a_file(tmp_path)).lengths
-    other = traffic.read_traffic(a_file(tmp_path, think_s=0.2)).lengths
+    first = traffic.read_traffic(a_file(tmp_path))
+    other = traffic.read_traffic(a_file(tmp_path, think_s=0.2))
     assert first != other and first.label != other.label
 
 
@@ -91,7 +91,7 @@ def test_a_replay_has_no_other_load_and_no_other_load_is_a_replay(tmp_path: Path
 
 
 def test_a_changed_file_is_not_replayed(tmp_path: Path) -> None:
-    lengths = traffic.read_traffic(a_file(tmp_path)).lengths
+    lengths = traffic.read_traffic(a_file(tmp_path))
     a_file(tmp_path, think_s=3.0)
     with pytest.raises(UsageError, match="was changed since it was read"):
         traffic.keep_plan(tmp_path / "..", lengths)

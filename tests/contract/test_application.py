@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("ray_llm", "import_warnings_aside")
 
 
 class TestWarmingAndPrefillAlone:
-    """pdlab.deploy.application.Application.warm_pairs and ask_prefill."""
+    """pdlab.deploy.application.Application.warm_pairs and ask_alone."""
 
     def test_every_replica_can_be_asked(self) -> None:
         handle = quietly("ray.serve.handle").DeploymentHandle
@@ -94,7 +94,7 @@ class TestWarmingAndPrefillAlone:
         handle.options = lambda **_: handle
         monkeypatch.setattr(quietly("ray.serve"), "get_deployment_handle", lambda *_: handle)
         with pytest.raises(DeployError, match=trouble):
-            Application(Cluster()).ask_prefill("m", canary.requests("m"))
+            Application(Cluster()).ask_alone("prefill", "m", canary.requests("m"))
 
     def test_prewarm_can_be_run_again(self, pd_server: ModuleType) -> None:
         prewarm = pd_server.PDDecodeServer._maybe_prewarm

@@ -163,7 +163,7 @@ print("SHARES", spinning, share("calm"))
 COST = """
 from types import SimpleNamespace
 import vllm.v1.metrics.ray_wrappers as wrappers
-from pdlab.deploy.serving.engine_gauges import record_at_less_cost
+from pdlab.deploy.serving.vllm_costs import record_at_less_cost
 record_at_less_cost(wrappers)
 recorded = []
 for kind, method, own in (("Gauge", "set", {}), ("Counter", "inc", {}), ("Histogram", "observe", {"buckets": [1.0]})):

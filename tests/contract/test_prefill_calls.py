@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import inspect
 import subprocess
 import sys
@@ -33,7 +34,8 @@ def test_the_built_application_calls_and_drains(label: str, direct: bool, monkey
         assert found[role].func_or_class.kv_drain_s == KV_DRAIN_S
         assert found[role]._deployment_config.graceful_shutdown_timeout_s == SHUTDOWN_WINDOW_S > KV_DRAIN_S
         assert inspect.iscoroutinefunction(found[role].func_or_class.__del__)
-    assert found["Decode"].func_or_class.prefill_rules == prefill_call.PrefillRules()
+    rules = found["Decode"].func_or_class.prefill_rules
+    assert dataclasses.replace(rules, on_failure=tuple(rules.on_failure)) == prefill_call.PrefillRules()
     assert found["Prefill"]._deployment_config.request_router_config.request_router_class == PREFILL_ROUTER
     assert found["Decode"]._deployment_config.request_router_config.request_router_class != PREFILL_ROUTER
 

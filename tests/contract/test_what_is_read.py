@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("ray_llm", "import_warnings_aside")
 
 
 class TestMetrics:
-    """pdlab.deploy.engine_metrics.parse_counters."""
+    """pdlab.deploy.engine_metrics.parse_snapshot."""
 
     def test_vllm_counts_what_we_read(self) -> None:
         module = quietly("vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats")
@@ -37,7 +37,7 @@ class TestMetrics:
         metric = quietly("vllm.v1.metrics.ray_wrappers").RayPrometheusMetric
         name = metric._get_sanitized_opentelemetry_name("vllm:nixl_num_failed_transfers")
         page = f'ray_{name}{{engine="0"}} 2.0\n'
-        assert engine_metrics.parse_counters([page]).failed_transfers == 2
+        assert engine_metrics.parse_snapshot([page], (), {}).nixl.failed_transfers == 2
 
     def test_ray_exports_the_connectors_metrics(self) -> None:
         wrappers = quietly("vllm.v1.metrics.ray_wrappers")

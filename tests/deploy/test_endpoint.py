@@ -17,7 +17,7 @@ from pdlab.core.errors import ClusterError, StoreError, UsageError
 from pdlab.core.files import cache_dir
 from pdlab.deploy import metrics_page
 from pdlab.deploy.endpoint import Running, clear_running, launching, load_running, measured, next_attempt, save_running
-from pdlab.deploy.engine_metrics import parse_counters, scrape_counters
+from pdlab.deploy.engine_metrics import parse_snapshot, read_snapshot
 from pdlab.deploy.verify import describe_counters
 from pdlab.placement.place import place
 from pdlab.results.schema import CanaryResult, Manifest, NixlCounters
@@ -52,24 +52,28 @@ ray_vllm_nixl_num_kv_expired_reqs_total{ReplicaId="a1"} 1.0
 """
 
 
+def counters_of(pages: list[str]) -> NixlCounters:
+    return parse_snapshot(pages, (), {}).nixl
+
+
 class TestParseCounters:
     @pytest.mark.parametrize(
         ("page", "counts"), [(VLLM, (1.2e6, 4, 1, 0, 0)), (RAY, (5e5, 2, 3, 0, 1))], ids=["vLLM's", "Ray's"]
     )
     def test_names(self, page: str, counts: tuple[float, ...]) -> None:
         names = ("bytes_transferred", "transfers", "failed_transfers", "failed_notifications", "kv_expired_requests")
-        assert parse_counters([page]) == NixlCounters(**dict(zip(names, counts, strict=True)))
+        assert counters_of([page]) == NixlCounters(**dict(zip(names, counts, strict=True)))
 
     def test_pages_and_engines_add_up(self) -> None:
         second = VLLM.replace('engine="0"', 'engine="1"')
-        total = parse_counters([VLLM + second, RAY])
+        total = counters_of([VLLM + second, RAY])
         assert (total.bytes_transferred, total.transfers, total.failed_transfers) == (2.9e6, 10, 5)
 
     @pytest.mark.parametrize("name", ["vllm:nixl_num_failed_transfers", "ray_vllm_nixl_num_failed_transfers"])
     @pytest.mark.parametrize("total", ["", "_total"])
     def test_with_and_without_total(self, name: str, total: str) -> None:
-        assert parse_counters([f"{name}{total} 2\n"]).failed_transfers == 2
-        assert parse_counters([f'{name}{total}{{engine="0"}} 2 1790000000\n']).failed_transfers == 2
+        assert counters_of([f"{name}{total} 2\n"]).failed_transfers == 2
+        assert counters_of([f'{name}{total}{{engine="0"}} 2 1790000000\n']).failed_transfers == 2
 
     @pytest.mark.parametrize(
         "label",
@@ -77,37 +81,37 @@ class TestParseCounters:
     )
     def test_labels_with_anything_in_them(self, label: str) -> None:
         page = f"ray_vllm_nixl_bytes_transferred_sum{{{label}}} 42.0\nray_vllm_nixl_xfer_time_seconds_count 1\n"
-        counters = parse_counters([page])
+        counters = counters_of([page])
         assert (counters.bytes_transferred, counters.transfers) == (42, 1)
 
     @pytest.mark.parametrize("pages", [[], [""], ["# nothing\n", "vllm:num_requests_running 3\n"]], ids=str)
     def test_missing_is_unknown(self, pages: list[str]) -> None:
-        assert parse_counters(pages) == NixlCounters()
-        assert parse_counters(pages).failed_transfers is None
+        assert counters_of(pages) == NixlCounters()
+        assert counters_of(pages).failed_transfers is None
 
     def test_beside_counted_transfers_a_missing_failure_counter_is_zero(self) -> None:
-        counters = parse_counters(["vllm:nixl_xfer_time_seconds_count 0.0\n"])
+        counters = counters_of(["vllm:nixl_xfer_time_seconds_count 0.0\n"])
         assert counters == NixlCounters(
             transfers=0, failed_transfers=0, failed_notifications=0, kv_expired_requests=0, bytes_transferred=None
         )
 
     def test_without_counted_transfers_nothing_is_zero(self) -> None:
-        counters = parse_counters(["vllm:nixl_num_failed_transfers_total 2\n"])
+        counters = counters_of(["vllm:nixl_num_failed_transfers_total 2\n"])
         assert (counters.transfers, counters.failed_transfers, counters.failed_notifications) == (None, 2, None)
 
     def test_the_guards_counters(self) -> None:
         page = (
             'ray_pdlab_guard_receives_total{ReplicaId="a"} 9.0\nray_pdlab_guard_recomputed_total{ReplicaId="a"} 2.0\n'
         )
-        got = parse_counters([page])
+        got = counters_of([page])
         assert (got.guard_receives, got.guard_recomputed, got.guard_deadlines, got.guard_errors) == (9, 2, 0, 0)
-        own = parse_counters(["pdlab_guard_receives_total 3.0\npdlab_guard_deadlines_total 1.0\n"])
+        own = counters_of(["pdlab_guard_receives_total 3.0\npdlab_guard_deadlines_total 1.0\n"])
         assert (own.guard_receives, own.guard_deadlines) == (3, 1)
-        assert parse_counters([VLLM]).guard_recomputed is None, "no guard, nothing known"
+        assert counters_of([VLLM]).guard_recomputed is None, "no guard, nothing known"
 
     def test_names_that_only_look_alike(self) -> None:
         page = "vllm:nixl_bytes_transferred_sum_x 1\nmy_vllm:nixl_bytes_transferred_sum 1\nvllm_nixl_bytes 1\n"
-        assert parse_counters([page]) == NixlCounters()
+        assert counters_of([page]) == NixlCounters()
 
 
 @contextmanager
@@ -124,20 +128,20 @@ def page(status: int, body: bytes) -> Iterator[str]:
 class TestScrapeCounters:
     def test_every_page_is_read(self) -> None:
         with page(200, VLLM.encode()) as one, page(200, RAY.encode()) as two:
-            assert scrape_counters([one, two]) == parse_counters([VLLM, RAY])
+            assert read_snapshot([one, two]).nixl == counters_of([VLLM, RAY])
 
     @pytest.mark.parametrize(("status", "body"), [(500, b"no"), (404, b""), (200, b"\xff\xfe")])
     def test_a_page_that_is_none(self, status: int, body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(metrics_page, "TIMEOUT_S", 1.0)
         with page(status, body) as url, pytest.raises(ClusterError, match="does not answer") as caught:
-            scrape_counters([url])
+            read_snapshot([url])
         assert "\n" not in str(caught.value)
 
     @pytest.mark.parametrize("url", ["http://127.0.0.1:{port}/metrics", "no URL"])
     def test_nobody_there(self, url: str) -> None:
         held, port = hold_port()
         with held, pytest.raises(ClusterError, match="is the deployment still up"):
-            scrape_counters([url.format(port=port)])
+            read_snapshot([url.format(port=port)])
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from support.web import web_server
 
 from pdlab.core.errors import ClusterError
-from pdlab.deploy.engine_metrics import parse_counters, parse_snapshot
+from pdlab.deploy.engine_metrics import parse_snapshot
 from pdlab.deploy.metrics_page import read_pages, samples
 
 COMMON = 'Component="core_worker",SessionName="s",Version="2.60.0"'
@@ -35,7 +35,7 @@ ray_vllm_request_success_total{{{COMMON},ReplicaId="a",{OTEL}}} 6.0
 
 def test_a_counter_that_stands_there_twice_counts_once() -> None:
     assert [sample.value for sample in samples(OLDER) if sample.name == "request_success"] == [6.0]
-    assert parse_counters([OLDER]).failed_transfers == 2.0
+    assert parse_snapshot([OLDER], (), {}).nixl.failed_transfers == 2.0
 
 
 def test_exact_sums_are_read_and_of_estimated_ones_the_buckets() -> None:
@@ -156,4 +156,4 @@ ray_pdlab_prefill_answered_total{ReplicaId="b"} 15.0
 def test_a_damaged_line_is_an_error_if_it_is_wanted(line: str) -> None:
     with pytest.raises(ClusterError, match="damaged"):
         parse_snapshot([f"vllm:prompt_tokens_total 1\n{line}\n"], (), {})
-    assert parse_counters([line]).transfers is None
+    assert parse_snapshot([line.replace("prompt_tokens", "unread")], (), {}).nixl.transfers is None

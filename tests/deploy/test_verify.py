@@ -103,7 +103,7 @@ def test_an_engines_own_line_says_why_nothing_was_transferred(monkeypatch: pytes
     monkeypatch.setattr(canary, "load_reference", lambda *_: ())
     for name in ("await_route", "_check_shapes"):
         monkeypatch.setattr(verify, name, lambda *_: None)
-    monkeypatch.setattr(verify, "_await_transfers", lambda _: NixlCounters(transfers=0, bytes_transferred=0.0))
+    monkeypatch.setattr(verify, "await_nixl", lambda *_: NixlCounters(transfers=0, bytes_transferred=0.0))
     deployment = Deployment(topology=parse_label("pd-spread-p1xtp4-d1xtp4"))
     manifest = Manifest(origin="measured", label=deployment.label, deployment=deployment)
     running = Running(base_url="http://h:1", model_id="m", tokenizer="t", manifest=manifest)

@@ -111,8 +111,8 @@ class FakeApp:
     def state(self) -> AppState:
         return AppState(status=self.status)
 
-    def ask_prefill(self, model_id: str, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        assert model_id == "m" and not any("cache_salt" in request for request in requests)
+    def ask_alone(self, role: str, model_id: str, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        assert (role, model_id) == ("prefill", "m") and not any("cache_salt" in request for request in requests)
         top = [choice(token)["logprobs"]["top_logprobs"][0] for token in TOKENS]
         answer = {"choices": [{"token_ids": list(TOKENS), "logprobs": {"top_logprobs": top}}]}
         return [answer for _ in requests]

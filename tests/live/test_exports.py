@@ -39,16 +39,16 @@ from pdlab.cluster import local_nodes
 from pdlab.cluster.connection import Cluster
 from pdlab.deploy import canary
 from pdlab.deploy.application import Application
-from pdlab.deploy.engine_metrics import scrape_counters
+from pdlab.deploy.engine_metrics import read_snapshot
 nodes = local_nodes.LocalNodes.model_validate_json(sys.argv[1])
 local_nodes.become_driver(nodes)
 with Cluster(nodes) as cluster:
     for _ in range(60):
-        counted = scrape_counters(cluster.metrics_urls())
+        counted = read_snapshot(cluster.metrics_urls()).nixl
         if counted.bytes_transferred:
             break
         time.sleep(1)
-    answers = Application(cluster).ask_prefill(sys.argv[2], canary.requests(sys.argv[2]))
+    answers = Application(cluster).ask_alone("prefill", sys.argv[2], canary.requests(sys.argv[2]))
 answers = [canary.read_answer(answer).model_dump(mode="json") for answer in answers]
 print(json.dumps([counted.transfers, counted.failed_transfers, answers]))
 """

@@ -32,7 +32,7 @@ from pdlab.core.catalog import load_model
 from pdlab.core.errors import PdlabError, UsageError
 from pdlab.core.nodes import LinkShape
 from pdlab.deploy.endpoint import reach
-from pdlab.deploy.engine_metrics import scrape_counters
+from pdlab.deploy.engine_metrics import read_snapshot
 from pdlab.results.timeline import RequestTimeline
 from tests.live.conftest import BUSY_MACHINE, ROOT, Done, Stack
 
@@ -542,7 +542,7 @@ class TestDeadConnections:
         running = stack.running()
         with reach(stack.url):
             _settled(running)
-            return scrape_counters(running.metrics_urls, running.replicas)
+            return read_snapshot(running.metrics_urls, running.replicas).nixl
 
     def ask(self, stack: Stack, first: int, count: int) -> None:
         with reach(stack.url):
@@ -614,7 +614,7 @@ def _settled(running: Any, more_than: float = -1.0) -> float:
     """Finished KV transfers as vLLM counts them, once no more are reported: Ray exports metrics every second."""
     before, deadline = -1.0, time.monotonic() + 60
     while time.monotonic() < deadline:
-        now = scrape_counters(running.metrics_urls, running.replicas).transfers or 0.0
+        now = read_snapshot(running.metrics_urls, running.replicas).nixl.transfers or 0.0
         if now == before and now > more_than:
             return now
         before = now

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from support import folders
 
 from pdlab.core.errors import StoreError
+from pdlab.marks.parts import MARKS
 from pdlab.results.store import Store
-from pdlab.results.timeline import MARKS, PARTS, KvRead, RequestTimeline
+from pdlab.results.timeline import PARTS, KvRead, RequestTimeline
 
 ORDER = ("call", "answer", "queued", "admitted", "posted", "seen", "told", "usable", "scheduled", "first", "first_byte")
 PD = {mark: 10.0 * (number + 1) for number, mark in enumerate(ORDER)}

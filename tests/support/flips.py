@@ -79,7 +79,7 @@ def served(url: str, seed: int) -> Iterator[tuple[Application, LoadTarget, list[
         app = Application(cluster)
         service = LoadTarget(url, running.model_id, MAX_TOKENS, LIMIT_S)
         ids = token_prompts(15, LENGTHS, seed)
-        alone = app.ask_alone(service.model_id, [request_of(service, each, None, stream=False) for each in ids])
+        alone = app.ask_alone("fluid", service.model_id, [request_of(service, i, None, stream=False) for i in ids])
         yield app, service, [Prompt(tuple(i), canary.read_answer(a)) for i, a in zip(ids, alone, strict=True)]
 
 

@@ -31,7 +31,7 @@ def write_replay(
     path = folder / COMPILED
     with path.open("w") as stream:
         write_requests(stream, TrafficHead(source="chat.yaml"), requests)
-    workload = Workload(lengths=read_traffic(path).lengths)
+    workload = Workload(lengths=read_traffic(path))
     deployment = Deployment(model=model, topology=parse_label(label), engine_kwargs=dict(engine_kwargs))
     run = made.run(records, Replay(), label=label, workload=workload)
     store = Store(folder)

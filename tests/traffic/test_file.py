@@ -286,7 +286,7 @@ from pdlab.bench.traffic import read_traffic
 from pdlab.traffic.compiled import compiled
 from pdlab.traffic.describe import described
 path = Path(sys.argv[1])
-found = described(*compiled(path)) if sys.argv[2] == "figures" else read_traffic(path).lengths
+found = described(*compiled(path)) if sys.argv[2] == "figures" else read_traffic(path)
 peak_kb = re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]  # a parent's is in getrusage's
 print(found.requests, found.sessions, peak_kb)
 """

@@ -86,6 +86,36 @@ class ClientLevel(Frozen):
     timeline: bool = False
 
     @property
+    def scheduled(self) -> bool:
+        """Whether requests are sent by a schedule, as in every open loop. vLLM's benchmark draws the times too, but it
+        does not return them, its ramps have only whole numbers of requests/s, and several processes need one schedule.
+        """
+        return self.concurrency is None
+
+    def schedule_s(self) -> list[float]:
+        """When each request of the whole level is due, in seconds since the level's start: ``due_s`` where it is given.
+
+        Gaps are gamma-distributed with shape ``burstiness`` around the rate of the moment. At a constant rate their sum
+        is scaled to requests / rate, as vLLM does. All processes of a level compute the same list and each takes its
+        own requests, so that the arrivals are those of one process.
+        """
+        if self.due_s is not None:
+            return list(self.due_s)
+        import numpy as np
+
+        rng, total = np.random.default_rng(self.seed), self.num_requests
+        if self.ramp is None:
+            assert self.rate_rps is not None
+            rates = np.full(total, self.rate_rps)
+        else:
+            start, end, x = self.ramp.start_rps, self.ramp.end_rps, np.arange(total) / max(1, total - 1)
+            rates = start + (end - start) * x if self.ramp.shape == "linear" else start * (end / start) ** x
+        due = np.cumsum(rng.gamma(self.burstiness, 1 / (rates * self.burstiness)))
+        if self.rate_rps is not None:
+            due *= total / self.rate_rps / due[-1]
+        return [float(moment) for moment in due]
+
+    @property
     def own_concurrency(self) -> int | None:
         """This process's share of the concurrency; the first processes take the remainder."""
         if self.concurrency is None:

@@ -16,59 +16,50 @@ _COMMENT, _END = b"\n" + COMMENT.encode(), b"\n\n"
 Found = Callable[[str], None]
 
 
-class TappedSession:
-    """An ``aiohttp.ClientSession`` whose posts are answered as ever; ``found`` is called with each timeline's JSON."""
+class _Tapped:
+    """Stands for an object of aiohttp. ``found`` is called with each timeline's JSON."""
 
-    def __init__(self, session: Any, found: Found) -> None:
-        self._session = session
+    def __init__(self, inner: Any, found: Found) -> None:
+        self._inner = inner
         self._found = found
-
-    def post(self, *args: Any, **kwargs: Any) -> Any:
-        return _TappedPost(self._session.post(*args, **kwargs), self._found)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._session, name)
+        return getattr(self._inner, name)
 
 
-class _TappedPost:
-    def __init__(self, post: Any, found: Found) -> None:
-        self._post = post
-        self._found = found
+class TappedSession(_Tapped):
+    """An ``aiohttp.ClientSession`` whose posts are answered as ever."""
 
+    def post(self, *args: Any, **kwargs: Any) -> Any:
+        return _TappedPost(self._inner.post(*args, **kwargs), self._found)
+
+
+class _TappedPost(_Tapped):
     async def __aenter__(self) -> Any:
-        response = await self._post.__aenter__()
+        response = await self._inner.__aenter__()
         if (told := response.headers.get(HEADER)) is not None:
             self._found(told)
         return _TappedResponse(response, self._found)
 
     async def __aexit__(self, *error: Any) -> Any:
-        return await self._post.__aexit__(*error)
+        return await self._inner.__aexit__(*error)
 
 
-class _TappedResponse:
-    def __init__(self, response: Any, found: Found) -> None:
-        self._response = response
-        self.content = TappedContent(response.content, found)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._response, name)
+class _TappedResponse(_Tapped):
+    def __init__(self, inner: Any, found: Found) -> None:
+        super().__init__(inner, found)
+        self.content = TappedContent(inner.content, found)
 
 
-class TappedContent:
+class TappedContent(_Tapped):
     """A response's ``content``, read by pieces."""
 
-    def __init__(self, content: Any, found: Found) -> None:
-        self._content = content
-        self._found = found
-        self._rest = b""
+    _rest = b""
 
     async def iter_any(self) -> AsyncIterator[bytes]:
-        async for piece in self._content.iter_any():
+        async for piece in self._inner.iter_any():
             yield piece
             self._look_at(piece)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._content, name)
 
     def _look_at(self, piece: bytes) -> None:
         """A comment may come in several pieces: what could be the begin of one is kept."""

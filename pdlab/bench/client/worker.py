@@ -40,7 +40,6 @@ from typing import Any, TextIO
 
 from pydantic import ValidationError
 
-from pdlab.bench.client.arrivals import due_s, scheduled
 from pdlab.bench.client.ended import EndedRequest, EndedRequests
 from pdlab.bench.client.protocol import SENT_HEADER, STOP, ClientAnswer, ClientLevel, ComputedTokens
 from pdlab.bench.client.replay import SessionSender, WordTexts, own_requests, tee_answers
@@ -225,7 +224,7 @@ async def _benchmarked(
     from pdlab.bench.client.vllm_names import ASYNC_REQUEST_FUNCS, RequestFuncOutput, TaskType, benchmark
 
     names = [sample.request_id for sample in samples]
-    due_s = {sample.request_id: sample.timestamp for sample in samples} if scheduled(level) else {}
+    due_s = {sample.request_id: sample.timestamp for sample in samples} if level.scheduled else {}
     lengths = dict(zip(names, _own_lengths(level) or (), strict=False))
     told = RequestFuncOutput(success=True, output_tokens=1)
 
@@ -261,7 +260,7 @@ async def _benchmarked(
         extra_headers=None,
         extra_body={"temperature": 0.0},
         ready_check_timeout_sec=0,
-        self_timed=scheduled(level),
+        self_timed=level.scheduled,
     )
 
 
@@ -493,8 +492,8 @@ def _samples(level: ClientLevel, tokenizer: Any) -> list[Any]:
     if lengths is not None:
         for sample, (_, output_tokens) in zip(samples, lengths, strict=True):
             sample.expected_output_len = output_tokens
-    if scheduled(level):
-        due = due_s(level)
+    if level.scheduled:
+        due = level.schedule_s()
         for sample, number in zip(samples, own, strict=True):
             sample.timestamp = due[number]
     return samples

@@ -384,7 +384,7 @@ def _compiled(workload: Any, folder: Path) -> Any:
     others = {name: value for name, value in workload.items() if name != "file"}
     if unused := sorted(others.keys() - {"name"}):
         raise UsageError(f"workloads: the file sets the requests; leave {unused[0]} out")
-    return {**others, "lengths": read_traffic(folder / workload["file"]).lengths}
+    return {**others, "lengths": read_traffic(folder / workload["file"])}
 
 
 def configurations(file: ExperimentFile, path: Path) -> tuple[Configuration, ...]:

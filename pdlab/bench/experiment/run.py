@@ -34,7 +34,7 @@ from pdlab.core.commands import python_words
 from pdlab.core.errors import DeploymentDied, PdlabError, WriteError
 from pdlab.core.files import ROOT
 from pdlab.core.schema import Frozen
-from pdlab.core.settings import FlagsOf, Port, Settings, setting, to_words
+from pdlab.core.settings import FlagsOf, Port, Settings, serving_port, setting, to_words
 from pdlab.core.workload import Workload
 from pdlab.deploy.endpoint import reach
 from pdlab.deploy.options import FROM_STDIN, LaunchRequest, command_line, request_to_json
@@ -55,7 +55,7 @@ class RunOptions(Settings):
 
     resume: bool = setting(False, "measure only levels without a result; launch failed deployments again", EXPERIMENT)
     out: Path = setting(defaults.RESULTS, "results go to DIR/NAME", WHERE, value="DIR")
-    port: Port = setting(defaults.PORT, "port to serve on", WHERE)
+    port: Port = serving_port(WHERE)
     sweep: Annotated[dict[str, Any], FlagsOf(SweepFlags, WHERE, only=("client_processes",))] = Field(
         default_factory=dict
     )
@@ -106,7 +106,6 @@ def _run_held(
     plan: Schedule, options: RunOptions, folder: Path, stream: TextIO | None, enough: Callable[[int], str | None]
 ) -> RunResult:
     writer = _RecordWriter(folder, plan, options)
-    writer.start()
     for store in {part.folder: Store(folder / part.folder) for visit in plan.visits for part in visit.parts}.values():
         for kept in store.runs():
             store.check_records(kept)
@@ -205,65 +204,48 @@ class _RecordWriter:
     """The experiment's record on disk, written at every change."""
 
     def __init__(self, folder: Path, plan: Schedule, options: RunOptions) -> None:
-        self._folder = folder
-        self._plan = plan
-        self._options = options
-        self._record: ExperimentRecord | None = None
-
-    def start(self) -> None:
         """Raises StoreError, see `run`."""
-        file = self._plan.file
-        settings = settings_of(file)
-        earlier = earlier_record(self._folder, file, resume=self._options.resume)
+        self._folder = folder
+        earlier = earlier_record(folder, plan.file, resume=options.resume)
         before = {(visit.deployment, visit.repeat): visit for visit in earlier.visits} if earlier else {}
         visits = [
             before.get((v.configuration.name, v.repeat))
             or VisitRecord(deployment=v.configuration.name, repeat=v.repeat, status="planned")
-            for v in self._plan.visits
+            for v in plan.visits
         ]
-        folders: dict[str, tuple[str, ...]] = {}
-        for visit in self._plan.visits:
-            folders[visit.configuration.name] = tuple(part.folder for part in visit.parts)
         self._record = ExperimentRecord(
-            name=file.name,
-            file=str(self._plan.path),
-            experiment=settings,
-            folders=folders,
+            name=plan.file.name,
+            file=str(plan.path),
+            experiment=settings_of(plan.file),
+            folders={v.configuration.name: tuple(part.folder for part in v.parts) for v in plan.visits},
             visits=tuple(visits),
-            tuned=self._plan.tuned,
-            tunes=self._plan.tunes,
-            commands=(*(earlier.commands if earlier else ()), self._options.command),
+            tuned=plan.tuned,
+            tunes=plan.tunes,
+            commands=(*(earlier.commands if earlier else ()), options.command),
             started_at=earlier.started_at if earlier else now(),
         )
         self._write()
 
     def update(self, number: int, **changes: object) -> None:
-        assert self._record
         visits = list(self._record.visits)
         visits[number] = visits[number].model_copy(update=changes)
-        self._record = self._record.model_copy(update={"visits": tuple(visits)})
-        self._write()
+        self._write(visits=tuple(visits))
 
     def stop(self, number: int, reason: str) -> None:
         """The visits from that one on are not needed; what an earlier run measured of them stays."""
-        assert self._record
         kept = [v for i, v in enumerate(self._record.visits) if i < number or v.status != "planned"]
-        self._record = self._record.model_copy(update={"visits": tuple(kept), "stopped": reason})
-        self._write()
+        self._write(visits=tuple(kept), stopped=reason)
 
     def done_before(self, number: int) -> None:
-        assert self._record
         if self._record.visits[number].status != "done":
             self.update(number, status="done", error=None)
 
     def finish(self) -> ExperimentRecord:
-        assert self._record
-        self._record = self._record.model_copy(update={"finished_at": now()})
-        self._write()
+        self._write(finished_at=now())
         return self._record
 
-    def _write(self) -> None:
-        assert self._record
+    def _write(self, **changes: object) -> None:
+        self._record = self._record.model_copy(update=changes)
         write_record(self._folder, self._record)
 
 

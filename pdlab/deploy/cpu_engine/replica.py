@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from pdlab.cluster.priority import ANSWERING, set_niceness
 from pdlab.deploy.cpu_engine import prefork
 from pdlab.deploy.serving.ray_names import CALLBACKS, ENGINE_MODELS, PD, SERVER
 from pdlab.deploy.serving.vllm_names import ENGINE_UTILS
@@ -24,10 +25,12 @@ class LocalCallback(_callbacks.CallbackBase):  # type: ignore[misc]
     imports vLLM again, and the engine waits for both. With one rank per engine the worker lives in
     the engine core's process (executor ``uni``), which Ray Serve LLM does not offer for CPU
     engines; it saves a third process per engine. The engine core is forked from a process that has
-    imported vLLM (`pdlab.deploy.cpu_engine.prefork`). Decode looks for prefill every half second.
+    imported vLLM (`pdlab.deploy.cpu_engine.prefork`). Decode looks for prefill every half second. The replica runs
+    before the engine cores (`pdlab.cluster.priority`).
     """
 
     async def on_before_node_init(self) -> None:
+        set_niceness(ANSWERING)
         self.ctx.run_init_node = False
         prefork.use_in(importlib.import_module(ENGINE_UTILS))
         server: Any = importlib.import_module(SERVER)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from pdlab.cluster.priority import COMPUTING, set_niceness
 from pdlab.deploy.serving.vllm_names import PLATFORMS
 
 # Microseconds between two looks of NIXL's progress thread. vLLM leaves it at 0: the thread spins
@@ -51,3 +52,4 @@ def leave_unpinned() -> None:
 ask_for_amx()
 calm_nixl()
 leave_unpinned()
+set_niceness(COMPUTING)  # a core that is not forked has that of the process that answers requests

@@ -222,8 +222,7 @@ def _serve_config(
     app = without_bringing(prepared.app)
     if options.k8s_groups == "pool":
         app = app.model_copy(update={"args": copy.deepcopy(app.args)})
-        roles = list(dict.fromkeys(replica.role for replica in prepared.placement.replicas))
-        for role, config in zip(roles, engine_configs(app.args), strict=True):
+        for role, config in zip(prepared.placement.roles, engine_configs(app.args), strict=True):
             names = [group.name for group in groups if role in group.name.split("-")]
             value = names[0] if len(names) == 1 else f"in({','.join(names)})"
             bundles = config["deployment_config"][SELECTOR]

@@ -1,13 +1,17 @@
-"""Ray Serve LLM's builders, extended by pdlab: the guard in front of the engines, and engines that export the size of
-their KV pool. These builders make the served applications.
+"""Ray Serve LLM's builders, extended by pdlab: they make the served applications.
 
-Each takes the arguments of Ray's builder of the same name and, under ``guard``, the fields of
-`pdlab.deploy.serving.guard.RequestRules`; that of PD also, under ``prefill_call``, those of
-`pdlab.deploy.serving.prefill_call.PrefillRules`, ``kv_drain_s`` of `pdlab.deploy.serving.drain.DrainsBeforeStop`, and,
-with ``kv_guard``, whether the KV guard's sources must be sent to the nodes (``send_sources``: nodes without pdlab).
-With ``traces``, a ``share`` of the requests gets OpenTelemetry spans (`pdlab.deploy.serving.traces`). The classes
-travel to the replicas by value. So the nodes of a cluster need no pdlab; the machine that builds the application does.
-Imports Ray: modules of pdlab's own process do not import this one; `pdlab.deploy.serve_config` has its name.
+Each takes the arguments of Ray's builder of the same name, and pdlab's own (`OWN`):
+
+- ``guard``: the fields of `pdlab.deploy.serving.guard.RequestRules`.
+- ``traces``: a ``share`` of the requests gets OpenTelemetry spans (`pdlab.deploy.serving.traces`).
+- ``kv_guard``: the engines have the KV guard. ``send_sources``: its sources must be sent to the nodes, which have no
+  pdlab.
+- ``prefill_call``: the fields of `pdlab.deploy.serving.prefill_call.PrefillRules`. ``kv_drain_s``: see
+  `pdlab.deploy.serving.drain.DrainsBeforeStop`. Both are arguments of deployments with KV transfer.
+
+The classes of `MIXINS` travel to the replicas by value. So the nodes of a cluster need no pdlab; the machine that
+builds the application does. Imports Ray: modules of pdlab's own process do not import this one;
+`pdlab.deploy.serve_config` has its name.
 """
 
 from __future__ import annotations
@@ -18,25 +22,23 @@ import importlib.resources
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from pdlab.deploy.serving.dead_engine import StopsWithEngine
 from pdlab.deploy.serving.drain import DrainsBeforeStop
 from pdlab.deploy.serving.engine_errors import ExplainsErrors
-from pdlab.deploy.serving.engine_gauges import RecordsAtLessCost
 from pdlab.deploy.serving.fluid import SwitchesRoles
 from pdlab.deploy.serving.guard import OBJECTS, PARSED, Guard, RequestRules
 from pdlab.deploy.serving.guard_sources import InstallsGuard, pythonpath, sources
 from pdlab.deploy.serving.kv_pool import CountsPoolTokens
-from pdlab.deploy.serving.log_stats import EmptiesStats
 from pdlab.deploy.serving.nixl_port import HoldsPort
 from pdlab.deploy.serving.prefill_call import CallsPrefill, PrefillRules
 from pdlab.deploy.serving.ray_names import BUILDER, INGRESS, PD, SERVER, SERVER_UTILS, bind_class, bound_deployment
-from pdlab.deploy.serving.read_once import ReadsVariablesOnce
 from pdlab.deploy.serving.role_board import BOARD_PREFIX
 from pdlab.deploy.serving.sequences import for_one_engine, join, split
 from pdlab.deploy.serving.step_watch import WatchesSteps
-from pdlab.deploy.serving.timeline import SendsTimeline, TimelineHeader, TimelineMiddleware, current
+from pdlab.deploy.serving.timeline import SendsTimeline, StreamsPast, TimelineHeader, TimelineMiddleware, current
+from pdlab.deploy.serving.vllm_costs import CostsLess, EmptiesStats
 from pdlab.roles.spec import FluidSpec
 
 # Its modules are not imported: they need vLLM, which the machine that builds the application may not have.
@@ -44,26 +46,8 @@ _KV_GUARD = importlib.resources.files("pdlab.guard")
 _UNCHANGING = (str, int, float, bytes, type(None))
 FLUID_PREFIX = "Fluid:"  # of the engines' deployment
 FLUID_ROUTER = "pdlab.deploy.serving.fluid_router.FluidRouter"
-_HERE = (
-    *("guard_sources", "guard", "usage", "sequences", "kv_pool", "step_watch", "dead_engine", "engine_errors"),
-    *(
-        "ttft_metrics",
-        "traces",
-        "timeline",
-        "log_stats",
-        "engine_gauges",
-        "read_once",
-        "early_token",
-        "prefill_call",
-        "drain",
-        "nixl_port",
-        "ray_names",
-        "builders",
-    ),
-)
-_FLUID = ("engine_traffic", "fluid", "elastic", "role_board")
-# Modules, and a package, that go to the nodes with the classes.
-BY_VALUE = (*(f"pdlab.deploy.serving.{name}" for name in (*_HERE, *_FLUID)), "pdlab.roles")
+# Packages whose modules go to the nodes with the classes.
+BY_VALUE = ("pdlab.deploy.serving", "pdlab.marks", "pdlab.roles")
 
 
 class HttpFront:
@@ -137,13 +121,16 @@ class SplitsSequences:
 
 
 def _parsing_once(handler: Callable[[Any], Any]) -> Any:
-    """The application of a FastAPI route, whose requests have the JSON that the guard has parsed."""
+    """The application of a FastAPI route, whose requests have the JSON that the guard has parsed. Its streams pass the
+    middlewares that need only their ends."""
 
     async def handle(request: Any) -> Any:
         if (parsed := request.scope.get(PARSED)) is not None:
             request._json = parsed  # Starlette's own, once it has parsed the body
-        return await handler(request)
+        answer = await handler(request)
+        return StreamsPast(answer) if isinstance(answer, responses.StreamingResponse) else answer
 
+    responses: Any = importlib.import_module("starlette.responses")
     return importlib.import_module("fastapi.routing").request_response(handle)
 
 
@@ -177,23 +164,66 @@ class _SharesValues:
         return made
 
 
+class Mixin(NamedTuple):
+    """A class ``own`` of pdlab that goes in front of one of Ray's. ``into``: every engine server, every server that
+    orchestrates prefill and decode, or the deployment that answers HTTP. ``fields``: the fields of the class by the
+    builder's arguments; None: the application does not get the class.
+    """
+
+    own: type
+    into: Literal["engines", "orchestrators", "front"]
+    fields: Callable[[Mapping[str, Any]], dict[str, Any] | None]
+
+
+def _always(args: Mapping[str, Any]) -> dict[str, Any]:
+    return {}
+
+
+def _if_given(name: str, fields: Callable[[Any], dict[str, Any]] = _always) -> Callable[..., dict[str, Any] | None]:
+    """``fields`` of the builder's argument of that name, where it is given."""
+    return lambda args: fields(args[name]) if args.get(name) else None
+
+
+# A later one is in front of the earlier ones.
+MIXINS = (
+    Mixin(CountsPoolTokens, "engines", _always),
+    Mixin(StopsWithEngine, "engines", _always),
+    Mixin(ExplainsErrors, "engines", _always),
+    Mixin(EmptiesStats, "engines", _always),
+    Mixin(CostsLess, "engines", _always),
+    Mixin(WatchesSteps, "engines", _if_given("kv_guard")),
+    Mixin(InstallsGuard, "engines", _if_given("guard_files", lambda files: {"guard_files": files})),
+    Mixin(HttpFront, "front", lambda args: {"rules": RequestRules(**args["guard"])}),
+    Mixin(DrainsBeforeStop, "engines", _if_given("kv_drain_s", lambda limit_s: {"kv_drain_s": limit_s})),
+    Mixin(HoldsPort, "engines", _if_given("kv_drain_s")),
+    Mixin(
+        CallsPrefill, "orchestrators", _if_given("prefill_call", lambda call: {"prefill_rules": PrefillRules(**call)})
+    ),
+    Mixin(SplitsSequences, "orchestrators", _if_given("prefill_call")),
+    Mixin(SwitchesRoles, "orchestrators", _if_given("board", dict)),
+    Mixin(
+        SendsTimeline,
+        "engines",
+        lambda args: {"marks_reads": bool(args.get("kv_guard")), "traced": (args.get("traces") or {}).get("share")},
+    ),
+)
+# The arguments that Ray's builders do not get.
+OWN = ("guard", "traces", "kv_guard", "guard_files", "prefill_call", "kv_drain_s", "board")
+
+
 def build_openai_app(args: dict[str, Any]) -> Any:
     """One pool of engines. Raises what Ray's builder raises."""
-    return _timed(_build("build_openai_app", args), args)
+    return _build("build_openai_app", args)
 
 
 def build_dp_openai_app(args: dict[str, Any]) -> Any:
     """One pool of data parallel engines. Raises what Ray's builder raises."""
-    return _timed(_build("build_dp_openai_app", args), args)
+    return _build("build_dp_openai_app", args)
 
 
 def build_pd_openai_app(args: dict[str, Any]) -> Any:
     """Prefill and decode disaggregated. Raises what Ray's builder raises."""
-    arguments = dict(args)
-    call, kv_drain_s = arguments.pop("prefill_call"), arguments.pop("kv_drain_s")
-    application = _build("build_pd_openai_app", arguments)
-    _orchestrate(application, call, kv_drain_s)
-    return _timed(application, args)
+    return _build("build_pd_openai_app", args)
 
 
 def build_fluid_openai_app(args: dict[str, Any]) -> Any:
@@ -202,16 +232,10 @@ def build_fluid_openai_app(args: dict[str, Any]) -> Any:
     what Ray's builders raise.
     """
     arguments = dict(args)
-    call, kv_drain_s, roles = (arguments.pop(name) for name in ("prefill_call", "kv_drain_s", "roles"))
-    spec = FluidSpec(**roles)
+    spec, by_session = FluidSpec(**arguments.pop("roles")), bool(arguments.pop("by_session", False))
     board_name = f"{BOARD_PREFIX}{uuid.uuid4().hex[:12]}"
-    by_session = bool(arguments.pop("by_session", False))
-    application = _build(lambda arguments: _fluid(arguments, board_name, spec, by_session=by_session), arguments)
-    _orchestrate(application, call, kv_drain_s)
-    for application_ in _applications(application):
-        if issubclass(bound_deployment(application_).func_or_class, importlib.import_module(PD).PDOrchestratorMixin):
-            _mix_in(application_, SwitchesRoles, {"board_name": board_name, "board_spec": spec})
-    return _timed(application, args)
+    arguments["board"] = {"board_name": board_name, "board_spec": spec}
+    return _build(lambda rays: _fluid(rays, board_name, spec, by_session=by_session), arguments)
 
 
 def _fluid(args: dict[str, Any], board_name: str, spec: FluidSpec, *, by_session: bool) -> Any:
@@ -250,59 +274,31 @@ def _fluid(args: dict[str, Any], board_name: str, spec: FluidSpec, *, by_session
     )
 
 
-def _orchestrate(application: Any, call: dict[str, Any], kv_drain_s: float) -> None:
-    """Put what is common to prefill and decode in front of Ray's classes."""
-    pd: Any = importlib.import_module(PD)
-    server: Any = importlib.import_module(SERVER)
-    rules = PrefillRules(**{**call, "on_failure": tuple(call["on_failure"])})
-    for application_ in _applications(application):
-        if issubclass(bound_deployment(application_).func_or_class, server.LLMServer):
-            _mix_in(application_, DrainsBeforeStop, {"kv_drain_s": kv_drain_s})
-            _mix_in(application_, HoldsPort, {})
-        if issubclass(bound_deployment(application_).func_or_class, pd.PDOrchestratorMixin):
-            _mix_in(application_, CallsPrefill, {"prefill_rules": rules})
-            _mix_in(application_, SplitsSequences, {})
-
-
-def _timed(application: Any, args: dict[str, Any]) -> Any:
-    """The application, whose engine servers tell the times of requests, as the last that is mixed in."""
-    server: Any = importlib.import_module(SERVER)
-    for application_ in _applications(application):
-        if issubclass(bound_deployment(application_).func_or_class, server.LLMServer):
-            traced = args["traces"]["share"] if args.get("traces") else None
-            _mix_in(application_, SendsTimeline, {"marks_reads": bool(args.get("kv_guard")), "traced": traced})
-    return application
-
-
-def _build(builder: str | Callable[[dict[str, Any]], Any], args: dict[str, Any]) -> Any:
-    """``builder``: of Ray by its name, or one of here."""
+def _build(builder: str | Callable[[dict[str, Any]], Any], args: Mapping[str, Any]) -> Any:
+    """The application that ``builder`` (of Ray by its name) makes, with pdlab's classes in front of Ray's."""
     cloudpickle: Any = importlib.import_module("ray.cloudpickle")
-    for module in BY_VALUE:
-        cloudpickle.register_pickle_by_value(sys.modules[module])
-    arguments = dict(args)
-    rules = arguments.pop("guard")
-    kv_guard = arguments.pop("kv_guard", None)
-    arguments.pop("traces", None)
-    files = sources(_KV_GUARD) if kv_guard and kv_guard["send_sources"] else None
-    if files is not None:
-        configs = [key for key in ("prefill_config", "decode_config", "llm_config") if key in arguments]
-        arguments |= {key: _with_guard(arguments[key], files) for key in configs}
+    for package in BY_VALUE:
+        cloudpickle.register_pickle_by_value(sys.modules[package])
+    own = {name: args[name] for name in OWN if name in args}
+    rays = {name: value for name, value in args.items() if name not in OWN}
+    if (own.get("kv_guard") or {}).get("send_sources"):
+        files = own["guard_files"] = sources(_KV_GUARD)
+        configs = [key for key in ("prefill_config", "decode_config", "llm_config") if key in rays]
+        rays |= {key: _with_guard(rays[key], files) for key in configs}
     make: Any = getattr(importlib.import_module("ray.serve.llm"), builder) if isinstance(builder, str) else builder
-    application: Any = make(arguments)
-    server: Any = importlib.import_module(SERVER)
-    for application_ in _applications(application):
-        if issubclass(bound_deployment(application_).func_or_class, server.LLMServer):
-            _mix_in(application_, CountsPoolTokens, {})
-            _mix_in(application_, StopsWithEngine, {})
-            _mix_in(application_, ExplainsErrors, {})
-            _mix_in(application_, EmptiesStats, {})
-            _mix_in(application_, ReadsVariablesOnce, {})
-            _mix_in(application_, RecordsAtLessCost, {})
-            if kv_guard:
-                _mix_in(application_, WatchesSteps, {})
-            if files is not None:
-                _mix_in(application_, InstallsGuard, {"guard_files": files})
-    _mix_in(application, HttpFront, {"rules": RequestRules(**{**rules, "expose": tuple(rules["expose"])})})
+    application: Any = make(rays)
+    every = _applications(application)
+    kinds = {
+        "engines": (importlib.import_module(SERVER).LLMServer, every),
+        "orchestrators": (importlib.import_module(PD).PDOrchestratorMixin, every),
+        "front": (object, [application]),
+    }
+    for mixin in MIXINS:
+        kind, applications = kinds[mixin.into]
+        if (fields := mixin.fields(own)) is not None:
+            for each in applications:
+                if issubclass(bound_deployment(each).func_or_class, kind):
+                    _mix_in(each, mixin.own, fields)
     return application
 
 
@@ -314,11 +310,11 @@ def _with_guard(config: dict[str, Any], files: dict[str, str]) -> dict[str, Any]
     return {**config, "runtime_env": {**runtime_env, "env_vars": variables}}
 
 
-def _mix_in(application: Any, mixin: type, more: dict[str, Any]) -> None:
+def _mix_in(application: Any, mixin: type, fields: dict[str, Any]) -> None:
     """Put a class in front of the one that the application's deployment runs, under the same name."""
     deployment = bound_deployment(application)
     before = deployment.func_or_class
-    mixed = type(before.__name__, (mixin, before), {**more, "__module__": before.__module__})
+    mixed = type(before.__name__, (mixin, before), {**fields, "__module__": before.__module__})
     bind_class(application, mixed)
 
 

@@ -2,22 +2,18 @@
 
 Ray Serve checks health every 10 s and acts on the third bad answer. Until then such a replica answers requests with
 errors, some only half a minute after the death, when it is stopped. No new replica is started meanwhile. Runs in Ray
-Serve's replicas, sent there by value: imports the standard library alone.
+Serve's replicas, sent there by value: imports the standard library and its neighbours.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+from pdlab.deploy.serving.guard import App, Receive, Refused, Send, refuse
 
 POLL_S = 0.2
 # For the requests that were in the engine: vLLM ends each with an error as soon as it sees the death.
@@ -66,10 +62,7 @@ class RefusesWhenDead:
             await self.app(scope, receive, send)
             return
         message = "this replica's engine has died before it had the request: send it again"
-        error = {"message": message, "type": "InternalServerError", "param": None, "code": ELSEWHERE}
-        headers = [(b"content-type", b"application/json")]
-        await send({"type": "http.response.start", "status": ELSEWHERE, "headers": headers})
-        await send({"type": "http.response.body", "body": json.dumps({"error": error}).encode()})
+        await refuse(scope, Refused(ELSEWHERE, message, "InternalServerError"), send)
 
 
 async def end_with(client: Any, end: Callable[[int], Any] = os._exit, answers_s: float = ANSWERS_S) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdlab.deploy.serving.sequences import GREEDY
+from pdlab.deploy.serving.usage import DATA, DONE, END, event, with_usage
 
 # Fields that may have any value: they leave a greedy first token as it is, or change prefill's and decode's alike.
 _FREE = frozenset({
@@ -28,7 +29,6 @@ _FREE = frozenset({
 })  # fmt: skip
 # `pdlab.guard.first_token`, which the replica may not import; a test compares them.
 FIRST_TOKEN = "pdlab_first_token"
-_DATA, _END = "data: ", "\n\n"
 # What a decoder writes for bytes that are no whole character yet.
 _PART_OF_A_CHARACTER = "\ufffd"
 
@@ -100,7 +100,7 @@ def early_token(
         "id": answer.id, "object": "text_completion", "created": answer.created, "model": answer.model,
         "choices": [begin],
     }  # fmt: skip
-    return EarlyToken(text, _event(chunk), tuple(prompt_ids), token)
+    return EarlyToken(text, event(chunk), tuple(prompt_ids), token)
 
 
 def _means_something(value: Any, field: Any) -> bool:
@@ -130,33 +130,29 @@ class DropsSentText:
         if not isinstance(item, str):
             self._left = ""  # an error
             return item
-        events = [self._event(event) for event in item.split(_END) if event]
-        return "".join(f"{event}{_END}" for event in events if event is not None) or None
+        return "".join(self._event(f"{text}{END}") for text in item.split(END) if text) or None
 
-    def _event(self, event: str) -> str | None:
-        if self.done:
-            return event
-        if not event.startswith(_DATA):
-            return event
-        data = event[len(_DATA) :]
-        chunk = {} if data == "[DONE]" else json.loads(data)
+    def _event(self, text: str) -> str:
+        """The event to send in place of ``text``; empty: none."""
+        if self.done or not text.startswith(DATA):
+            return text
+        data = text.removeprefix(DATA).removesuffix(END)
+        chunk = {} if data == DONE else json.loads(data)
         if "error" in chunk:
             self._left = ""
-            return event
+            return text
         choices = chunk.get("choices")
         if not choices:
             raise SentTextMismatch
         choice, left = choices[0], self._left
-        text = choice.get("text") or ""
-        if text.startswith(left):
+        own = choice.get("text") or ""
+        if own.startswith(left):
             self._left = ""
-            choice["text"] = text[len(left) :]
-            if not choice["text"] and choice.get("finish_reason") is None:
-                return None
-            return _event(chunk).removesuffix(_END)
-        if left.startswith(text) and choice.get("finish_reason") is None:
-            self._left = left[len(text) :]
-            return None
+            choice["text"] = own[len(left) :]
+            return event(chunk) if choice["text"] or choice.get("finish_reason") is not None else ""
+        if left.startswith(own) and choice.get("finish_reason") is None:
+            self._left = left[len(own) :]
+            return ""
         raise SentTextMismatch
 
 
@@ -168,25 +164,9 @@ def going_on(request: Any, early: EarlyToken) -> Any:
 
 def counted(item: Any) -> Any:
     """An item of the answer to `going_on`, whose usage counts the early token among the answer's."""
-    if isinstance(item, list):
-        return [counted(text) for text in item]
-    if not isinstance(item, str) or '"usage"' not in item:
-        return item
-    return "".join(f"{_usage(event)}{_END}" for event in item.split(_END) if event)
 
+    def edit(usage: dict[str, Any]) -> None:
+        usage["prompt_tokens"] -= 1
+        usage["completion_tokens"] += 1
 
-def _usage(event: str) -> str:
-    data = event.removeprefix(_DATA)
-    if data == event or data == "[DONE]":
-        return event
-    chunk = json.loads(data)
-    usage = chunk.get("usage")
-    if not isinstance(usage, dict):  # the name is in a text that the model wrote
-        return event
-    usage["prompt_tokens"] -= 1
-    usage["completion_tokens"] += 1
-    return _event(chunk).removesuffix(_END)
-
-
-def _event(chunk: dict[str, Any]) -> str:
-    return f"{_DATA}{json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}{_END}"
+    return with_usage(item, '"usage"', edit)

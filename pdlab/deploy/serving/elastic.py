@@ -27,6 +27,7 @@ MOVING_S, STEADY_S = 1.0, 5.0
 ANSWER_S = 30.0
 # From when on routers have heard that an engine leaves, and how long it may need to end what it has.
 HEARD_S, LEAVES_S = 2.0, 600.0
+CONTROLLER = "SERVE_CONTROLLER_ACTOR"  # the name of Ray Serve's actor
 RUNNING, STOPPING = "RUNNING", "STOPPING"
 
 Pair = tuple[str, str]
@@ -153,7 +154,7 @@ class RayServe:
     async def _call(self, method: str, *arguments: Any) -> Any:
         ray: Any = importlib.import_module("ray")
         if self._controller is None:
-            self._controller = await asyncio.to_thread(ray.get_actor, "SERVE_CONTROLLER_ACTOR", namespace="serve")
+            self._controller = await asyncio.to_thread(ray.get_actor, CONTROLLER, namespace="serve")
         try:
             return await asyncio.wait_for(getattr(self._controller, method).remote(*arguments), ANSWER_S)
         except ray.exceptions.RayActorError:

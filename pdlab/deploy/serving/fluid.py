@@ -114,9 +114,13 @@ class SwitchesRoles:
     def _says_what_waits(self) -> None:
         """To those that ask the board who has the beginning of a prompt (`_held`): prompts come and go in less time
         than passes between two reports."""
+        self._advise("waits", self._flow.waiting_prompt_tokens)
+
+    def _advise(self, method: str, *advice: Any) -> None:
+        """To the board, for routes by prefixes."""
         if self._affinity and self._board is not None:
-            with contextlib.suppress(Exception):  # advice, for which no request may fail
-                self._board.waits.remote(self._name, self._flow.waiting_prompt_tokens)
+            with contextlib.suppress(Exception):  # no request may fail for it
+                getattr(self._board, method).remote(self._name, *advice)
 
     def _to_compute(self, request: Any) -> tuple[int, int]:
         """Tokens of the request's prompt that it is sent here for, and those that this engine is to compute; from now
@@ -138,9 +142,8 @@ class SwitchesRoles:
         """From now on this engine has a prompt with these chunks in its cache."""
         sparse = self.keeps_ends_alone
         self._kept.keep("", chunks, self.kv_pool_tokens, pulled=pulled, sparse=sparse)
-        if self._affinity and chunks and self._board is not None:
-            with contextlib.suppress(Exception):  # advice, for which no request may fail
-                self._board.keeps.remote(self._name, chunks, self.kv_pool_tokens, pulled, sparse)
+        if chunks:
+            self._advise("keeps", chunks, self.kv_pool_tokens, pulled, sparse)
 
     async def _engine_alone(self, method: str, request: Any, raw: Any) -> AsyncIterator[Any]:
         pd: Any = importlib.import_module(PD)

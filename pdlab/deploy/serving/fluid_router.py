@@ -1,7 +1,7 @@
 """Routes requests to fluid engines: prompts to engines that prefill, clients' requests to engines that decode.
 
-Loaded wherever a handle of the engines is, where Ray has sent it by value: imports Ray and the standard library alone,
-and is a module of its own because Ray takes back that the router's module travels so.
+Loaded wherever a handle of the engines is, where Ray has sent it by value: imports Ray, which modules of pdlab's own
+process do not.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 import ray
 from ray import serve
 
+from pdlab.deploy.serving.prefill_call import Route
 from pdlab.deploy.serving.ray_names import ROUTERS
 from pdlab.roles.messages import RoleNews
 from pdlab.roles.prefixes import to_compute
 
 _routers: Any = importlib.import_module(ROUTERS)
 
-ROUTE = "pdlab_route"
 NAMESPACE = "serve"
 # The board answers within a second at the latest; one that does not is looked up anew.
 ANSWER_S, AGAIN_S = 10.0, 0.2
@@ -74,11 +74,7 @@ class FluidRouter(_routers.PowerOfTwoChoicesRequestRouter):  # type: ignore[misc
         return [] if replica is None else [[replica]]
 
     async def _choose_replica_for_request(self, pending_request: Any, *, is_retry: bool = False) -> Any:
-        # Taken out of what is sent to the replica; Ray asks again with the same object where a replica refused.
-        route = pending_request.kwargs.pop(ROUTE, None) or getattr(pending_request, ROUTE, None)
-        setattr(pending_request, ROUTE, route)
-        if route is not None:
-            route.replica = None  # of a choice before: that replica had died, or refused
+        route = Route.of(pending_request)
         while not self._replicas:
             self._replicas_updated_event.clear()
             await self._replicas_updated_event.wait()
@@ -100,15 +96,14 @@ class FluidRouter(_routers.PowerOfTwoChoicesRequestRouter):  # type: ignore[misc
         return chosen
 
     def _to_prefill(self, route: Any) -> Any:
-        """Raises LookupError where there is no other engine, and then says so in the route."""
+        """Raises LookupError where there is no other engine."""
         self._follow()
         avoid = route.avoid | {self._own}
         engines = self._playing("prefill", avoid)
         if route.only is not None:
             engines = [each for each in self._replicas.values() if each.replica_id.unique_id == route.only]
         if not engines:
-            route.no_other = True
-            raise LookupError("there is no other replica")
+            route.refuse()
 
         def load(replica: Any) -> int:
             waiting: int | None = route.waiting.get(replica.replica_id.unique_id)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +59,7 @@ class RequestRules:
     leaves, which the engine checks). ``tools``: whether the engines find tool calls in the model's text.
     """
 
-    expose: tuple[str, ...] = ()
+    expose: Sequence[str] = ()
     max_body_bytes: int = 2 * 2**20
     max_prompts: int = 64
     max_tokens: int | None = None
@@ -71,11 +71,12 @@ class RequestRules:
 
 
 class Refused(Exception):
-    """The request is refused: HTTP status, and a sentence with the reason and the fix."""
+    """The request is refused: HTTP status, a sentence with the reason and the fix, and OpenAI's type of the error."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, kind: str | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.kind = kind or ("not_found_error" if status == 404 else "invalid_request_error")
 
 
 class Guard:
@@ -104,7 +105,7 @@ class Guard:
                 raise Refused(415, f"a body in {_shown(coding.decode('latin-1'))} is not decoded here: send plain JSON")
             parsed = check_body(body, _header(scope, b"content-type"), self.rules, path)
         except Refused as refused:
-            await _refuse(scope, refused, send)
+            await refuse(scope, refused, send)
             return
         explained = _Explained(scope, send)
         try:
@@ -165,7 +166,7 @@ class _Explained:
                 return
             if status < 500 and (line := _one_line(body)) is not None:
                 self._held, self._sent = [], True
-                await _refuse(self._scope, Refused(status, line), self._send)
+                await refuse(self._scope, Refused(status, line), self._send)
                 return
         for part in self._held or (message,):
             self._sent = True
@@ -179,7 +180,7 @@ class _Explained:
             return False
         self._held = []
         self._sent = True
-        await _refuse(self._scope, Refused(400, why), self._send)
+        await refuse(self._scope, Refused(400, why), self._send)
         return True
 
 
@@ -378,12 +379,12 @@ def _not_served(path: str, rules: RequestRules) -> str:
     return f"{path} is not served here; the routes are {listed} (launch with --expose {path} to add it)"
 
 
-async def _refuse(scope: MutableMapping[str, Any], refused: Refused, send: Send) -> None:
+async def refuse(scope: MutableMapping[str, Any], refused: Refused, send: Send) -> None:
+    """Answer a request with the error of ``refused``."""
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008, "reason": "not served here"})
         return
-    kind = "not_found_error" if refused.status == 404 else "invalid_request_error"
-    error = {"message": str(refused), "type": kind, "param": None, "code": refused.status}
+    error = {"message": str(refused), "type": refused.kind, "param": None, "code": refused.status}
     body = json.dumps({"error": error}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": refused.status, "headers": headers})

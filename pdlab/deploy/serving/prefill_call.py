@@ -13,9 +13,9 @@ import asyncio
 import contextlib
 import importlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from pdlab.deploy.serving.early_token import (
     FIRST_TOKEN,
@@ -31,7 +31,7 @@ from pdlab.deploy.serving.ray_names import MODELS, PD
 from pdlab.deploy.serving.timeline import IDS_KEY, TIMES_KEY, current, unpacked
 from pdlab.deploy.serving.usage import cached_in_prefill
 
-# The keyword by which a call's route reaches `pdlab.deploy.serving.prefill_router`, which takes it out again.
+# The keyword by which a call's route reaches its router.
 ROUTE = "pdlab_route"
 # Counters in Ray's metrics, per decode replica; `calls` is counted for every request, so that beside it the absence
 # of another one is a true zero.
@@ -64,13 +64,14 @@ class PrefillRules:
 
     timeout_s: float = 120.0
     absent_s: float = 5.0  # a replica that is slow to say how much it has to do is asked again after 1 s at most
-    on_failure: tuple[str, ...] = ("retry", "local")
+    on_failure: Sequence[str] = ("retry", "local")
     early_token: bool = False
     reuse_first_token: bool = False
 
 
 class Route:
-    """Which replicas (by their unique ids) a call must avoid, and which one it went to. Stays in decode's process.
+    """Which replicas (by their unique ids) a call must avoid, and which one it went to. Stays in decode's process,
+    where the router of the call takes it out of what is sent to the replica (`of`).
 
     For `pdlab.deploy.serving.fluid_router`: ``tokens``: tokens of the prompt; ``cached``: replica -> how many of them
     it has cached; ``waiting``: replica -> prompt tokens that wait there now (missing: unknown); ``only``: the one
@@ -84,6 +85,21 @@ class Route:
         self.only: str | None = None
         self.replica: str | None = None
         self.no_other = False
+
+    @staticmethod
+    def of(pending_request: Any) -> Any:
+        """The route of a call that a router of Ray places; None: the call has none. Ray asks again with the same object
+        if a replica refused."""
+        route = pending_request.kwargs.pop(ROUTE, None) or getattr(pending_request, ROUTE, None)
+        setattr(pending_request, ROUTE, route)
+        if route is not None:
+            route.replica = None  # of a choice before: that replica had died, or refused
+        return route
+
+    def refuse(self) -> NoReturn:
+        """Raises LookupError, because there is no other replica, and keeps that for the caller."""
+        self.no_other = True
+        raise LookupError("there is no other replica")
 
 
 class PrefillFailed(Exception):

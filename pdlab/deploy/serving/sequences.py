@@ -14,10 +14,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
-from pdlab.deploy.serving.usage import summed
-
-_DATA = "data: "
-
+from pdlab.deploy.serving.usage import DATA, DONE, END, event, summed
 
 # Fields of an answer that speak of one sequence: vLLM leaves them out where there are several.
 _OF_ONE = ("metrics",)
@@ -145,7 +142,7 @@ class JoinedAnswer:
         if not all(isinstance(text, str) for text in texts):
             self._whole[number] = texts[0]
             return None
-        out = "".join(self._event(number, event) for event in events(texts))
+        out = "".join(self._event(number, data) for data in events(texts))
         return out or None
 
     def finish(self) -> Any:
@@ -155,15 +152,15 @@ class JoinedAnswer:
         last = ""
         if self._last is not None:
             usages = [self._usage[number] for number in sorted(self._usage)]
-            last = f"{_DATA}{json.dumps({**self._last, 'usage': summed(usages, self.n)})}\n\n"
-        return last + f"{_DATA}[DONE]\n\n"
+            last = event({**self._last, "usage": summed(usages, self.n)})
+        return f"{last}{DATA}{DONE}{END}"
 
     def _event(self, number: int, data: str) -> str:
-        if data == "[DONE]":
+        if data == DONE:
             return ""
         chunk = json.loads(data)
         if "choices" not in chunk:  # an error in the middle of a stream
-            return f"{_DATA}{data}\n\n"
+            return f"{DATA}{data}{END}"
         chunk["id"] = self._id(number, chunk["id"])
         if not chunk["choices"] and chunk.get("usage"):
             self._usage[number] = chunk["usage"]
@@ -171,7 +168,7 @@ class JoinedAnswer:
             return ""
         for choice in chunk["choices"]:
             choice["index"] = number
-        return f"{_DATA}{json.dumps(chunk)}\n\n"
+        return event(chunk)
 
     def _join_whole(self) -> Any:
         numbers = sorted(self._whole)
@@ -191,5 +188,5 @@ def events(texts: Iterable[str]) -> list[str]:
     """The data of the server-sent events in some texts, each of which holds whole events."""
     parts = []
     for text in texts:
-        parts += [event[len(_DATA) :] for event in text.split("\n\n") if event.startswith(_DATA)]
+        parts += [each.removeprefix(DATA) for each in text.split(END) if each.startswith(DATA)]
     return parts

@@ -89,12 +89,18 @@ def watch(client: Any) -> StepWatch | None:
     if not client.log_stats:
         return None
     steps = StepWatch(client.output_processor.get_num_unfinished_requests)
+    on_outputs(client, steps.step)
+    return steps
+
+
+def on_outputs(client: Any, hear: Callable[[Any], None]) -> None:
+    """Call ``hear`` with every message that vLLM's client gets from its engine core: ``EngineCoreOutputs``. Raises
+    AttributeError for another version of vLLM."""
     receive = client.engine_core.get_output_async
 
     async def get_output() -> Any:
         outputs = await receive()
-        steps.step(outputs)
+        hear(outputs)
         return outputs
 
     client.engine_core.get_output_async = get_output
-    return steps

@@ -18,11 +18,12 @@ import logging
 import sys
 import time
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pdlab.deploy.serving.step_watch import connector_stats
+from pdlab.deploy.serving.guard import Message, Send
+from pdlab.deploy.serving.step_watch import connector_stats, on_outputs
 from pdlab.deploy.serving.traces import TRACEPARENT, TRACESTATE, RequestTrace, SpanMaker
 from pdlab.deploy.serving.ttft_metrics import CountsParts
 
@@ -36,6 +37,8 @@ TIMES_KEY = "pdlab_times"
 IDS_KEY = "pdlab_ids"
 # The field of an answer that is not streamed and goes through an ingress, which makes a header of it.
 FIELD = "pdlab_timeline"
+# Where an ASGI scope has the `_Sending` of its request.
+SENDING = "pdlab.sending"
 _TRACE = (TRACEPARENT, TRACESTATE)
 ROUTES = ("/v1/completions", "/v1/chat/completions")
 # `pdlab.guard.marks`, which the replica may not import; a test compares them.
@@ -46,9 +49,6 @@ _ID_CHARS = 128
 _HEADER_BYTES = 4096
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _BOOT_CHARS = 8
-
-Message = MutableMapping[str, Any]
-Send = Callable[[Message], Awaitable[None]]
 
 
 class _RequestContext:
@@ -296,19 +296,15 @@ def listen(client: Any, book: TimingBook) -> None:
     """Let the book see the messages between vLLM's client and its engine core. Raises AttributeError for another
     version of vLLM.
     """
-    processor, core = client.output_processor, client.engine_core
-    add, receive = processor.add_request, core.get_output_async
+    processor = client.output_processor
+    add = processor.add_request
 
     def add_request(request: Any, *args: Any, **kwargs: Any) -> Any:
         book.enter(request.request_id, request.prompt_token_ids)
         return add(request, *args, **kwargs)
 
-    async def get_output() -> Any:
-        outputs = await receive()
-        book.hear(outputs)
-        return outputs
-
-    processor.add_request, core.get_output_async = add_request, get_output
+    on_outputs(client, book.hear)
+    processor.add_request = add_request
 
 
 class SendsTimeline:
@@ -444,11 +440,40 @@ class TimelineMiddleware:
             kept = [pair for pair in scope["headers"] if pair[0].lower().decode("latin-1") not in _TRACE]
             scope = {**scope, "headers": [*kept, *((name.encode(), text.encode()) for name, text in told.items())]}
         _context.set(timing)
+        sending = _Sending(self.server, timing, send)
         try:
-            await self.app(scope, receive, _Sending(self.server, timing, send))
+            await self.app({**scope, SENDING: sending}, receive, sending)
         finally:
             self.server.over(timing)
             _context.set(None)
+
+
+class StreamsPast:
+    """ASGI: a streamed answer whose middle pieces go to `TimelineMiddleware` at once, where there is one.
+
+    The middlewares between do nothing with them, but each costs a coroutine for every token. They see the beginning and
+    the end of the answer.
+    """
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Send) -> None:
+        sending: Send | None = scope.get(SENDING)
+        if sending is None:
+            await self._answer(scope, receive, send)
+            return
+        begun = False
+
+        async def forward(message: Message) -> None:
+            nonlocal begun
+            if begun and message.get("more_body"):
+                await sending(message)
+                return
+            await send(message)
+            begun = message["type"] == "http.response.start" and message["status"] == 200
+
+        await self._answer(scope, receive, forward)
 
 
 class _Sending:

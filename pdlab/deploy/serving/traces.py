@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from pdlab.deploy.serving.ttft_metrics import intervals
+from pdlab.marks.parts import after_early, intervals
 
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 ROOT, CHILD = "pdlab.request", "pdlab."
@@ -77,8 +77,7 @@ def span_times(told: Mapping[str, Any], ended_ms: float) -> Iterator[SpanTime]:
     yield SpanTime(TOKENS, first_ms, ended_ms)
     if told.get("early") and "second_byte" in marks:
         second_ms = min(max(first_ms, marks["second_byte"]), ended_ms)
-        behind = {name: at for name, at in marks.items() if name not in ("call", "failed", "answer")}
-        for _, name, begin_ms, end_ms in intervals({**told, "t": behind, "early": False}, second_ms, first_ms):
+        for _, name, begin_ms, end_ms in intervals(after_early(told), second_ms, first_ms):
             yield SpanTime(name, begin_ms, end_ms)
 
 

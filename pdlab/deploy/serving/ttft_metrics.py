@@ -3,7 +3,7 @@
 Counters hold the seconds of each part, and the number of requests. Ray's exporter keeps counters exactly and loses the
 sums of histograms, so a rate of seconds over a rate of requests is an exact mean. Counters are reported once a second.
 The parts that users watch at a percentile also have histograms. Runs in Ray Serve's replicas, sent there by value:
-imports the standard library alone.
+imports the standard library and `pdlab.marks`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import asyncio
 import importlib
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from pdlab.marks.parts import seconds_of
 
 SECONDS, REQUESTS = "pdlab_ttft_seconds", "pdlab_ttft_requests"
 PART_SECONDS = "pdlab_ttft_part_seconds"
@@ -29,68 +31,6 @@ TOTAL = "total"
 WATCHED = (TOTAL, "queue", "prefill", "transfer", "step_lag", "first_step")
 ENDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 EVERY_S = 1.0
-
-# `pdlab.results.timeline`, which the replica may not import; a test compares them.
-_PARTS = {
-    "call": "server",
-    "failed": "failed_calls",
-    "answer": "call",
-    "queued": "submit",
-    "admitted": "admission",
-    "posted": "post",
-    "seen": "transfer",
-    "told": "step_lag",
-    "usable": "guard",
-    "scheduled": "wait",
-    "first": "first_step",
-    "first_byte": "out",
-}
-_CALLS = ("call", "failed", "answer", "first_byte")
-
-
-def parts_of(told: Mapping[str, Any]) -> dict[str, float]:
-    """The parts of a timeline as the server tells it, in seconds: from the request's arrival to the first byte.
-
-    Each is at least 0, and their sum is that time. Raises KeyError where the first byte is not marked.
-    """
-    parts = defaultdict[str, float](float)
-    for mark, name, begin_ms, end_ms in intervals(told, told["t"]["first_byte"]):
-        if mark == "answer":
-            _split(told.get("p") or {}, end_ms - begin_ms, parts)
-        else:
-            parts[name] += (end_ms - begin_ms) / 1e3
-    return dict(parts)
-
-
-def intervals(told: Mapping[str, Any], ends_ms: float, at_ms: float = 0.0) -> Iterator[tuple[str, str, float, float]]:
-    """The marks of a timeline as the server tells it, each with its part, which begins where the one before ends: mark,
-    part, begin and end in ms. All are within ``at_ms`` and ``ends_ms``, which is the end of the last one."""
-    marks, path = told["t"], told["path"]
-    for mark in _CALLS if told.get("early") else _PARTS:
-        if mark not in marks:
-            continue
-        to_ms = ends_ms if mark == "first_byte" else min(max(at_ms, marks[mark]), ends_ms)
-        yield mark, _named(mark, path, "call" in marks), at_ms, to_ms
-        at_ms = to_ms
-
-
-def _named(mark: str, path: str, called: bool) -> str:
-    if path in ("local", "collocated"):
-        if mark == "queued":
-            return "submit" if called else "server"
-        return {"scheduled": "queue", "first": "prefill"}.get(mark, _PARTS[mark])
-    return "recompute" if path == "recomputed" and mark == "first" else _PARTS[mark]
-
-
-def _split(p: Mapping[str, float], ms: float, parts: dict[str, float]) -> None:
-    """A call of prefill, by what prefill said of itself."""
-    total = min(max(0.0, p.get("total", 0.0)), ms)
-    queue = min(max(0.0, p.get("queue", 0.0)), total)
-    prefill = min(max(0.0, p.get("prefill", 0.0)), total - queue)
-    parts["call"] += (ms - total) / 1e3
-    for name, value in (("prefill_server", total - queue - prefill), ("queue", queue), ("prefill", prefill)):
-        if p:
-            parts[name] += value / 1e3
 
 
 class CountsParts:
@@ -111,7 +51,7 @@ class CountsParts:
             logging.getLogger("ray.serve").warning("the parts of a request are not counted: %r", error)
 
     def _add(self, told: Mapping[str, Any]) -> None:
-        parts, path = parts_of(told), ("path", told["path"])
+        parts, path = seconds_of(told), ("path", told["path"])
         for name, seconds in parts.items():
             self._sums[SECONDS, (("part", name), path)] += seconds
         self._sums[REQUESTS, (path,)] += 1

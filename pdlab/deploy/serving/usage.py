@@ -1,4 +1,4 @@
-"""The usage of an answer that two engines or several sequences made.
+"""The server-sent events of an answer, and the usage of an answer that two engines or several sequences made.
 
 With KV transfer vLLM's decode engine counts transferred tokens as cached tokens of a prompt. Prefill's answer has the
 number of tokens that no engine computed for the request. Works on answers of Ray Serve LLM by their public fields; runs
@@ -8,13 +8,41 @@ in its replicas, sent there by value: imports the standard library alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 PROMPT, COMPLETION = "prompt_tokens_details", "completion_tokens_details"
 # Fields of a prompt's details that speak of the prefix cache.
 _CACHE = ("cached_tokens", "created_cache_tokens")
-_DATA, _END = "data: ", "\n\n"
+# Of one server-sent event.
+DATA, END, DONE = "data: ", "\n\n", "[DONE]"
+
+
+def event(chunk: dict[str, Any]) -> str:
+    """The server-sent event of a chunk of an answer."""
+    return f"{DATA}{json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}{END}"
+
+
+def with_usage(item: Any, mark: str, edit: Callable[[dict[str, Any]], None]) -> Any:
+    """An item of an answer's stream after ``edit`` of the usage in its events. An item is a text of events, or a list
+    of such texts; others stay as they are. Events without the text ``mark`` have no usage to edit: they are not parsed.
+    """
+    if isinstance(item, list):
+        return [with_usage(text, mark, edit) for text in item]
+    if not isinstance(item, str) or mark not in item:
+        return item
+    return "".join(_edited(f"{text}{END}", mark, edit) for text in item.split(END) if text)
+
+
+def _edited(text: str, mark: str, edit: Callable[[dict[str, Any]], None]) -> str:
+    if mark not in text or not text.startswith(DATA):
+        return text
+    chunk = json.loads(text.removeprefix(DATA))
+    usage = chunk.get("usage")
+    if not isinstance(usage, dict):  # the name is in a text that the model wrote
+        return text
+    edit(usage)
+    return event(chunk)
 
 
 def summed(usages: Sequence[dict[str, Any]], n: int) -> dict[str, Any]:
@@ -62,12 +90,15 @@ def cached_in_prefill(item: Any, prefilled: Any) -> Any:
     """
     if isinstance(item, str) and PROMPT not in item:  # the event of a token: no more is done for each
         return item
-    if isinstance(item, list):
-        return [cached_in_prefill(text, prefilled) for text in item]
     known = getattr(getattr(prefilled, "usage", None), PROMPT, None)
     cache = {name: getattr(known, name, None) for name in _CACHE}
-    if isinstance(item, str):
-        return _END.join(_event(event, cache) for event in item.split(_END))
+
+    def edit(usage: dict[str, Any]) -> None:
+        details = usage.get(PROMPT) or {}
+        details |= {name: value for name, value in cache.items() if name in details}
+
+    if isinstance(item, (str, list)):
+        return with_usage(item, PROMPT, edit)
     usage: Any = getattr(item, "usage", None)
     details = getattr(usage, PROMPT, None)
     if details is None:
@@ -75,14 +106,3 @@ def cached_in_prefill(item: Any, prefilled: Any) -> Any:
     has = {name: value for name, value in cache.items() if hasattr(details, name)}
     changed = usage.model_copy(update={PROMPT: details.model_copy(update=has)})
     return item.model_copy(update={"usage": changed})
-
-
-def _event(event: str, cache: dict[str, int | None]) -> str:
-    if PROMPT not in event or not event.startswith(_DATA):
-        return event
-    chunk = json.loads(event[len(_DATA) :])
-    details = (chunk.get("usage") or {}).get(PROMPT)
-    if not isinstance(details, dict):  # the name is in a text that the model wrote
-        return event
-    details |= {name: value for name, value in cache.items() if name in details}
-    return f"{_DATA}{json.dumps(chunk)}"

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pdlab.bench.client.arrivals import due_s, scheduled
 from pdlab.bench.client.protocol import ClientAnswer, ClientLevel, merged
 from pdlab.core.workload import Ramp
 from pdlab.results import metrics
@@ -24,7 +23,7 @@ def level(**more: Any) -> ClientLevel:
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
 def test_gaps_have_the_rate_and_the_burstiness(burstiness: float) -> None:
-    gaps = np.diff(due_s(level(rate_rps=20.0, burstiness=burstiness)), prepend=0.0)
+    gaps = np.diff(level(rate_rps=20.0, burstiness=burstiness).schedule_s(), prepend=0.0)
     assert gaps.sum() == pytest.approx(4000 / 20)
     # The coefficient of variation of a gamma distribution is 1 / sqrt(shape).
     assert gaps.std() / gaps.mean() == pytest.approx(burstiness**-0.5, rel=0.1)
@@ -34,7 +33,7 @@ def test_gaps_have_the_rate_and_the_burstiness(burstiness: float) -> None:
 @pytest.mark.parametrize(("start", "end"), [(2.0, 32.0), (8.0, 8.0), (16.0, 4.0)])
 def test_a_ramp_takes_the_time_of_its_mean_rate(shape: Any, start: float, end: float) -> None:
     ramp = Ramp(start_rps=start, end_rps=end, shape=shape)
-    due = due_s(level(ramp=ramp))
+    due = level(ramp=ramp).schedule_s()
     assert due[-1] == pytest.approx(4000 / ramp.mean_rps, rel=0.08)
     few = 80
     assert few / (due[few] - due[0]) == pytest.approx(start, rel=0.4)
@@ -42,11 +41,11 @@ def test_a_ramp_takes_the_time_of_its_mean_rate(shape: Any, start: float, end: f
 
 
 def test_who_needs_a_schedule() -> None:
-    assert not scheduled(level(concurrency=4)) and not scheduled(level(concurrency=4, parts=2))
+    assert not level(concurrency=4).scheduled and not level(concurrency=4, parts=2).scheduled
     assert (
-        scheduled(level(rate_rps=2.0))
-        and scheduled(level(rate_rps=2.0, parts=2))
-        and scheduled(level(ramp=Ramp(start_rps=1, end_rps=2)))
+        level(rate_rps=2.0).scheduled
+        and level(rate_rps=2.0, parts=2).scheduled
+        and level(ramp=Ramp(start_rps=1, end_rps=2)).scheduled
     )
 
 
@@ -54,7 +53,7 @@ def test_who_needs_a_schedule() -> None:
 def test_lateness_at_200_requests_per_second_counts_from_the_one_schedule_of_all_processes(parts: int) -> None:
     """Every process sends its share of 60 s; each request as much later as was planted."""
     whole = level(rate_rps=200.0, num_requests=12_000)
-    due = due_s(whole)
+    due = whole.schedule_s()
     assert due[-1] == pytest.approx(60.0) and np.diff(due).min() >= 0
     planted = np.random.default_rng(7).exponential(0.004, len(due))
     planted[::40] += 0.05
@@ -62,7 +61,7 @@ def test_lateness_at_200_requests_per_second_counts_from_the_one_schedule_of_all
     answers = []
     for part in range(parts):
         own = level(rate_rps=200.0, num_requests=12_000, part=part, parts=parts)
-        assert due_s(own) == due, "all draw the same schedule"
+        assert own.schedule_s() == due, "all draw the same schedule"
         began = [100.0 + due[number] + planted[number] for number in own.own_requests]
         schedule_s = min(moment - due[number] for moment, number in zip(began, own.own_requests, strict=True))
         records = tuple(

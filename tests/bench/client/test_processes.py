@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from support.sweep import Oracle
 
-from pdlab.bench.client.arrivals import due_s
 from pdlab.bench.client.processes import LoadClient
 from pdlab.bench.client.protocol import ClientLevel
 from pdlab.core.errors import BenchError, UsageError
@@ -83,7 +82,9 @@ def test_a_client_that_stood_still_tells_which_requests_it_sent_late(level: Clie
     late = np.array([record.lateness_s for record in answer.records])
     assert late.max() > 0.5 and np.argmax(late) > gap
     due = np.array([record.arrival_s - record.lateness_s for record in answer.records if record.lateness_s is not None])
-    assert np.diff(np.sort(due)) == pytest.approx(np.diff(due_s(sent)), abs=1e-4), "lateness counts from the schedule"
+    assert np.diff(np.sort(due)) == pytest.approx(np.diff(sent.schedule_s()), abs=1e-4), (
+        "lateness counts from the schedule"
+    )
 
 
 def test_same_seed_same_prompts_other_seed_others(

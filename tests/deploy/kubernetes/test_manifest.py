@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support import golden, kuberay
+from support import golden, kuberay, kuberay_rules
 
 from pdlab.cli import launch
 from pdlab.deploy.kubernetes.code_zip import code, digest
@@ -126,7 +126,7 @@ def test_each_passes_the_rules_and_ray_reads_the_application(name: str, export: 
     done, text = export(*{**CASES, **OTHERS}[name])
     assert done == 0
     documents = loaded(text)
-    assert problems(documents) == []
+    assert problems(documents) == [] and kuberay_rules.problems(documents) == []
     given = {
         (key, value)
         for group in workers(documents)
@@ -343,7 +343,7 @@ def test_a_planted_mistake_is_found(mistake: str, sound: Documents) -> None:
     plant, word = MISTAKES[mistake]
     documents = copy.deepcopy(sound)
     plant(documents)
-    found = problems(documents)
+    found = problems(documents) + kuberay_rules.problems(documents)
     assert any(word in each for each in found), found
 
 

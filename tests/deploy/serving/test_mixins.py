@@ -12,14 +12,7 @@ FOLDER = Path(builders.__file__).parent
 
 def mixed_in() -> set[str]:
     """The classes that `builders` mixes in."""
-    calls = [
-        each for each in ast.walk(ast.parse(Path(builders.__file__).read_text("utf-8"))) if isinstance(each, ast.Call)
-    ]
-    return {
-        call.args[1].id
-        for call in calls
-        if isinstance(call.func, ast.Name) and call.func.id == "_mix_in" and isinstance(call.args[1], ast.Name)
-    }
+    return {each.own.__name__ for each in builders.MIXINS}
 
 
 def names(made: ast.ClassDef) -> tuple[set[str], set[str]]:

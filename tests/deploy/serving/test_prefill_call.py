@@ -15,7 +15,7 @@ import pytest
 from pdlab.deploy.serving import prefill_call, timeline
 from pdlab.deploy.serving.early_token import FIRST_TOKEN, EarlyToken
 from pdlab.deploy.serving.prefill_call import ROUTE, CallsPrefill, PrefillRules
-from pdlab.deploy.serving.ttft_metrics import parts_of
+from pdlab.marks.parts import seconds_of
 
 
 class Cancelled(Exception):
@@ -235,7 +235,7 @@ def test_a_timeline_has_the_calls_that_were_made_and_the_time_of_those_that_fail
     timing.chunk()
     told = timing.record("d", guarded=True)
     assert told["try"] == len(prefill.calls) == len(outcomes)
-    assert {name: seconds for name, seconds in parts_of(told).items() if seconds} == parts
+    assert {name: seconds for name, seconds in seconds_of(told).items() if seconds} == parts
 
 
 @pytest.mark.parametrize(("prefill_fails", "cached"), [(False, 64), (True, 300)])

@@ -22,6 +22,7 @@ from pdlab.deploy.serving.timeline import (
     TIMES_KEY,
     RequestTiming,
     SendsTimeline,
+    StreamsPast,
     TimelineHeader,
     TimelineMiddleware,
     TimingBook,
@@ -343,6 +344,29 @@ def test_with_direct_streaming_the_timing_begins_where_http_does() -> None:
     assert text.endswith("\n\ndata: [DONE]\n\n") and text.count(": pdlab") == 1
     assert text_of(exchange(app, "/v1/completions", headers=QUIET)) == "".join(STREAM)
     assert not server._book._timings and current() is None
+
+
+def test_pieces_of_a_stream_pass_the_middlewares_between() -> None:
+    server, seen = Server(Engine()), list[Any]()
+
+    async def stream(scope: Any, receive: Any, send: Any) -> None:
+        for message in (start(b"text/event-stream"), *map(body, STREAM), {"type": "http.response.body"}):
+            await send(dict(message))
+
+    async def between(scope: Any, receive: Any, send: Any) -> None:
+        async def look(message: Any) -> None:
+            seen.append(message)
+            await send(message)
+
+        await StreamsPast(stream)(scope, receive, look)
+
+    asyncio.run(server.start())
+    sent = exchange(TimelineMiddleware(between, server), "/v1/completions", headers=QUIET)
+    assert text_of(sent) == "".join(STREAM) and len(sent) == len(STREAM) + 2
+    assert [message["type"] for message in seen] == ["http.response.start", "http.response.body"]
+    seen.clear()
+    assert text_of(exchange(between, "/v1/completions", headers=QUIET)) == "".join(STREAM)
+    assert len(seen) == len(STREAM) + 2
 
 
 def test_an_answer_that_is_not_streamed_has_a_header() -> None:

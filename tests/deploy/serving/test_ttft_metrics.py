@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.timelines import ALONE_MS, PD_MS, alone, drawn, pd
 
-from pdlab.deploy.serving.ttft_metrics import COUNTERS, PART_SECONDS, WATCHED, CountsParts, parts_of
-from pdlab.results.timeline import MARKS, PARTS, RequestTimeline
+from pdlab.deploy.serving.ttft_metrics import COUNTERS, PART_SECONDS, WATCHED, CountsParts
+from pdlab.marks.parts import MARKS, seconds_of
+from pdlab.results.timeline import PARTS, RequestTimeline
 
 
 def told(timeline: RequestTimeline) -> dict[str, Any]:
@@ -74,7 +75,7 @@ def test_the_parts_are_those_of_a_timeline(
     path: Any, marks: dict[str, float], first_byte: float, p: dict[str, float], early: bool
 ) -> None:
     timeline = RequestTimeline(id="r", path=path, t={**marks, "first_byte": first_byte}, p=p, early=early)
-    mine = parts_of(told(timeline))
+    mine = seconds_of(told(timeline))
     assert mine == pytest.approx(dict(timeline.parts()))
     assert set(mine) <= set(PARTS) and set(WATCHED) - {"total"} <= set(PARTS)
     assert sum(mine.values()) == pytest.approx(first_byte / 1e3) and min(mine.values()) >= 0
