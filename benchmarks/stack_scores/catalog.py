@@ -28,7 +28,7 @@ def _after(everything: ReferenceStacks, without: Mapping[Stack, ReferenceStacks]
     held: dict[str, list[float]] = {}
     for stack in banded(list(without)):
         others = without[stack]
-        theirs = errors_after(others.found, others, count)
+        theirs = errors_after(_banded_of(others), others, count)
         for metric, own in errors_after({stack: everything.found[stack]}, others, count).items():
             if own:
                 parts = error_components(metric, theirs[metric])
@@ -38,12 +38,17 @@ def _after(everything: ReferenceStacks, without: Mapping[Stack, ReferenceStacks]
     return ErrorsAfterLevels(
         components={
             metric: error_components(metric, each)
-            for metric, each in errors_after(everything.found, everything, count).items()
+            for metric, each in errors_after(_banded_of(everything), everything, count).items()
         },
         median_percent={metric: round(100 * statistics.median(each), 1) for metric, each in medians.items()},
         held={metric: round(statistics.fmean(each), 2) for metric, each in held.items()},
         near={metric: sum(NEAR[0] <= share <= NEAR[1] for share in each) for metric, each in held.items()},
     )
+
+
+def _banded_of(stacks: ReferenceStacks) -> Found:
+    """Those whose errors are in bands."""
+    return {stack: stacks.found[stack] for stack in banded(stacks.found)}
 
 
 LEVELS = (1, 2, 3, 4)
