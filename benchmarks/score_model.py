@@ -20,7 +20,7 @@ import logging
 import shutil
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 from pydantic import Field, TypeAdapter  # noqa: E402
 from stack_scores.catalog import catalog_of, covered  # noqa: E402
+from stack_scores.chance import PointsInBand, sum_of  # noqa: E402
 from stack_scores.public_points import PublicPoint, read_points, sample, throughput  # noqa: E402
 from stack_scores.scoring import (  # noqa: E402
     METRICS,
@@ -36,7 +37,6 @@ from stack_scores.scoring import (  # noqa: E402
     THROUGHPUT,
     GroupScore,
     PointFigure,
-    PointsInBand,
     Score,
     ScoredPoint,
     StackScore,
@@ -46,7 +46,6 @@ from stack_scores.scoring import (  # noqa: E402
     held_of,
     lost_by_ratio,
     measured_figure,
-    near_by_chance,
     others_of,
     predict_point,
     rank_of,
@@ -54,7 +53,6 @@ from stack_scores.scoring import (  # noqa: E402
     score_of,
     scored,
     setting_of,
-    sum_of,
 )
 
 from pdlab.core.catalog import ModelShape, require_shape  # noqa: E402
@@ -236,7 +234,7 @@ def main() -> int:
         scores.append(scored(out, points))
         rows += [[stack.label, *setting_of(each.point), *errors_of(each)] for each in points]
         print(row_of(scores[-1]), flush=True)
-    print(page := table(scores, pool))
+    print(page := table(scores))
     scores_of_groups = group_scores(pool)
     print(groups := group_table(scores_of_groups))
     if arguments.csv:
@@ -367,27 +365,29 @@ def group_table(scores: list[GroupScore]) -> str:
         cells = [word]
         for metric in (TPOT, TTFT):
             groups = held_of(scores, kind, metric)
-            cells += [said(sum_of(groups)), *near_and_around(groups)] if groups else ["-"] * len(SAID)
+            cells += [said(sum_of(groups)), *near_and_likely(groups)] if groups else ["-"] * len(SAID)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-SAID = ("in the band", "86 to 94 % in", "interval has 90 % in")
+SAID = ("in the band", "86 to 94 % in", "a right band", "as a right band")
 
 
-def near_and_around(held: Sequence[PointsInBand]) -> list[str]:
-    """``3 of 8``: how many shares are in `NEAR`, and of how many the interval has 90 % in it."""
+def near_and_likely(held: Sequence[PointsInBand]) -> list[str]:
+    """``3 of 8``: how many shares are in `NEAR`, in how many a right band would be, and how many are what 95 of 100
+    right bands hold."""
     near = sum(NEAR[0] <= each.share <= NEAR[1] for each in held)
-    around = sum(each.interval[0] <= 0.9 <= each.interval[1] for each in held)
-    return [f"{count} of {len(held)}" for count in (near, around)]
+    likely = sum(each.by_chance[0] <= each.share <= each.by_chance[1] for each in held)
+    expected = sum(each.near_by_chance for each in held)
+    return [f"{near} of {len(held)}", f"{expected:.1f}", f"{likely} of {len(held)}"]
 
 
 LEAST_POINTS = 10  # of a group that has a row: the others are in the sums
 
 
 def said(held: PointsInBand) -> str:
-    """``90 % of 120 (83-94)``: the share, and its interval."""
-    low, high = held.interval
+    """``90 % of 120 (83-94)``: the share, and what 95 of 100 right bands hold."""
+    low, high = held.by_chance
     return f"{held.share:.0%} of {held.of} ({100 * low:.0f}-{100 * high:.0f})".replace("%", " %", 1)
 
 
@@ -408,31 +408,21 @@ def row_of(score: StackScore) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def table(scores: list[StackScore], found: Mapping[Stack, Sequence[Response]]) -> str:
+def table(scores: list[StackScore]) -> str:
     """Markdown."""
     names = ["stack", "points", "TPOT", "mean TTFT", "tokens/s", "in the band", "rank", "lost"]
     head = f"| {' | '.join(names)} |\n|{'---|' * len(names)}\n"
-    return head + "\n".join(map(row_of, scores)) + f"\n\n{coverage(scores, found)}\n"
+    return head + "\n".join(map(row_of, scores)) + f"\n\n{coverage(scores)}\n"
 
 
-def coverage(scores: list[StackScore], found: Mapping[Stack, Sequence[Response]]) -> str:
+def coverage(scores: list[StackScore]) -> str:
     """Markdown: what the bands hold, over stacks and in each."""
-    names = ["all stacks", "in the band, the mean", *SAID[1:], "a right band: 86 to 94 % in"]
+    names = ["all stacks", "in the band, the mean", *SAID[1:]]
     lines = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
     for metric in METRICS:
-        banded = [score for score in scores if metric in score.held]
-        held = [score.held[metric] for score in banded]
-        chances = [
-            near_by_chance(
-                score.left_out.components[metric],
-                score.left_out.unseen,
-                [each.setting for each in found[score.left_out.stack] if each.metric == metric],
-            )
-            for score in banded
-            if metric in score.left_out.components
-        ]
-        cells = [metric, f"{100 * statistics.fmean(each.share for each in held):.0f} %", *near_and_around(held)]
-        lines.append(f"| {' | '.join([*cells, f'{sum(chances):.1f}' if chances else '-'])} |")
+        held = [score.held[metric] for score in scores if metric in score.held]
+        cells = [metric, f"{100 * statistics.fmean(each.share for each in held):.0f} %", *near_and_likely(held)]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -16,6 +16,7 @@ from stack_scores.scoring import (
     GroupScore,
     ReferenceStacks,
     StackScore,
+    banded,
     errors_after,
     others_of,
     shares_of,
@@ -25,23 +26,29 @@ from stack_scores.scoring import (
 def _after(everything: ReferenceStacks, without: Mapping[Stack, ReferenceStacks], count: int) -> ErrorsAfterLevels:
     medians: dict[str, list[float]] = {}
     held: dict[str, list[float]] = {}
-    for stack, others in without.items():
-        theirs = errors_after(others.found, others, count)
+    for stack in banded(list(without)):
+        others = without[stack]
+        theirs = errors_after(_banded_of(others), others, count)
         for metric, own in errors_after({stack: everything.found[stack]}, others, count).items():
             if own:
-                errors = [abs(each.error) for each in own]
-                half = error_components(metric, theirs[metric]).half_width(())
-                medians.setdefault(metric, []).append(statistics.median(errors))
-                held.setdefault(metric, []).append(statistics.fmean(error <= half for error in errors))
+                parts = error_components(metric, theirs[metric])
+                inside = [abs(each.error) <= parts.half_width((), each.predicted_s) for each in own]
+                medians.setdefault(metric, []).append(statistics.median(abs(each.error) for each in own))
+                held.setdefault(metric, []).append(statistics.fmean(inside))
     return ErrorsAfterLevels(
         components={
             metric: error_components(metric, each)
-            for metric, each in errors_after(everything.found, everything, count).items()
+            for metric, each in errors_after(_banded_of(everything), everything, count).items()
         },
         median_percent={metric: round(100 * statistics.median(each), 1) for metric, each in medians.items()},
         held={metric: round(statistics.fmean(each), 2) for metric, each in held.items()},
         near={metric: sum(NEAR[0] <= share <= NEAR[1] for share in each) for metric, each in held.items()},
     )
+
+
+def _banded_of(stacks: ReferenceStacks) -> Found:
+    """Those whose errors are in bands."""
+    return {stack: stacks.found[stack] for stack in banded(stacks.found)}
 
 
 LEVELS = (1, 2, 3, 4)

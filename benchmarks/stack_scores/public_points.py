@@ -8,6 +8,7 @@ much as the engine: `BenchmarkProcedure`.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -104,7 +105,7 @@ def _point(cells: dict[str, str], row: RequestedRow, source: str) -> PublicPoint
         model=" ".join(filter(None, (model_id.rsplit("/", 1)[-1], precision))),
         gpu=stated.hardware.split("_")[0].upper(),
         engine=stated.framework.lower(),
-        version=major_minor(stated.version) or UNSTATED,
+        version=major_minor(stated.version) or _quarter(cells.get("measured", "")) or UNSTATED,
         mode="pd" if row.deployment.transport is not None else "collocated",
     )
     return PublicPoint(
@@ -116,6 +117,13 @@ def _point(cells: dict[str, str], row: RequestedRow, source: str) -> PublicPoint
         ttft_s=values["ttft_ms"] / 1e3,
         conduct=conduct,
     )
+
+
+def _quarter(date: str) -> str:
+    """Stands for a version that nobody stated: engines that were measured in one quarter, such as ``2025-Q4``. A
+    benchmark runs all its models and GPUs with one version for weeks. Empty: the date is not known."""
+    known = re.fullmatch(r"(\d{4})-(\d\d)(-\d\d.*)?", date)
+    return f"{known[1]}-Q{(int(known[2]) + 2) // 3}" if known else ""
 
 
 def _as_conducted(row: RequestedRow, conduct: BenchmarkProcedure | None) -> RequestedRow:
@@ -140,8 +148,14 @@ def sample(points: Iterable[PublicPoint], most: int, seed: int = 0) -> dict[Stac
     for point in points:
         groups.setdefault(point.stack, []).append(point)
     return {
-        stack: _drawn(groups[stack], most, f"{seed} {stack.label}") for stack in sorted(groups, key=lambda s: s.label)
+        stack: _drawn(members, most, f"{seed} {_as_stated(stack, members).label}")
+        for stack, members in sorted(groups.items(), key=lambda each: each[0].label)
     }
+
+
+def _as_stated(stack: Stack, members: Sequence[PublicPoint]) -> Stack:
+    """Without what stands for a version: the same points are drawn, whatever that is."""
+    return stack._replace(version=major_minor(members[0].row.stated.version) or UNSTATED)
 
 
 def _drawn(points: Sequence[PublicPoint], most: int, seed: str) -> list[PublicPoint]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -33,11 +34,11 @@ from pdlab.plan.correction_fit import (
     posterior,
     slopes_at,
 )
-from pdlab.plan.error_catalog import NEAR
-from pdlab.plan.prediction_intervals import NORMAL_90
+from pdlab.plan.extrapolation import major_minor
+from pdlab.plan.stack_bands import saturation
 from pdlab.plan.stack_prior import (
+    LEAST_LIKE,
     SEEN_BY,
-    UNSTATED,
     EffectSds,
     ErrorComponents,
     Stack,
@@ -51,6 +52,7 @@ from pdlab.sim.hardware import Hardware, TableMode
 from pdlab.sim.level import figures
 from pdlab.sim.simulator import simulate
 from pdlab.sim.step_source import NO_CORRECTION, Correction
+from stack_scores.chance import BandedLevel, PointsInBand, points_in_band, sum_of
 from stack_scores.components import StackError, effects_of, error_components, hold_outs, is_represented
 from stack_scores.public_points import PublicPoint, throughput
 
@@ -60,11 +62,13 @@ START = np.zeros(4)  # the correction that responses are of
 
 
 class PointFigure(NamedTuple):
-    """Means of one level, seconds; output tokens/s of the deployment."""
+    """Means of one level, seconds; output tokens/s of the deployment. ``saturated``: a plan that predicts it says that
+    it is near saturation, and gives it no band."""
 
     tpot_s: float
     ttft_s: float
     output_tokens_per_s: float
+    saturated: bool = False
 
     def value(self, metric: str) -> float:
         """Of one of `METRICS`."""
@@ -73,8 +77,7 @@ class PointFigure(NamedTuple):
 
 def bare_hardware(stack: Stack, quant: Mapping[str, str] | None = None, mode: TableMode = "SILICON") -> Hardware:
     """Hardware of a stack behind its own server; its correction is none. Raises UsageError."""
-    version = None if stack.version == UNSTATED else stack.version
-    hardware = computed(stack.gpu, stack.engine, version, quant=quant, mode=mode, bare=True)
+    hardware = computed(stack.gpu, stack.engine, major_minor(stack.version), quant=quant, mode=mode, bare=True)
     return hardware.with_correction(NO_CORRECTION)
 
 
@@ -87,7 +90,8 @@ def predict_point(point: PublicPoint, hardware: Hardware, shape: ModelShape, see
     )
     tpot_s, ttft_s, _ = figures(simulated)
     assert tpot_s is not None
-    return PointFigure(tpot_s, ttft_s, throughput(row, tpot_s, ttft_s))
+    saturated = saturation([simulated], hardware, shape, row.deployment) is not None
+    return PointFigure(tpot_s, ttft_s, throughput(row, tpot_s, ttft_s), saturated)
 
 
 def measured_figure(point: PublicPoint) -> PointFigure:
@@ -117,6 +121,8 @@ def response(point: PublicPoint, number: int, hardware: Hardware, shape: ModelSh
             number,
             math.log(truth.value(metric) / base.value(metric)),
             slopes_at(base.value(metric), [each.value(metric) for each in aside]),
+            base.value(metric),
+            base.saturated,
         )
         for metric in (TPOT, TTFT)
         if metric == TPOT or point.conduct is not None
@@ -136,12 +142,18 @@ class HeldOutStack(NamedTuple):
     components: dict[str, ErrorComponents]
     banded: bool
 
-    def half_width(self, metric: str) -> float | None:
-        """Of its 90 % band, in logarithms; None: it has none. That of tokens/s is the TPOT's, as in a plan."""
+    def half_width(self, metric: str, predicted_s: float = math.inf) -> float | None:
+        """Of its 90 % band around that figure, in logarithms; None: it has none. That of tokens/s is the TPOT's, as in
+        a plan."""
         components = self.components.get(TPOT if metric == THROUGHPUT else metric)
         if components is None or components.reach is None or not self.banded:
             return None
-        return components.half_width(self.unseen)
+        return components.half_width(self.unseen, predicted_s)
+
+    def banded_level(self, metric: str, setting: LevelSetting, predicted_s: float) -> BandedLevel:
+        """One of its levels, where it has bands."""
+        components = self.components[TPOT if metric == THROUGHPUT else metric]
+        return BandedLevel(self.stack, self.unseen, setting, components, predicted_s)
 
 
 class ReferenceStacks(NamedTuple):
@@ -187,38 +199,34 @@ def error_of(response: Response, theta: Array) -> float:
     return response.residual - float(np.dot(response.slopes, theta - START))
 
 
+def banded(stacks: Collection[Stack]) -> list[Stack]:
+    """Those of which there are `LEAST_LIKE` of the same engine and mode."""
+    alike = Counter((stack.engine, stack.mode) for stack in stacks)
+    return [stack for stack in stacks if alike[stack.engine, stack.mode] >= LEAST_LIKE]
+
+
+def stack_error(stack: Stack, response: Response, without: tuple[str, ...], theta: Array) -> StackError:
+    """Of one level by that correction."""
+    error = error_of(response, theta)
+    return StackError(stack, response.setting, without, error, predicted_s_of(response, theta))
+
+
+def predicted_s_of(response: Response, theta: Array) -> float:
+    """By that correction, in a straight line of the logarithm."""
+    return response.predicted_s * math.exp(response.residual - error_of(response, theta))
+
+
 def components_of(found: Found, fits: Sequence[StackFit], effects: Sequence[EffectSds]) -> dict[str, ErrorComponents]:
-    """Of TPOT and mean TTFT, from the errors of every stack as the other ones predict it, in each of `hold_outs`."""
+    """Of TPOT and mean TTFT, from the errors of every stack as the other ones predict it, in each of `hold_outs`: of
+    what can have a band. Levels near saturation have none, nor have engines of fewer than `LEAST_LIKE` stacks."""
     errors: dict[str, list[StackError]] = {TPOT: [], TTFT: []}
-    for stack, values in found.items():
+    for stack in banded(found):
         for without, rest in hold_outs(stack, fits).items():
             theta = bounded(prior_of(stack, rest, effects))
-            for each in values:
-                errors[each.metric].append(StackError(stack, each.setting, without, error_of(each, theta)))
+            for each in found[stack]:
+                if not each.saturated:
+                    errors[each.metric].append(stack_error(stack, each, without, theta))
     return {metric: error_components(metric, each) for metric, each in errors.items() if each}
-
-
-NORMAL_95 = 1.96
-
-
-class PointsInBand(NamedTuple):
-    """Points in a band."""
-
-    inside: int
-    of: int
-
-    @property
-    def share(self) -> float:
-        """From 0 to 1."""
-        return self.inside / self.of
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Wilson's, for 95 %, as if the points were independent."""
-        z2 = NORMAL_95**2
-        middle = (self.inside + z2 / 2) / (self.of + z2)
-        half = NORMAL_95 / (self.of + z2) * math.sqrt(self.inside * (self.of - self.inside) / self.of + z2 / 4)
-        return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
 class GroupScore(NamedTuple):
@@ -276,28 +284,31 @@ FEWEST_LEFT = 4  # responses of a stack without the left-out group: fewer say no
 def _group_score(kind: str, group: str, tested: Sequence[tuple[HeldOutStack, Sequence[Response]]]) -> GroupScore:
     held, error = {}, {}
     for metric in (TPOT, TTFT):
-        errors, inside, banded = [], 0, 0
+        errors, inside, levels = [], [], []
         for out, values in tested:
-            half = out.half_width(metric)
+            theta = bounded(out.prior)
             for each in values:
-                if each.metric == metric:
-                    errors.append(abs(error_of(each, bounded(out.prior))))
-                    if half is not None:
-                        banded += 1
-                        inside += errors[-1] <= half
-        if banded:
-            held[metric] = PointsInBand(inside, banded)
+                if each.metric != metric:
+                    continue
+                errors.append(abs(error_of(each, theta)))
+                predicted_s = predicted_s_of(each, theta)
+                half = out.half_width(metric, predicted_s)
+                if half is not None and not each.saturated:
+                    inside.append(errors[-1] <= half)
+                    levels.append(out.banded_level(metric, each.setting, predicted_s))
+        if levels:
+            held[metric] = points_in_band(inside, levels)
         if errors:
             error[metric] = 100 * math.expm1(statistics.median(errors))
     return GroupScore(kind, group, len(tested), held, error)
 
 
 def shares_of(scores: Sequence[GroupScore]) -> dict[str, dict[str, float]]:
-    """By kind and metric: the share of all points in the bands of their groups."""
+    """By kind and metric: the share of all points in the bands of their groups, where `LEAST_LIKE` groups have some."""
     shares: dict[str, dict[str, float]] = {}
     for kind in dict.fromkeys(score.kind for score in scores):
         for metric in (TPOT, TTFT):
-            if held := held_of(scores, kind, metric):
+            if len(held := held_of(scores, kind, metric)) >= LEAST_LIKE:
                 shares.setdefault(kind, {})[metric] = round(sum_of(held).share, 2)
     return shares
 
@@ -305,28 +316,6 @@ def shares_of(scores: Sequence[GroupScore]) -> dict[str, dict[str, float]]:
 def held_of(scores: Sequence[GroupScore], kind: str, metric: str) -> list[PointsInBand]:
     """Of every group of that kind that has bands."""
     return [score.held[metric] for score in scores if score.kind == kind and metric in score.held]
-
-
-def sum_of(held: Sequence[PointsInBand]) -> PointsInBand:
-    """Of all their points."""
-    return PointsInBand(sum(each.inside for each in held), sum(each.of for each in held))
-
-
-def near_by_chance(components: ErrorComponents, without: Sequence[str], settings: Sequence[LevelSetting]) -> float:
-    """How often a stack with such levels would have a share in `NEAR` inside a band that holds exactly 90 % of new
-    stacks' levels: errors drawn from a normal distribution with these parts. Levels of a stack are off together, so
-    this is far from always."""
-    rng, sd = np.random.default_rng(0), 100 * components.sd(unseen=without)
-    common = math.hypot(components.stack, *(getattr(components, kind) for kind in without))
-    errors = rng.normal(0, common, (DRAWS, 1)) + rng.normal(0, components.level, (DRAWS, len(settings)))
-    for index, kind in enumerate(LevelSetting._fields):
-        labels, places = np.unique([each[index] for each in settings], return_inverse=True)
-        errors = errors + rng.normal(0, getattr(components, kind), (DRAWS, len(labels)))[:, places]
-    inside = np.mean(np.abs(errors) <= NORMAL_90 * sd, axis=1)
-    return float(np.mean((inside >= NEAR[0]) & (inside <= NEAR[1])))
-
-
-DRAWS = 4000
 
 
 def spread_levels(found: Sequence[Response], count: int, seed: int = 0) -> set[int]:
@@ -349,15 +338,15 @@ def spread_levels(found: Sequence[Response], count: int, seed: int = 0) -> set[i
 
 def errors_after(found: Found, others: ReferenceStacks, count: int) -> dict[str, list[StackError]]:
     """By metric the errors of every stack's levels but ``count`` of them, to which its correction was fitted from the
-    prior of ``others``, less itself."""
+    prior of ``others``, less itself. Levels near saturation are left out: they have no band."""
     errors: dict[str, list[StackError]] = {TPOT: [], TTFT: []}
     for stack, values in found.items():
         prior = prior_of(stack, [fit for fit in others.fits if fit.stack != stack], others.effects)
         taken = spread_levels(values, count)
         theta = bounded(posterior(prior, START, [each for each in values if each.level in taken], ERRORS))
         for each in values:
-            if each.level not in taken:
-                errors[each.metric].append(StackError(stack, each.setting, (), error_of(each, theta)))
+            if each.level not in taken and not each.saturated:
+                errors[each.metric].append(stack_error(stack, each, (), theta))
     return errors
 
 
@@ -414,8 +403,16 @@ def scored(out: HeldOutStack, points: Sequence[ScoredPoint]) -> StackScore:
         ]
         if theirs:
             alone[metric] = _score(theirs)
-        if (half := out.half_width(metric)) is not None:
-            held[metric] = PointsInBand(sum(abs(math.log(value / truth)) <= half for value, truth in pairs), len(pairs))
+        inside, levels = [], []
+        for each in compared:
+            value, truth = each.predicted.value(metric), measured_figure(each.point).value(metric)
+            predicted_s = math.inf if metric == THROUGHPUT else value
+            half = out.half_width(metric, predicted_s)
+            if half is not None and not each.predicted.saturated:
+                inside.append(abs(math.log(value / truth)) <= half)
+                levels.append(out.banded_level(metric, setting_of(each.point), predicted_s))
+        if levels:
+            held[metric] = points_in_band(inside, levels)
     return StackScore(out, len(points), ours, alone, held, rank_of(known), regret(known))
 
 

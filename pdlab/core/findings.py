@@ -1019,7 +1019,8 @@ CODES: dict[str, FindingCode] = {
     ),
     "near_saturation": _of_plan(
         "prompts seldom wait for KV memory",
-        "near saturation: prompts wait for KV memory {share:.0%} of the time, so TTFT and requests/s have no band",
+        "near saturation: {share:.0%} of the time KV memory is full, or would be with 15 % fewer tokens; an estimate "
+        "without a band",
     ),
     "pools_of_two_types": _of_plan(
         "all pools are on GPUs of one type",

@@ -47,13 +47,16 @@ class LevelSetting(NamedTuple):
 class Response(NamedTuple):
     """One figure of one level. ``metric``: TPOT or mean TTFT. ``residual``: logarithm of measured over predicted at the
     correction that ``slopes`` are of; ``slopes``: change of the predicted logarithm with (host_ms, ln factor,
-    ln prefill_factor, sync_us). ``level``: figures of one level have the same number."""
+    ln prefill_factor, sync_us). ``level``: figures of one level have the same number. ``predicted_s``: at that
+    correction, seconds. ``saturated``: the level is near saturation (`pdlab.plan.stack_bands.saturation`)."""
 
     metric: str
     setting: LevelSetting
     level: int
     residual: float
     slopes: tuple[float, float, float, float]
+    predicted_s: float = math.inf
+    saturated: bool = False
 
 
 class CorrectionDistribution(NamedTuple):

@@ -49,8 +49,6 @@ COLUMNS = (
     "predicted_requests_per_s_low",
     "predicted_requests_per_s_high",
 )
-# Ends of bands that are empty near saturation, where they would be wrong.
-QUEUE_BANDS = [name for name in COLUMNS if name.endswith(("_low", "_high")) and "tpot" not in name]
 NOTE = "prediction_note"  # why a row has no figures, or their assumptions
 
 
@@ -150,12 +148,11 @@ def _predicted_row(
     outside = outside_fit(hardware, shape.name, deployment, [row.workload], ran_on=ran_on, in_flight_per_gpu=in_flight)
     why = _why_unlike_public(version, hardware, levels)
     band = no_band(why) if why else band_of(hardware, shape, deployment, row.workload, row.load, in_flight, outside)
-    saturated = saturation(levels) if hardware.steps is not None else None
+    saturated = saturation(levels, hardware, shape, deployment) if hardware.steps is not None else None
     findings = [*step_findings(hardware, shape, deployment.pools.values(), levels), *band.findings]
-    columns = _columns(levels, merged, deployment, hardware, band.error)
     if saturated is not None:
         findings.append(saturated)
-        columns |= dict.fromkeys(QUEUE_BANDS, "")
+    columns = _columns(levels, merged, deployment, hardware, None if saturated is not None else band.error)
     notes = [_caveat(deployment, hardware), *(finding.text for finding in findings), outside_text(outside)]
     return {**columns, NOTE: "; ".join(filter(None, notes))}
 
@@ -296,7 +293,7 @@ def _interval(
     if value is None or error is None:
         return None, None
     known = prediction_intervals.scatter(seeds, statistics.fmean(merged) if merged else None)
-    factor = math.exp(prediction_intervals.of(error, metric, known))
+    factor = math.exp(prediction_intervals.of(error, metric, known, value))
     return value / factor, value * factor
 
 

@@ -1,7 +1,8 @@
 """The interval around a prediction that holds 90 % of measured values. Its parts add in squares of logarithms.
 
 - **Common**: what the levels of a configuration are off by together: structure of the model, constants.
-- **Level**: what one level is off by beyond that and beyond what is known of it.
+- **Level**: what one level is off by beyond that and beyond what is known of it. A part of it may be a time in ms that
+  does not grow with the figure (``fixed_ms``): short figures are off by a larger share.
 - **Chance**: the scatter between the seeds of this very prediction, large near saturation.
 - **Pool**: a share of the change if scattered blocks of a wrapped KV pool are copied one by one.
 - **Days**: the difference of two measurements of one configuration on different days, over the square root of two.
@@ -81,14 +82,18 @@ LEAST = 1e-4  # no figure is known better
 TRIED = (0.0, *(0.002 * 1.15**step for step in range(40)))  # to 47 %
 
 
-def half_width(parts: ErrorParts, days_percent: float = 0.0, known: float = 0.0) -> float:
-    """Of the interval, in logarithms: errors on runs left out, median difference between days, and the `scatter`."""
+def half_width(
+    parts: ErrorParts, days_percent: float = 0.0, known: float = 0.0, predicted_ms: float = math.inf
+) -> float:
+    """Of the interval, in logarithms: errors on runs left out, median difference between days, and the `scatter`.
+    ``predicted_ms``: the figure, where the errors have a fixed time."""
     days = TO_SD * days_percent / math.sqrt(2)
-    return NORMAL_90 * math.hypot(parts.common_percent / 100, parts.level_percent / 100, days / 100, known)
+    shares = (parts.common_percent / 100, parts.level_percent / 100, days / 100, parts.fixed_ms / predicted_ms)
+    return NORMAL_90 * math.hypot(*shares, known)
 
 
-def of(error: FitError, metric: str, known: float) -> float:
-    """`half_width` of TPOT, mean TTFT or requests/s."""
+def of(error: FitError, metric: str, known: float, value: float) -> float:
+    """`half_width` of TPOT, mean TTFT (ms) or requests/s, whose prediction is ``value``."""
     median, days = error.percent(metric)
     plain = ErrorParts(common_percent=0.0, level_percent=TO_SD * median)
-    return half_width(error.parts.get(metric, plain), days, known)
+    return half_width(error.parts.get(metric, plain), days, known, value)

@@ -122,8 +122,8 @@ class ErrorComponents(Frozen):
     """How far predictions of one metric are off, as standard deviations of logarithms in percent. ``stack``: what all
     levels of a stack have in common; ``model``, ``gpu``, ``engine``: further where that was not among the stacks that
     the prior comes from. The others are within a stack: what levels of one parallelism, length or load have in common,
-    and one level alone. ``reach``: within how many of the whole standard deviations 90 % of a new stack's errors are;
-    None: too few stacks say so."""
+    and one level alone. ``fixed_ms``: further of a level, as a time that does not grow with the figure. ``reach``:
+    within how many of the whole standard deviations 90 % of a new stack's errors are; None: too few stacks say so."""
 
     stack: Annotated[float, Ge(0)]
     model: Annotated[float, Ge(0)]
@@ -133,6 +133,7 @@ class ErrorComponents(Frozen):
     lengths: Annotated[float, Ge(0)]
     load: Annotated[float, Ge(0)]
     level: Annotated[float, Ge(0)]
+    fixed_ms: Annotated[float, Ge(0)] = 0.0
     reach: Annotated[float, Gt(0)] | None
 
     def parts(self, unseen: Sequence[str] = ()) -> ErrorParts | None:
@@ -143,16 +144,17 @@ class ErrorComponents(Frozen):
         wider = self.reach / NORMAL_90
         common = wider * math.hypot(self.stack, *(getattr(self, name) for name in unseen))
         level = wider * math.hypot(self.parallelism, self.lengths, self.load, self.level)
-        return ErrorParts(common_percent=round(common, 2), level_percent=round(level, 2))
+        fixed_ms = round(wider * self.fixed_ms, 2)
+        return ErrorParts(common_percent=round(common, 2), level_percent=round(level, 2), fixed_ms=fixed_ms)
 
-    def half_width(self, unseen: Sequence[str]) -> float:
+    def half_width(self, unseen: Sequence[str], predicted_s: float = math.inf) -> float:
         """Of the 90 % band, in logarithms; infinite where there is none."""
-        return math.inf if self.reach is None else self.reach * self.sd(unseen=unseen)
+        return math.inf if self.reach is None else self.reach * self.sd(unseen=unseen, predicted_s=predicted_s)
 
-    def sd(self, *, unseen: Sequence[str]) -> float:
+    def sd(self, *, unseen: Sequence[str], predicted_s: float = math.inf) -> float:
         """Of the logarithm of measured over predicted, for a stack without own levels. ``unseen``: of model, gpu,
-        engine."""
-        parts = [self.stack, self.parallelism, self.lengths, self.load, self.level]
+        engine. ``predicted_s``: the figure, seconds."""
+        parts = [self.stack, self.parallelism, self.lengths, self.load, self.level, self.fixed_ms / 10 / predicted_s]
         parts += [getattr(self, name) for name in unseen]
         return math.hypot(*parts) / 100
 

@@ -33,10 +33,11 @@ class Constant(Frozen):
 class ErrorParts(Frozen):
     """Errors of one metric on runs left out of a fit, as standard deviations of logarithms in percent: ``common`` to
     the levels of a configuration, and of one ``level`` beyond what its prediction knows
-    (`pdlab.plan.prediction_intervals`)."""
+    (`pdlab.plan.prediction_intervals`). ``fixed_ms``: further of a level, as a time, whatever the figure is."""
 
     common_percent: float = Field(ge=0)
     level_percent: float = Field(ge=0)
+    fixed_ms: float = Field(default=0.0, ge=0)
 
 
 class PercentErrors(NamedTuple):

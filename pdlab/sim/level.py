@@ -28,6 +28,7 @@ FRACTIONS = (
     "finish_s",
     "computed_tokens",
 )
+MOMENTS = 200  # of a level at which what its requests hold is counted
 PER_REQUEST = ("input_tokens", "output_tokens", *FRACTIONS)
 
 
@@ -67,6 +68,26 @@ class SimulatedLevel:
         order = sorted(range(len(self.arrival_s)), key=lambda number: self.arrival_s[number])
         columns: dict[str, Any] = {name: [getattr(self, name)[number] for number in order] for name in PER_REQUEST}
         return replace(self, **columns)
+
+    def share_above(self, tokens: float) -> float:
+        """Share of the duration in which all requests together hold more tokens of KV than that, from the start of
+        their prefill to their end. Of requests that are prefilled and decoded by the same engines."""
+        import numpy as np
+
+        start_s, first_s, end_s = (
+            np.asarray(each, dtype=np.float64) for each in (self.prefill_start_s, self.first_token_s, self.finish_s)
+        )
+        prompts, answers = (np.asarray(each, dtype=np.float64) for each in (self.input_tokens, self.output_tokens))
+        load = self.level.load
+        if isinstance(load, Closed) and np.sort(prompts + answers)[-load.concurrency :].sum() <= tokens:
+            return 0.0
+        rates = answers / np.maximum(end_s - first_s, 1e-9)
+        above = 0
+        for now_s in np.linspace(0.0, self.duration_s, MOMENTS + 1)[1:]:
+            there = (start_s <= now_s) & (now_s < end_s)
+            held = prompts[there] + rates[there] * np.maximum(now_s - first_s[there], 0.0)
+            above += bool(held.sum() > tokens)
+        return above / MOMENTS
 
     @property
     def hit_share(self) -> float:

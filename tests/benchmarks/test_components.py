@@ -63,6 +63,21 @@ def test_a_band_is_wider_for_a_gpu_that_no_stack_had() -> None:
     assert components.sd(unseen=("gpu",)) > components.sd(unseen=())
 
 
+def test_times_that_do_not_grow_with_the_figure_widen_bands_of_short_ones() -> None:
+    """Levels of 50 ms are off by 20 ms more, those of 2 s by as much."""
+    rng = np.random.default_rng(11)
+    errors = []
+    for number, each in enumerate(drawn(rng, 30)):
+        predicted_s = (0.05, 2.0)[number % 2]
+        errors.append(each._replace(error=each.error + rng.normal(0, 0.02 / predicted_s), predicted_s=predicted_s))
+    components = error_components("mean TTFT", errors)
+    assert components.fixed_ms == pytest.approx(20, rel=0.4)
+    for predicted_s in (0.05, 2.0):
+        some = [each for each in errors if each.predicted_s == predicted_s]
+        held = np.mean([abs(each.error) <= components.half_width((), predicted_s) for each in some])
+        assert 0.85 <= held <= 0.97, predicted_s
+
+
 def test_one_broken_level_does_not_widen_every_band() -> None:
     errors = drawn(np.random.default_rng(5), 10)
     broken = [*errors[1:], errors[0]._replace(error=20.0)]
@@ -70,9 +85,20 @@ def test_one_broken_level_does_not_widen_every_band() -> None:
 
 
 def test_each_stack_weighs_the_same_however_many_levels_it_has() -> None:
-    """Nine stacks of one level at 1, and one of a hundred at 5: a tenth of the weight is beyond 1."""
-    assert hierarchical_quantile([[1.0]] * 9 + [[5.0] * 100]) == 1.0
-    assert hierarchical_quantile([[1.0]] * 8 + [[5.0] * 100] * 2) == 5.0
+    """Nineteen stacks of one level at 1, and one of a hundred at 5: a twentieth of the weight is beyond 1."""
+    assert hierarchical_quantile([[1.0]] * 19 + [[5.0] * 100]) == 1.0
+    assert hierarchical_quantile([[1.0]] * 17 + [[5.0] * 100] * 3) == 5.0
+
+
+def test_stacks_whose_levels_are_off_together_are_held_too() -> None:
+    """Nine in ten new stacks, over 9 to 20 known ones: without half of the new stack it were 87 %."""
+    rng = np.random.default_rng(10)
+    held = []
+    for count in range(LEAST_STACKS, 21):
+        for _ in range(200):
+            reach = hierarchical_quantile([[score] for score in rng.uniform(size=count)])
+            held.append(reach)  # the share of new ones, which are uniform too
+    assert np.mean([each for each in held if each is not None]) == pytest.approx(0.905, abs=0.01)
 
 
 def test_errors_that_are_not_normal_are_held_all_the_same() -> None:
@@ -115,7 +141,9 @@ def dense_loss(stacks: list[dict[tuple[str, ...], list[StackError]]], sds: list[
         for without, members in ways.items():
             values = np.array([100 * each.error for each in members])
             common = sds[0] ** 2 + sum(sds[1 + SEEN_BY.index(kind)] ** 2 for kind in without)
+            fixed = [(sds[8] / 10 / each.predicted_s) ** 2 for each in members]
             covariance = np.full((len(values), len(values)), common) + sds[7] ** 2 * np.eye(len(values))
+            covariance += np.diag(fixed)
             for i, one in enumerate(members):
                 for j, other in enumerate(members):
                     pairs = zip(sds[4:7], one.setting, other.setting, strict=True)
@@ -132,10 +160,16 @@ def test_the_likelihood_is_that_of_the_covariances_written_out() -> None:
     for number, kinds in enumerate([((),), (("engine",), ("model", "engine")), ((), ("gpu",), ("model",))]):
         members = [each for each in errors if each.stack == stack(str(number))][: 12 - 3 * number]
         stacks.append(
-            {without: [each._replace(error=each.error + rng.normal(0, 0.05)) for each in members] for without in kinds}
+            {
+                without: [
+                    each._replace(error=each.error + rng.normal(0, 0.05), predicted_s=0.02 * 1.5**place)
+                    for place, each in enumerate(members)
+                ]
+                for without in kinds
+            }
         )
     loss = errors_loss(stacks)
-    for sds in (list(BELIEVED_ERRORS["TPOT"]), [2.0, 5.0, 1.0, 7.0, 3.0, 0.5, 4.0, 2.0]):
+    for sds in (list(BELIEVED_ERRORS["mean TTFT"]), [2.0, 5.0, 1.0, 7.0, 3.0, 0.5, 4.0, 2.0, 20.0]):
         assert loss(sds) == pytest.approx(dense_loss(stacks, sds))
 
 

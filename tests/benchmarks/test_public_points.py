@@ -56,6 +56,13 @@ def test_a_version_that_is_not_given_is_none() -> None:
     assert point.stack.version == UNSTATED
 
 
+@pytest.mark.parametrize(("date", "version"), [("2025-10-29", "2025-Q4"), ("2026-04-03T00:00", "2026-Q2"), ("x", None)])
+def test_engines_of_one_quarter_are_one_version_where_none_is_stated(date: str, version: str | None) -> None:
+    table = HEADER.strip() + ",measured\n" + ROW.replace("0.18.0", "").strip() + f",{date}\n"
+    (point,) = read_points(table, "table.csv").points
+    assert point.stack.version == (version or UNSTATED)
+
+
 def test_rows_that_nothing_simulates_are_refused_one_by_one() -> None:
     table = read_points(
         HEADER + ROW + ROW.replace(",8,2,1,1,", ",8,2,4,1,") + ROW.replace(",8,2,", ",,2,"), "table.csv"

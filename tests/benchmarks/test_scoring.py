@@ -14,18 +14,17 @@ from pathlib import Path
 
 import pytest
 from stack_scores import scoring
+from stack_scores.chance import BandedLevel, points_in_band, sum_of
 from stack_scores.components import is_represented
 from stack_scores.public_points import PublicPoint, read_points, throughput
 from stack_scores.scoring import (
     METRICS,
     START,
     PointFigure,
-    PointsInBand,
     ScoredPoint,
     group_scores,
     left_out,
     lost_by_ratio,
-    near_by_chance,
     predict_point,
     rank_of,
     regret,
@@ -181,10 +180,15 @@ def test_all_of_a_model_is_left_out_at_once() -> None:
     assert not scores["m2"].held, "eight other stacks make no band"
 
 
-def test_an_interval_of_a_share_is_wilsons() -> None:
-    assert PointsInBand(18, 20).interval == pytest.approx((0.699, 0.972), abs=1e-3)
-    assert PointsInBand(20, 20).interval == pytest.approx((0.839, 1.0), abs=1e-3)
-    assert PointsInBand(90, 100).share == 0.9
+def levels(parts: ErrorComponents, unseen: tuple[str, ...] = (), stacks: int = 1) -> list[BandedLevel]:
+    """Twenty levels that share nothing but their stack, or what is unseen of it."""
+    return [
+        BandedLevel(
+            Stack("m fp8", f"G{n}", "vllm", "0.1", "collocated"), unseen, LevelSetting(*[str(i)] * 3), parts, 1.0
+        )
+        for n in range(stacks)
+        for i in range(20)
+    ]
 
 
 def test_a_right_band_holds_86_to_94_percent_of_few_stacks() -> None:
@@ -192,10 +196,19 @@ def test_a_right_band_holds_86_to_94_percent_of_few_stacks() -> None:
     parts = dict.fromkeys(("stack", "model", "gpu", "engine", "parallelism", "lengths", "load", "level"), 0.0)
     alone = ErrorComponents.model_validate({**parts, "level": 5.0, "reach": 1.6})
     common = ErrorComponents.model_validate({**parts, "stack": 15.0, "level": 5.0, "reach": 1.6})
-    settings = [LevelSetting(str(each), str(each), str(each)) for each in range(20)]
-    assert near_by_chance(alone, (), settings) == pytest.approx(0.285, abs=0.03)
-    assert near_by_chance(common, (), settings) < 0.1
-    assert near_by_chance(common.model_copy(update={"stack": 0.0, "gpu": 15.0}), ("gpu",), settings) < 0.1
+    by_model = ErrorComponents.model_validate({**parts, "model": 15.0, "level": 5.0, "reach": 1.6})
+    one, off_together, unseen = (
+        points_in_band([True] * len(each), each)
+        for each in (levels(alone), levels(common), levels(by_model, ("model",), stacks=5))
+    )
+    assert one.near_by_chance == pytest.approx(0.285, abs=0.03)
+    assert off_together.near_by_chance < 0.1 and unseen.near_by_chance < 0.1
+    for held in (one, off_together, unseen):
+        assert held.share == 1.0 and held.drawn.mean() / held.of == pytest.approx(0.9, abs=0.02)
+    assert one.by_chance[0] > 0.7, "18 of 20 on average"
+    assert unseen.by_chance[0] < 0.2, "a model that is far off has none of its five stacks in the band"
+    both = sum_of([one, off_together])
+    assert (both.inside, both.of) == (40, 40) and one.by_chance[0] > both.by_chance[0] > off_together.by_chance[0]
 
 
 def chosen(tp: int, load: int, tpot_s: float, predicted_s: float) -> ScoredPoint:

@@ -25,9 +25,16 @@ def test_parts_add_in_squares() -> None:
 def test_without_parts_the_median_error_is_that_of_a_normal_distribution() -> None:
     error = FitError(tpot_percent=2, ttft_percent=10, requests_per_s_percent=3, points=1, how="")
     for metric, percent in (("TPOT", 2), ("mean TTFT", 10), ("requests/s", 3)):
-        assert of(error, metric, 0.0) == pytest.approx(1.4826 * 1.6449 * percent / 100)
+        assert of(error, metric, 0.0, 10.0) == pytest.approx(1.4826 * 1.6449 * percent / 100)
     known = error.model_copy(update={"parts": {"TPOT": ErrorParts(common_percent=5, level_percent=0)}})
-    assert of(known, "TPOT", 0.0) == pytest.approx(1.6449 * 0.05)
+    assert of(known, "TPOT", 0.0, 10.0) == pytest.approx(1.6449 * 0.05)
+
+
+def test_a_fixed_time_is_a_larger_share_of_a_shorter_figure() -> None:
+    parts = {"mean TTFT": ErrorParts(common_percent=3, level_percent=0, fixed_ms=4)}
+    error = FitError(tpot_percent=2, ttft_percent=10, requests_per_s_percent=3, points=1, how="", parts=parts)
+    assert of(error, "mean TTFT", 0.0, 100.0) == pytest.approx(1.6449 * 0.05)
+    assert of(error, "mean TTFT", 0.0, 1e6) == pytest.approx(1.6449 * 0.03)
 
 
 def drawn(

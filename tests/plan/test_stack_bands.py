@@ -24,6 +24,7 @@ from pdlab.sim import aic
 from pdlab.sim.computed_hardware import computed
 from pdlab.sim.hardware import FitDomain, Hardware, TableMode, load_hardware
 from pdlab.sim.step_source import Correction, Tabulated
+from pdlab.sim.step_time import kv_capacity_tokens
 
 GPT_OSS = require_shape("gpt-oss-120b")
 OTHER = require_shape("gpt-oss-20b")
@@ -109,7 +110,7 @@ def test_where_no_stack_like_it_was_left_out_there_is_none(found: object, why: s
 def test_a_model_that_nobody_measured_has_a_band_where_those_of_left_out_models_held(
     monkeypatch: pytest.MonkeyPatch, held: float | None, banded: bool
 ) -> None:
-    shares = {} if held is None else {"model": {"TPOT": 0.97, "mean TTFT": held}, "engine": {"TPOT": 0.9}}
+    shares = {"model": {"TPOT": 0.97} if held is None else {"TPOT": 0.97, "mean TTFT": held}}
     catalog = public_errors().model_copy(update={"left_out": shares})
     for module in (stack_bands, error_catalog):
         monkeypatch.setattr(module, "public_errors", lambda: catalog)
@@ -291,11 +292,17 @@ def test_a_row_beyond_the_tables_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     assert said.partition(":")[0] not in str(near[csv_predictions.NOTE])
 
 
-def test_near_saturation_a_row_says_so_and_keeps_the_band_of_tpot_alone() -> None:
-    """One prompt of 8,192 tokens and its answer is a tenth of the KV memory: 64 of them wait."""
-    hardware = computed("H100", "vllm", "0.18")
-    hardware = hardware.with_values({"overhead_gb": 36.0})
-    (row,) = predicted(hardware, "2,8192,1024,32,96")
-    assert "near saturation" in str(row[csv_predictions.NOTE])
-    assert row["predicted_mean_ttft_ms_low"] == "" and row["predicted_requests_per_s_high"] == ""
-    assert row["predicted_mean_tpot_ms_low"] != ""
+def test_near_saturation_a_row_says_so_and_has_no_band() -> None:
+    """A prompt of 8,192 tokens and its answer are a fortieth of the KV memory: 40 of them wait, 36 might, 24 do not."""
+    hardware = computed("H100", "vllm", "0.18").with_values({"overhead_gb": 19.0})
+    capacity = kv_capacity_tokens(hardware, GPT_OSS, Pool(tp=2))
+    fits = capacity / 8700
+    rows = predicted(
+        hardware, *(f"2,8192,1024,{round(share * fits)},{3 * round(share * fits)}" for share in (1.3, 0.93, 0.6))
+    )
+    said = ["near saturation" in str(row[csv_predictions.NOTE]) for row in rows]
+    assert said == [True, True, False]
+    for row, near in zip(rows, said, strict=True):
+        ends = [value for name, value in row.items() if name.endswith(("_low", "_high"))]
+        assert len(ends) == 6 and all((value == "") is near for value in ends)
+        assert row["predicted_mean_ttft_ms"] != ""

@@ -17,7 +17,7 @@ from pdlab.core.model_size import kv_bytes
 from pdlab.core.workload import Closed, Level, Load, Open, Ramp, Workload
 from pdlab.sim.engine import Engine
 from pdlab.sim.hardware import load_hardware
-from pdlab.sim.level import Trace, figures, records, to_run
+from pdlab.sim.level import Trace, empty_level, figures, records, to_run
 from pdlab.sim.simulator import simulate
 from pdlab.sim.step_time import kv_capacity_tokens
 
@@ -345,3 +345,14 @@ def test_a_ramp_takes_as_long_as_its_rates_say() -> None:
         SHAPE,
     )
     assert 4000 / one.arrival_s[-1] == pytest.approx(load.mean_rps, rel=0.05)
+
+
+def test_what_requests_hold_grows_from_prefill_to_their_end() -> None:
+    """One request of 100 tokens from 0 to 10 s, whose 100 answers come from 5 s on: above 150 a quarter of the time."""
+    level = empty_level(
+        Level(load=Closed(concurrency=1), num_requests=1, seed=0), Workload(input_tokens=100, output_tokens=100), None
+    )
+    level.first_token_s, level.finish_s, level.duration_s = [5.0], [10.0], 10.0
+    assert level.share_above(99) == pytest.approx(1.0, abs=0.01)
+    assert level.share_above(150) == pytest.approx(0.25, abs=0.01)
+    assert level.share_above(200) == 0.0
