@@ -71,7 +71,7 @@ class EffectSds(NamedTuple):
 
 def group_of(stack: Stack, kind: str) -> str:
     """The model, the GPU, or the engine with the version of a stack, by a kind of `SEEN_BY`. A version of which neither
-    number nor month is known is a group of its own: two such versions may differ."""
+    number nor quarter is known is a group of its own: two such versions may differ."""
     if kind == "model":
         return stack.model.split()[0]
     if kind == "gpu":
