@@ -92,8 +92,10 @@ def effects_of(fits: Sequence[StackFit]) -> tuple[EffectSds, ...]:
         values = np.array([fit.mean[index] for fit in fits])
         noise = np.diag([fit.covariance[index, index] for fit in fits])
 
-        def loss(sds: Sequence[float], values: Array = values, noise: Array = noise) -> float:
-            covariance = effects_covariance(shared, EffectSds(*sds)) + noise
+        def loss(
+            sds: Sequence[float], values: Array = values, noise: Array = noise, of_parameter: Array = shared[index]
+        ) -> float:
+            covariance = effects_covariance(of_parameter, EffectSds(*sds)) + noise
             return _unlikely(values - _mean(values, covariance), covariance)
 
         found.append(EffectSds(*most_likely(start, loss)))

@@ -144,6 +144,7 @@ class ModelShape(Frozen):
 class GpuType(Frozen):
     """A type of GPU. ``names``: Ray's accelerator types and other usual names. ``source``: the origin of the numbers.
 
+    ``generation``: of NVIDIA's chips; engines have kernels for each of them (None: not known here).
     ``memory_gb``: 1e9 bytes of one GPU, for each size with this name (empty: unknown). ``link``: link between the GPUs
     of a node (None: unknown). ``step_tables``: the GPU's name in the performance database of `pdlab.sim.aic` (None: not
     in it). ``gpus_per_node``: of the nodes in that database. ``host_gb_per_s``: highest rate from host memory to one
@@ -151,6 +152,7 @@ class GpuType(Frozen):
     """
 
     names: tuple[str, ...] = Field(min_length=1)
+    generation: str | None = None
     memory_gb: tuple[float, ...] = ()
     link: GpuLink | None = None
     step_tables: str | None = None

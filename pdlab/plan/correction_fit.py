@@ -121,7 +121,7 @@ def bounded(distribution: CorrectionDistribution) -> Array:
     return mean
 
 
-HOST, SYNC = 0, 3  # indices of host_ms and sync_us among the parameters
+HOST, PREFILL, SYNC = 0, 2, 3  # indices of host_ms, ln prefill_factor and sync_us among the parameters
 
 
 def correction_of(distribution: CorrectionDistribution, levels: int, source: str) -> Correction:

@@ -22,12 +22,14 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from annotated_types import Ge, Gt
 
+from pdlab.core.catalog import known_gpus
 from pdlab.core.schema import Frozen
-from pdlab.plan.correction_fit import Array, CorrectionDistribution
+from pdlab.plan.correction_fit import HOST, PREFILL, Array, CorrectionDistribution
 from pdlab.plan.prediction_intervals import NORMAL_90
 from pdlab.sim.hardware import ErrorParts
 
 UNSTATED = "unstated"
+PARAMETERS = 4  # of a correction
 LEAST_STACKS = 9  # fewer stacks do not determine within which range 90 % of a new stack's errors are
 
 
@@ -68,8 +70,8 @@ class EffectSds(NamedTuple):
 
 
 def group_of(stack: Stack, kind: str) -> str:
-    """The model, the GPU, or the engine with the version of a stack, by a kind of `SEEN_BY`. A version that is not
-    stated is a group of its own: two such versions may differ."""
+    """The model, the GPU, or the engine with the version of a stack, by a kind of `SEEN_BY`. A version of which neither
+    number nor month is known is a group of its own: two such versions may differ."""
     if kind == "model":
         return stack.model.split()[0]
     if kind == "gpu":
@@ -77,13 +79,36 @@ def group_of(stack: Stack, kind: str) -> str:
     return stack.label if stack.version == UNSTATED else f"{stack.engine} {stack.version}"
 
 
+def generation_of(gpu: str) -> str:
+    """The generation of a GPU type; the type itself where it is not known."""
+    type_ = known_gpus().get(gpu)
+    return (type_.generation if type_ else None) or gpu
+
+
 def shared_effects(stacks: Sequence[Stack], others: Sequence[Stack]) -> Array:
-    """(stacks, others, 5): 1 for each of `EffectSds` that two stacks have in common, else 0."""
+    """(4, stacks, others, 5): by parameter of a correction, 1 for each of `EffectSds` that two stacks have in
+    common, else 0.
+
+    What an engine adds to the tables is of a GPU's generation: H100 and H200 are one chip with other memory. So the
+    effect of the GPU is one of its generation, except for prefill: there the tables of each GPU differ. A version of
+    an engine has other kernels for each generation. Its host is the same.
+    """
+
+    def labels(stack: Stack, parameter: int) -> list[str]:
+        generation, version = generation_of(stack.gpu), group_of(stack, "engine")
+        return [
+            group_of(stack, "model"),
+            stack.gpu if parameter == PREFILL else generation,
+            version if parameter == HOST else f"{version}, {generation}",
+            stack.label,
+            stack.engine,
+        ]
+
     one, other = (
-        np.array([[*(group_of(each, kind) for kind in SEEN_BY), each.label, each.engine] for each in some])
+        np.array([[labels(each, parameter) for each in some] for parameter in range(PARAMETERS)])
         for some in (stacks, others)
     )
-    shared: Array = (one[:, None, :] == other[None, :, :]).astype(float)
+    shared: Array = (one[:, :, None, :] == other[:, None, :, :]).astype(float)
     return shared
 
 
@@ -99,8 +124,8 @@ def prior_of(stack: Stack, fits: Sequence[StackFit], effects: Sequence[EffectSds
     among, toward_them = shared_effects(others, others), shared_effects([stack], others)
     covariance, toward = np.zeros((count, size, count, size)), np.zeros((size, count, size))
     for index, each in enumerate(effects):
-        covariance[:, index, :, index] = effects_covariance(among, each)
-        toward[index, :, index] = effects_covariance(toward_them, each)[0]
+        covariance[:, index, :, index] = effects_covariance(among[index], each)
+        toward[index, :, index] = effects_covariance(toward_them[index], each)[0]
     for index, fit in enumerate(fits):
         covariance[index, :, index, :] += fit.covariance
     inverse = np.linalg.inv(covariance.reshape(count * size, -1))

@@ -14,6 +14,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from pdlab.core.errors import UsageError, WriteError
 from pdlab.core.files import cache_dir, replace
 from pdlab.core.model_files import CONFIG, MODELOPT, ModelFiles
 from pdlab.core.schema import Frozen
+from pdlab.sim.expert_tables import RoutedExperts, mended
 from pdlab.sim.step_source import BilinearTable, Limits, LinearTable, Tabulated
 
 PACKAGE, VERSION = "aiconfigurator-core", "0.12.0"
@@ -155,6 +157,7 @@ class _Compiled(NamedTuple):
     handle: Any
     literal: str
     gemm: str
+    experts: RoutedExperts | None = None
 
 
 def _filled(of: Mapping[str, str], asked: _Asked) -> Tabulated:
@@ -172,7 +175,11 @@ def _filled(of: Mapping[str, str], asked: _Asked) -> Tabulated:
             replace(folder / MODELOPT, json.dumps(asked.files.modelopt).encode())
         compiled = _compiled(folder, of, asked.pool, asked.formats)
         _check_format(compiled, folder, of, asked, what)
-        return _grid(compiled.handle, f"{PACKAGE} {VERSION}: {of['engine']} {compiled.literal}, {of['mode']} tables")
+        return _grid(
+            compiled.handle,
+            compiled.experts,
+            f"{PACKAGE} {VERSION}: {of['engine']} {compiled.literal}, {of['mode']} tables",
+        )
 
 
 def _compiled(folder: Path, of: Mapping[str, str], pool: Pool, formats: Mapping[str, str]) -> _Compiled:
@@ -185,9 +192,9 @@ def _compiled(folder: Path, of: Mapping[str, str], pool: Pool, formats: Mapping[
     system, engine, mode = of["system"], of["engine"], of["mode"]
     literal = perf_database.resolve_query_version(system, engine, of["version"])
     ranks = pool.tp * pool.dp
-    experts = (1, ranks) if pool.expert_parallel else (ranks, 1)  # over how many TP and EP ranks
+    over = (1, ranks) if pool.expert_parallel else (ranks, 1)  # over how many TP and EP ranks
     named = {f"{name}_quant_mode": value for name, value in formats.items()}
-    model = get_model(str(folder), build_model_config(pool.tp, 1, pool.dp, *experts, **named), engine)
+    model = get_model(str(folder), build_model_config(pool.tp, 1, pool.dp, *over, **named), engine)
     config = json.loads((folder / CONFIG).read_bytes())
     if norms_all_heads(config, pool):
         layers, heads = config["num_hidden_layers"], (config["num_attention_heads"], config["num_key_value_heads"])
@@ -196,7 +203,9 @@ def _compiled(folder: Path, of: Mapping[str, str], pool: Pool, formats: Mapping[
                 values = config["head_dim"] * max(count // pool.tp, 1)
                 for name in ("variance", "scale"):
                     phase.append(operations.ElementWise(f"qk_norm_{name}", layers, values, values, 0.8))
-            phase.append(operations.CustomAllReduce("qk_norm_ar", layers, VARIANCE_VALUES, pool.tp))
+            # The database's smallest message. Below it the package goes straight to no time for no message.
+            sent = LEAST_MESSAGE if phase is model.generation_ops else VARIANCE_VALUES
+            phase.append(operations.CustomAllReduce("qk_norm_ar", layers, sent, pool.tp))
     database = perf_database.get_database_view(
         system, engine, literal, database_mode=mode, allow_missing_data=mode in ("SOL", "EMPIRICAL")
     )
@@ -215,7 +224,49 @@ def _compiled(folder: Path, of: Mapping[str, str], pool: Pool, formats: Mapping[
         database=database,
     )
     handle = EngineHandle(bytes(aiconfigurator_core.engine_spec_bincode_from_json(spec)))
-    return _Compiled(handle, literal, model.config.gemm_quant_mode.name)
+    shape = (str(folder), build_model_config(pool.tp, 1, pool.dp, *over, **named), engine)
+    experts = _experts(handle, model, shape, pool, over[1]) if engine == MENDED else None
+    return _Compiled(handle, literal, model.config.gemm_quant_mode.name, experts)
+
+
+MENDED = "vllm"  # the engine whose tables of routed experts were scored with `pdlab.sim.expert_tables`
+
+
+def _experts(handle: Any, model: Any, shape: tuple[str, Any, str], pool: Pool, ranks: int) -> RoutedExperts | None:
+    """Of a model with routed experts for which the database has equal loads. ``shape``: what the model is made of, to
+    make it again; ``ranks``: over which whole experts are spread."""
+    from aiconfigurator_core.sdk import operations
+    from aiconfigurator_core.sdk.engine import build_ops_json
+    from aiconfigurator_core.sdk.models import get_model
+
+    folder, config, engine = shape
+    config.workload_distribution = "balanced"
+    skewed, equal = (
+        [each for each in one.context_ops if isinstance(each, operations.MoE)]
+        for one in (model, get_model(folder, config, engine))
+    )
+    if not skewed:
+        return None
+
+    def took_s(ops: str, tokens: float) -> float:
+        count = max(round(tokens), 1)
+        found = handle.evaluate_ops_json(ops, is_context=True, batch_size=1, s=count, x=count)
+        return sum(float(each[1]) for each in found) * 1e-3
+
+    (first, *_) = skewed
+    skewed_s, equal_s = (partial(took_s, build_ops_json(each)) for each in (skewed, equal))
+    try:
+        equal_s(1.0)
+    except Exception:  # whatever the package raises for loads that its database does not have
+        ranks = 1
+    return RoutedExperts(
+        skewed_s=skewed_s,
+        equal_s=equal_s,
+        # The experts of a step get the tokens of all ranks of attention.
+        tokens_each=first._num_experts / first._topk / pool.dp,
+        ranks=ranks,
+        experts=first._num_experts,
+    )
 
 
 BLACKWELL = 100  # compute capability, times 10
@@ -237,6 +288,7 @@ def _of_16_bits(gemm: Any) -> Any:
     return operations.GEMM(gemm._name, gemm._scale_factor, gemm._n, gemm._k, gemm._quant_mode)
 
 
+LEAST_MESSAGE = 128  # values that an all-reduce was measured with
 VARIANCE_VALUES = 4  # of a token, as values of 16 bits: the variances of q and of k in 32 bits
 
 
@@ -265,8 +317,10 @@ def _check_format(compiled: _Compiled, folder: Path, of: Mapping[str, str], aske
         )
 
 
-def _grid(handle: Any, provenance: str) -> Tabulated:
+def _grid(handle: Any, experts: RoutedExperts | None, provenance: str) -> Tabulated:
     kinds: set[str] = set()
+    axes = _axes()
+    more_s = mended(experts, (1.0, *axes.tokens)) if experts else {}
 
     def ask(call: Callable[..., Any], *arguments: int) -> Any:
         found = call(*arguments)
@@ -277,10 +331,11 @@ def _grid(handle: Any, provenance: str) -> Tabulated:
 
     def shared_s(tokens: float) -> float:
         n = int(tokens)
-        return float(ask(handle.mixed_step_breakdown, n - 1, 1, n - 1, 2, 0)[1]) * 1e-3
+        return float(ask(handle.mixed_step_breakdown, n - 1, 1, n - 1, 2, 0)[1]) * 1e-3 + more_s.get(tokens, 0.0)
 
     def decode_s(batch: float, context: float) -> float:
-        return float(ask(handle.predict_decode_latency, int(batch), int(context), 2)) * 1e-3
+        step_ms = float(ask(handle.predict_decode_latency, int(batch), int(context), 2))
+        return step_ms * 1e-3 + more_s.get(batch, 0.0)
 
     def generation_s(batch: float, context: float) -> float:
         # Beside a chunk of one prompt, whose length is the context: at least that of the chunk.
@@ -290,9 +345,8 @@ def _grid(handle: Any, provenance: str) -> Tabulated:
     def attention_s(chunk: float, prefix: float) -> float:
         n, before = int(chunk), int(prefix)
         whole_ms = ask(handle.predict_prefill_latency, 1, n + before, before)
-        return max(float(whole_ms) * 1e-3 - shared_s(n), 0.0)
+        return max(float(whole_ms) * 1e-3 - (shared_s(n) - more_s.get(float(n), 0.0)), 0.0)
 
-    axes = _axes()
     return Tabulated(
         shared=LinearTable(xs=axes.tokens, ys=tuple(map(shared_s, axes.tokens))),
         decode=_plane(axes.batches, axes.contexts, decode_s),
@@ -305,7 +359,7 @@ def _grid(handle: Any, provenance: str) -> Tabulated:
 
 
 BESIDE = 64
-QUESTIONS = 3  # one more where `_grid` asks the package something else: tables that are kept are then filled anew
+QUESTIONS = 4  # one more where `_grid` asks the package something else: tables that are kept are then filled anew
 
 
 # Numbers of rows at which the database's matrices were measured and a tile ends. It also has one row more than each,

@@ -94,7 +94,12 @@ class StepCosts:
     def _busiest(self, touched: float) -> float:
         """Load of the busiest rank over the mean rank's."""
         experts_hit = max(self.experts * touched, 1.0)
-        return min(1 + _largest(self.ranks) * math.sqrt((self.ranks - 1) / experts_hit), self.ranks)
+        return busiest_rank(self.ranks, experts_hit)
+
+
+def busiest_rank(ranks: int, experts: float) -> float:
+    """Load of the busiest of some ranks over the mean one, where each of ``experts`` is on a random rank."""
+    return min(1 + _largest(ranks) * math.sqrt((ranks - 1) / experts), ranks)
 
 
 @cache

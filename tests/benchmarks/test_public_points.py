@@ -53,7 +53,13 @@ def test_a_benchmark_that_nobody_describes_is_simulated_as_a_known_one_and_says_
 
 def test_a_version_that_is_not_given_is_none() -> None:
     (point,) = points(ROW.replace("0.18.0", ""))
-    assert point.stack.version == UNSTATED
+    assert point.stack.version.startswith(UNSTATED)
+
+
+def test_a_version_that_is_not_given_is_that_of_the_month() -> None:
+    dated = HEADER.replace("\n", ",measured\n") + ROW.replace("0.18.0", "").replace("\n", ",2025-10-29\n")
+    (point,) = read_points(dated, "table.csv").points
+    assert point.stack.version == f"{UNSTATED} 2025-10"
 
 
 @pytest.mark.parametrize(("date", "version"), [("2025-10-29", "2025-Q4"), ("2026-04-03T00:00", "2026-Q2"), ("x", None)])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pdlab.plan.stack_prior import UNSTATED, EffectSds, Stack, StackFit, prior_of, unseen
+from pdlab.core.catalog import known_gpus
+from pdlab.plan.stack_prior import UNSTATED, EffectSds, Stack, StackFit, generation_of, prior_of, unseen
 
 EFFECTS = (EffectSds(0.6, 0.2, 0.3, 0.2, 0.6),) * 4
 
@@ -57,10 +58,16 @@ def test_a_prior_is_the_textbook_prediction_of_all_parameters_at_once() -> None:
     whole = np.zeros((20, 20))
     for i, one in enumerate(stacks):
         for j, other in enumerate(stacks):
-            same = [one.model == other.model, one.gpu == other.gpu, one.version == other.version, i == j]
-            shared = np.array([*same[:2], same[2] and one.engine == other.engine, same[3], one.engine == other.engine])
+            engine = one.engine == other.engine
+            chip = (one.gpu == "B200") == (other.gpu == "B200")  # the others are of one generation
+            version = engine and one.version == other.version
+            gpus = (chip, chip, one.gpu == other.gpu, chip)  # by parameter
+            versions = (version, version and chip, version and chip, version and chip)
+            own = 1e6 * np.eye(4)
+            for at, each in enumerate(effects):
+                shared = np.array([one.model == other.model, gpus[at], versions[at], i == j, engine], dtype=float)
+                own[at, at] += float(shared @ np.square(each))
             known = fits[i].covariance if i == j < 4 else np.zeros((4, 4))
-            own = np.diag([float(shared @ np.square(each)) for each in effects]) + 1e6 * np.eye(4)
             whole[4 * i : 4 * i + 4, 4 * j : 4 * j + 4] = own + known
     gain = whole[16:, :16] @ np.linalg.inv(whole[:16, :16])
     prior = prior_of(asked, fits, effects)
@@ -92,4 +99,21 @@ def test_an_unstated_version_differs_from_a_new_one_as_much_as_a_stated_one_does
     """Versions differ much here: of two stacks neither says more of a third one."""
     versions = (EffectSds(0.2, 0.2, 2.0, 0.2, 0.2),) * 4
     fits = [fit(stack("a", "H100", "0.18"), 0.0), fit(stack("b", "B200", UNSTATED), 2.0)]
-    assert prior_of(stack("d", "B300", "0.30"), fits, versions).mean[0] == pytest.approx(1.0)
+    assert prior_of(stack("d", "L40S", "0.30"), fits, versions).mean[0] == pytest.approx(1.0)
+
+
+def test_the_same_chip_with_other_memory_says_more_than_another_generation() -> None:
+    fits = [fit(stack("a", "H200"), 2.0), fit(stack("a", "B200"), 0.0)]
+    prior = prior_of(stack("a", "H100"), fits, EFFECTS)
+    assert prior.mean[0] > 1.05
+    spread = (EffectSds(0.2, 2.0, 0.2, 0.2, 0.2),) * 4
+    two = [each._replace(mean=np.full(4, each.mean[0])) for each in fits]
+    told = prior_of(stack("a", "H100"), two, spread).mean
+    assert told[0] > 1.8 and told[3] > 1.8
+    assert told[2] == pytest.approx(1.0, abs=0.2), "prefill: tables of each GPU differ"
+
+
+def test_every_gpu_with_tables_has_a_generation() -> None:
+    assert {generation_of(each) for each in ("H100", "H200")} == {"Hopper"}
+    assert all(each.generation for each in known_gpus().values() if each.step_tables)
+    assert generation_of("no such GPU") == "no such GPU"

@@ -19,6 +19,8 @@ from pdlab.core.version import __version__
 # The modules, as patterns below the folder of the package. A test computes the imports and compares.
 PATTERNS = (
     "__init__.py",
+    "cluster/__init__.py",
+    "cluster/priority.py",
     "core/__init__.py",
     "core/api_key.py",
     "core/errors.py",
