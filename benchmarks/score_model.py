@@ -1,14 +1,14 @@
 """How well stacks that nobody fitted are predicted: public points, every stack left out once. Needs the extra perf.
 
     python benchmarks/score_model.py TABLE.csv... [--points 20] [--disaggregated] [--write] [--csv FILE]
-        [--rows FILE]
+        [--rows FILE] [--groups FILE]
 
 TABLE: rows of a published benchmark with ttft_ms and tpot_ms (stack_scores/public_points.py). Nothing of a left-out
 stack is used for its correction or its bands; stacks of scored_stacks.yaml are scored. ``--write`` puts the scores into
 docs/model.md, and what a plan uses of all stacks into configs/errors/public.yaml. The tables are not shipped.
 ``--disaggregated``: points of prefill and decode in engines of their own instead, all of them, by the tables as they
 are: no correction was fitted to any of them, and a plan has no band for them. ``--rows`` writes what was measured and
-predicted of every collocated point.
+predicted of every collocated point, ``--groups`` what the bands of left-out groups hold.
 """
 
 from __future__ import annotations
@@ -194,6 +194,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--csv", type=Path, help="write the errors of every stack there")
     parser.add_argument("--rows", type=Path, help="write what was measured and predicted of every point there")
+    parser.add_argument("--groups", type=Path, help="write what the bands of every left-out group hold there")
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)  # the package logs what it reads
     if arguments.disaggregated:
@@ -244,6 +245,9 @@ def main() -> int:
             for score in scores:
                 errors = {name: round(each.error, 2) for name, each in score.ours.items()}
                 writer.writerow({**score.left_out.stack._asdict(), **errors})
+    if arguments.groups:
+        with arguments.groups.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([GROUP_COLUMNS, *group_rows(scores_of_groups)])
     if arguments.rows:
         with arguments.rows.open("w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows([["stack", *LevelSetting._fields, *ERROR_COLUMNS], *rows])
@@ -368,6 +372,19 @@ def group_table(scores: list[GroupScore]) -> str:
             cells += [said(sum_of(groups)), *near_and_likely(groups)] if groups else ["-"] * len(SAID)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+GROUP_COLUMNS = ("kind", "group", "metric", "inside", "of", "low", "high")
+
+
+def group_rows(scores: Sequence[GroupScore]) -> list[list[object]]:
+    """`GROUP_COLUMNS`: points in the bands of a left-out group, and the shares between which 95 of 100 right bands
+    are."""
+    return [
+        [score.kind, score.group, metric, held.inside, held.of, *(round(end, 3) for end in held.by_chance)]
+        for score in scores
+        for metric, held in score.held.items()
+    ]
 
 
 SAID = ("in the band", "86 to 94 % in", "a right band", "as a right band")
