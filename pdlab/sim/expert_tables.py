@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from pdlab.sim.step_time import busiest_rank
 
 KINKED = 2.0  # tokens per expert up to which times are made concave: their kink is at one
@@ -49,6 +47,8 @@ def mended(of: RoutedExperts, rows: Sequence[float]) -> dict[float, float]:
 
 def concave(xs: Sequence[float], ys: Sequence[float]) -> list[float]:
     """The least concave values that are not below ``ys``, at the growing ``xs``."""
+    import numpy as np
+
     hull: list[tuple[float, float]] = []
     for x, y in zip(xs, ys, strict=True):
         while len(hull) > 1 and _below(hull[-1], hull[-2], (x, y)):
