@@ -45,7 +45,7 @@ local_nodes.become_driver(nodes)
 with Cluster(nodes) as cluster:
     for _ in range(60):
         counted = read_snapshot(cluster.metrics_urls()).nixl
-        if counted.bytes_transferred:
+        if (counted.transfers or 0) >= len(canary.requests(sys.argv[2])):
             break
         time.sleep(1)
     answers = Application(cluster).ask_alone("prefill", sys.argv[2], canary.requests(sys.argv[2]))
