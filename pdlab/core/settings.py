@@ -342,6 +342,16 @@ def from_flag_keys(part: FlagsOf, data: Mapping[str, Any], others: Sequence[str]
     return given
 
 
+def flags_in_part(name: str, part: FlagsOf, data: Any, others: Sequence[str]) -> Any:
+    """The data of a model with its part ``name`` in place of the keys that are the part's flags. Data that is no
+    mapping, or has the part, stays as it is. ``others``: the model's other keys. Raises ValueError."""
+    if not isinstance(data, dict) or name in data:
+        return data
+    own = {key: value for key, value in data.items() if key in others}
+    flags = {key: value for key, value in data.items() if key not in own}
+    return {**own, name: from_flag_keys(part, flags, others)}
+
+
 def _put(given: dict[str, Any], path: Sequence[str], value: Any) -> None:
     *parts, last = path
     for part in parts:

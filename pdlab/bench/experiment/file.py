@@ -27,7 +27,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.lengths import relative_to_folder
 from pdlab.core.schema import Frozen, Incidental, load_yaml, validate
 from pdlab.core.served_model import served_model
-from pdlab.core.settings import FlagsOf, flag_names, from_flag_keys, to_words
+from pdlab.core.settings import FlagsOf, flag_names, flags_in_part, to_words
 from pdlab.core.workload import SLO_BOUNDS, Closed, Load, Open, Ramp, Replay, Slo, Workload
 from pdlab.deploy.export_options import ExportOptions
 from pdlab.deploy.options import (
@@ -95,11 +95,7 @@ class Entry(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _flags(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or "launch" in data:
-            return data
-        own = {name: value for name, value in data.items() if name in cls.model_fields}
-        flags = {name: value for name, value in data.items() if name not in own}
-        return {**own, "launch": from_flag_keys(OF_AN_ENTRY, flags, list(cls.model_fields))}
+        return flags_in_part("launch", OF_AN_ENTRY, data, tuple(cls.model_fields))
 
     @property
     def engine_arguments(self) -> dict[str, Any]:
@@ -148,11 +144,7 @@ class SloSettings(SearchOptions):
     @model_validator(mode="before")
     @classmethod
     def _keys(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or "slo" in data:
-            return data
-        own = {name: value for name, value in data.items() if name in SearchOptions.model_fields}
-        bounds = {name: value for name, value in data.items() if name not in own}
-        return {**own, "slo": from_flag_keys(FlagsOf(Slo), bounds, list(SearchOptions.model_fields))}
+        return flags_in_part("slo", FlagsOf(Slo), data, tuple(SearchOptions.model_fields))
 
     @model_validator(mode="after")
     def _some_bound(self) -> SloSettings:
