@@ -78,7 +78,7 @@ def record_at_less_cost(wrappers: Any) -> None:
     changed = []
     for kind, name, make in (
         (wrappers.RayGaugeWrapper, "set", _setting),
-        (wrappers.RayCounterWrapper, "inc", _adding),
+        (wrappers.RayCounterWrapper, "inc", _counting),
         (wrappers.RayHistogramWrapper, "observe", _adding),
     ):
         changed.append((kind, name, make(getattr(kind, name))))
@@ -86,8 +86,19 @@ def record_at_less_cost(wrappers: Any) -> None:
         setattr(kind, name, method)
 
 
+def _counting(checked: Callable[[Any, float], None]) -> Callable[..., None]:
+    """Of a counter, which ignores 0: most of those that vLLM counts in a step are 0."""
+    add = _adding(checked)
+
+    def count(self: Any, value: float = 1.0) -> None:
+        if value:
+            add(self, value)
+
+    return count
+
+
 def _adding(checked: Callable[[Any, float], None]) -> Callable[..., None]:
-    """Of a counter or a histogram. A counter ignores 0 and refuses values below it: ``checked`` takes those."""
+    """Of a counter or a histogram. A counter refuses values below 0: ``checked`` takes those."""
 
     def add(self: Any, value: float = 1.0) -> None:
         kept = self.__dict__.get(_KEPT)
