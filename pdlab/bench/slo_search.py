@@ -51,6 +51,7 @@ from pdlab.results.slo import (
 )
 
 SLO_SEARCH = "search for the highest rate within an SLO"  # title of a group of flags
+TWO_STARTS = "{} and {} both set the start of the search: give one of the two"
 LEAST_RPS = 0.001
 MOST_RPS = 100_000.0
 STEADY_SHARE = 0.7  # of an open loop's requests are in its steady window, where it is held for 10 times E2EL
@@ -101,7 +102,7 @@ class SearchOptions(Frozen):
     @model_validator(mode="after")
     def _one_start(self) -> SearchOptions:
         if self.start_from is not None and self.start_rps is not None:
-            raise ValueError("start_from and start_rps both set the start of the search: give one of the two")
+            raise ValueError(TWO_STARTS.format("start_from", "start_rps"))
         if self.hardware is not None and self.start_from is None:
             raise ValueError("hardware belongs to start_from: plan")
         return self

@@ -16,7 +16,7 @@ from pydantic import Field
 from pdlab.bench.fill import planned
 from pdlab.bench.levels import FINAL_HOLD_S
 from pdlab.bench.measure import title
-from pdlab.bench.slo_search import SLO_SEARCH, SearchOptions, SloSearchOptions
+from pdlab.bench.slo_search import SLO_SEARCH, TWO_STARTS, SearchOptions, SloSearchOptions
 from pdlab.bench.sweep import (
     RESULTS,
     SERVER,
@@ -143,6 +143,12 @@ class BenchSettings(SweepFlags):
     ABOUT = "Sweep load levels against a running deployment; results go to OUT/EXP_NAME/."
     EXAMPLES = EPILOG
     GROUPS = (LOAD, REQUESTS, SLO_SEARCH, SERVER, RESULTS)
+    EXCLUSIONS = (
+        ("resume", "force", "{} skips finished levels and {} replaces them: give one of the two"),
+        ("mixes", "requests.lengths", "{} is a short form of {}: give one of the two"),
+        ("search.start_from", "search.start_rps", TWO_STARTS),
+        ("smoke", "slo", "{} is one short level, {} measures many: leave one of the two out"),
+    )
 
     type: Literal["concurrency", "request-rate", "ramp"] | None = setting(
         None,
@@ -212,17 +218,8 @@ class BenchSettings(SweepFlags):
     dry_run: bool = setting(False, "print the levels and how long they take; send nothing to the server", RESULTS)
 
     def check(self) -> None:
-        if self.resume and self.force:
-            raise UsageError("--resume skips finished levels and --force replaces them: give one of the two")
-        if self.mixes is not None and "lengths" in self.requests:
-            raise UsageError("--mixes is a short form of --lengths: give one of the two")
-        if {"start_from", "start_rps"} <= self.search.keys():
-            raise UsageError("--start-from and --slo-start both set the start of the search: give one of the two")
         if self.smoke and self.fill_cache == "yes":
             raise UsageError("--smoke is one short level, which fills no KV pool: leave --fill-cache out")
-        if self.smoke and self.slo is not None:
-            raise UsageError("--smoke is one short level, --slo measures many: leave one of the two out")
-
         if self.replay_file is not None and (unused := given_of(self, OF_ONE_LOAD)):
             raise UsageError(f"the file of --workload sets the requests and their times: leave {unused[0]} out")
 

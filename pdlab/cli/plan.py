@@ -148,6 +148,7 @@ class PlanSettings(Settings):
     COMMAND = "plan"
     ABOUT = "Predict throughput and latency of collocated and PD deployments, and rank them for an SLO."
     EXAMPLES = EPILOG
+    EXCLUSIONS = (("blocks", "assume_merged", "{} measured what {} guesses: leave --assume-merged out"),)
     GROUPS = (WHAT, WORKLOAD, SLO, HOW, INSTEAD)
 
     model: str | None = setting(
@@ -385,8 +386,6 @@ class PlanSettings(Settings):
                     "--p-hardware and --d-hardware put prefill and decode on different nodes, and count GPUs used: "
                     "leave --placement pack and --count-gpus out"
                 )
-        if self.blocks and self.assume_merged:
-            raise UsageError("--blocks measured what --assume-merged guesses: leave --assume-merged out")
         if not 0 <= self.prefix_hit_rate < 1:
             raise UsageError(f"--prefix-hit-rate {self.prefix_hit_rate:g} must be from 0 to below 1")
         if self.slo.keys() == {"quantile"}:
