@@ -184,6 +184,7 @@ FOREIGN: dict[str, str] = {
     "version ": "a pointer file of Git LFS",
     "MLPerf Results Summary": "LoadGen's summary of a run",
     "(Mean|(\\d\\d\\.\\d\\d) percentile) (.*?latency|Time (?:per|to) Output Token) \\(ns\\)": "the same",
+    "from multiprocessing.spawn import spawn_main": "the command line of a process that Python spawned",
     "vocab file": "an error of openai_harmony",
     "Kernel Module[^\\n]*?\\s(\\d+\\.\\d+(?:\\.\\d+)?)\\s": "/proc/driver/nvidia/version",
     "^model name\\s*:\\s*(.+)$": "/proc/cpuinfo",

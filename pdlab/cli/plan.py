@@ -781,7 +781,10 @@ def _predict(settings: PlanSettings, file: Path, hardware: Hardware) -> int:
         more = f" and {len(table.unread) - MOST_UNREAD} more" if len(table.unread) > MOST_UNREAD else ""
         columns = f"{', '.join(table.unread[:MOST_UNREAD])}{more}"
         print(f"note: {file}: predictions do not depend on these columns: {columns}", file=sys.stderr)
-    predictions = csv_predictions.predict(table.requested, hardware)
+    try:
+        predictions = csv_predictions.predict(table.requested, hardware)
+    except UsageError as error:
+        raise UsageError(f"{file}, {error}") from error
     for line in csv_predictions.refused(table.requested, predictions):
         print(f"{file}, {line}", file=sys.stderr)
     out = csv_predictions.render(table.header, table.rows, predictions)
