@@ -232,8 +232,12 @@ class LaunchSettings(ExportOptions, LaunchOptions):
             otherwise={"replicas": f"1, with --pd-fluid {FLUID_REPLICAS}"} | _TP,
         ),
     ] = Field(default_factory=dict)
-    prefill: Annotated[dict[str, Any], FlagsOf(Pool, "prefill pool", "p-", otherwise=_TP, advanced=_ARGS)] = Field(default_factory=dict)
-    decode: Annotated[dict[str, Any], FlagsOf(Pool, "decode pool", "d-", otherwise=_TP, advanced=_ARGS)] = Field(default_factory=dict)
+    prefill: Annotated[dict[str, Any], FlagsOf(Pool, "prefill pool", "p-", otherwise=_TP, advanced=_ARGS)] = Field(
+        default_factory=dict
+    )
+    decode: Annotated[dict[str, Any], FlagsOf(Pool, "decode pool", "d-", otherwise=_TP, advanced=_ARGS)] = Field(
+        default_factory=dict
+    )
     fluid: Annotated[dict[str, Any], FlagsOf(Fluid, leave_out=("pool", "transport"))] = Field(default_factory=dict)
     transport: Annotated[dict[str, Any], FlagsOf(Transport)] = Field(default_factory=dict)
     cluster: str | None = setting(
