@@ -65,11 +65,11 @@ class RequestTimeline(Row):
     """One request as its server saw it. Times in ms.
 
     ``t``: marks (`pdlab.marks.request_parts.MARKS`) since the request reached the answering server. ``p``: durations
-    in the prefill replica: ``total`` of its server, ``queue`` and ``prefill`` of its engine. ``wire``: the reads. ``id``: the
-    client's id of the request; ``p_id`` and ``d_id``: the engines' ids. ``role_p`` and ``role_d``: the replicas that
-    prefilled and answered. ``boot``: the boot id of the machine whose clock the marks are of. ``attempt``: calls of
-    prefill made (``try`` in files). ``err``: why a mark is missing. ``early``: the first token is prefill's and was
-    sent before the KV cache had moved.
+    in the prefill replica: ``total`` of its server, ``queue`` and ``prefill`` of its engine. ``wire``: the reads.
+    ``id``: the client's id of the request; ``p_id`` and ``d_id``: the engines' ids. ``role_p`` and ``role_d``: the
+    replicas that prefilled and answered. ``boot``: the boot id of the machine whose clock the marks are of.
+    ``attempt``: calls of prefill made (``try`` in files). ``err``: why a mark is missing. ``early``: the first token
+    is prefill's and was sent before the KV cache had moved.
 
     ``path``: *pd* (prefill on another engine, KV cache read), *cached* (decode had the prompt and read nothing),
     *recomputed* (the KV cache was refused or did not arrive), *local* (decode computed the prompt in a deployment with
