@@ -470,7 +470,14 @@ def _value_options(each: Declared) -> dict[str, Any]:
         more["action"] = "append"
     elif flag.bare is not None or (flag.positional and not each.required):
         more |= {"nargs": "?"} | ({"const": flag.bare} if flag.bare is not None else {})
+    if flag.positional and "type" in more:
+        more["type"] = partial(_unless_absent, more["type"])
     return more
+
+
+def _unless_absent(reader: Callable[[str], Any], text: str) -> Any:
+    """argparse of Python 3.11 reads the default of an optional word too, which is `argparse.SUPPRESS`."""
+    return text if text is argparse.SUPPRESS else reader(text)
 
 
 def _help(each: Declared) -> str:
