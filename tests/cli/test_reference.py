@@ -47,6 +47,7 @@ def test_every_setting_says_what_it_does_and_no_flag_is_there_twice(kind: type[S
     flags = [flag for each in fields for flag in (*each.flags, *(name for name, _, _ in each.flag.implies))]
     assert len(flags) == len(set(flags))
     assert all(each.info.description for each in fields)
+    assert {name for *names, _ in kind.EXCLUSIONS for name in names} <= {each.name for each in fields}
 
 
 @pytest.mark.parametrize(
