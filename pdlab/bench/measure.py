@@ -189,7 +189,7 @@ class Driver:
         level = self.warmup_level(0).model_copy(
             update={
                 "name": "fill", "input_tokens": tokens, "output_tokens": 1, "num_requests": requests, "seed": seed,
-                "prefix_tokens": 0, "concurrency": min(requests, concurrency),
+                "prefix_tokens": 0, "load": Closed(concurrency=min(requests, concurrency)),
             }
         )  # fmt: skip
         answer = self._run(level)
@@ -214,7 +214,7 @@ class Driver:
             seed=levels.warmup_seed(workload, smoke=self._smoke, attempt=attempt),
             prefix_tokens=workload.shared_prefix_tokens,
             prefix_seed=levels.prefix_seed(workload),
-            concurrency=min(requests, levels.warmup_concurrency(target.manifest.deployment)),
+            load=Closed(concurrency=min(requests, levels.warmup_concurrency(target.manifest.deployment))),
             request_timeout_s=self._request_timeout_s,
         )
 

@@ -71,6 +71,7 @@ LEAST_MODEL_LEN, LENGTH_STEP = 8192, 1024
 WHAT, WHERE = "what to serve (one is required, or --config)", "where"
 WORKLOAD = "workload that the engines must hold (sets --max-model-len)"
 
+_MADE_UP = "{} and {} exclude each other: engines are simulated, on nodes of its own"
 _EXAMPLES = f"""examples:
   python launch_gptoss.py --pd-spread --p-tp 4 --d-tp 4 --cluster p5.48xlarge-x2 --dry-run
       print the placement on two p5.48xlarge; needs no cluster, no Ray and no GPU
@@ -172,6 +173,11 @@ class LaunchSettings(ExportOptions, LaunchOptions):
     COMMAND = "launch"
     ABOUT = "Serve gpt-oss with Ray Serve LLM: collocated, or with prefill and decode disaggregated (PD)."
     EXAMPLES = _EXAMPLES
+    EXCLUSIONS = (
+        ("local", "cluster", "{} and {} exclude each other: --local starts its own Ray nodes on this machine"),
+        ("rehearse", "local", _MADE_UP),
+        ("rehearse", "deployment.decode_bench", _MADE_UP),
+    )
     GROUPS = (
         *(WHAT, MODEL, "collocated and fluid pool", "prefill pool", "decode pool", ROLES, WHERE, SERVING, REQUESTS),
         *(TRANSPORT, ENGINE, ENVIRONMENT, WORKLOAD, HOW, EXPORT, KUBERNETES),
@@ -537,8 +543,6 @@ class LaunchRequest(LaunchOptions):
 def request_from(settings: LaunchSettings, words: Sequence[str]) -> LaunchRequest:
     """The launch that the settings ask for; ``words``: the flags as they were typed, or that give these settings.
     Raises UsageError."""
-    if settings.local and settings.cluster:
-        raise UsageError("--local and --cluster exclude each other: --local starts its own Ray nodes on this machine")
     deployment = deployment_from(settings)
     return settings.passed_to(
         LaunchRequest,
@@ -567,9 +571,6 @@ def _rehearsal(settings: LaunchSettings, deployment: Deployment) -> Rehearsal | 
     """Raises UsageError for flags that contradict it."""
     if not settings.rehearse:
         return None
-    if settings.local or settings.deployment.get("decode_bench"):
-        other = "--local" if settings.local else "--decode-bench"
-        raise UsageError(f"--rehearse and {other} exclude each other: engines are simulated, on nodes of its own")
     if deployment.kv_offload_gb is not None or deployment.kv_connectors:
         other = "--kv-offload-gb" if deployment.kv_offload_gb is not None else "--kv-connector"
         raise UsageError(f"--rehearse and {other} exclude each other: simulated engines keep no KV cache beside theirs")

@@ -47,16 +47,13 @@ class RolesSettings(Settings):
     COMMAND = "roles"
     ABOUT = "Look at the roles of a deployment of launch_gptoss.py --pd-fluid, or set them."
     EXAMPLES = EPILOG
+    EXCLUSIONS = (("split", "log", "--log prints decisions: leave it out to set the roles"),)
 
     split: Split | None = setting(
         None, "set the roles; without it: show them", "roles", positional=True, value="P:D|auto"
     )
     log: bool = setting(False, "print every decision as a line of JSON", "roles")
     base_url: str = setting(defaults.BASE_URL, "server of the deployment", "roles", value="URL")
-
-    def check(self) -> None:
-        if self.split is not None and self.log:
-            raise UsageError("--log prints decisions: leave it out to set the roles")
 
 
 def execute(settings: RolesSettings) -> None:

@@ -71,7 +71,7 @@ class RoleBoard:
         self._began_s = clock()
         self._engines: dict[str, _ReportingEngine] = {}
         self._roles: dict[str, str] = {}
-        self._by = self.spec.split
+        self._by = self.spec.roles
         # Of a later board greater than of an earlier one: routers take what is newer.
         self._version = time.time_ns()
         self._tick = 0
@@ -331,8 +331,8 @@ class RoleBoard:
         )
 
     def _learn_local_below(self) -> None:
-        if self.spec.local_below != AUTO:
-            self._local_below = int(self.spec.local_below or 0)
+        if self.spec.prefill_locally_below != AUTO:
+            self._local_below = int(self.spec.prefill_locally_below or 0)
             return
         rate = self._policy.prefill_rate.tokens_per_s
         if rate is None or not self._handoff_s:
@@ -445,7 +445,7 @@ class RoleBoard:
         metrics: Any = importlib.import_module("ray.util.metrics")
         split = _split(self._roles)
         out = list(self._roles.values())
-        values = {"prefill": split[0], "decode": split[1], "changed": int(self._by != self.spec.split)}
+        values = {"prefill": split[0], "decode": split[1], "changed": int(self._by != self.spec.roles)}
         if self._scaling is not None:
             values |= {"join": out.count("joining"), "leave": out.count("leaving")}
         for name, value in values.items():

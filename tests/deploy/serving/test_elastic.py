@@ -428,7 +428,7 @@ def test_a_controller_that_is_away_changes_nothing(board: Quiet, serve: Serve, c
 
 
 def test_a_fixed_number_asks_ray_serve_for_nothing(clock: Clock, serve: Serve) -> None:
-    made = Quiet(FluidSpec(split="1:1"), clock, serve)
+    made = Quiet(FluidSpec(roles="1:1"), clock, serve)
     clock.now += LISTEN_S
     tell(made, "a", "b")
     look(made, clock)
