@@ -46,8 +46,8 @@ def as_typed_here(text: str) -> str:
     if CHECKOUT is not None:
         return text
     commands = {script: f"pdlab {command}" for command, script in SCRIPTS.items()} | {"-m pdlab": "pdlab"}
-    scripts = "|".join(map(re.escape, commands))
-    return re.sub(rf"(?:python |\./|(?<![\w/]))({scripts})(?!\w)", lambda found: commands[found[1]], text)
+    starts, scripts = "|".join(("python ", r"\./", r"(?<![\w/])")), "|".join(map(re.escape, commands))
+    return re.sub(rf"(?:{starts})({scripts})(?!\w)", lambda found: commands[found[1]], text)
 
 
 def not_installed(package: str) -> str:
