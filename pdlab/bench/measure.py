@@ -140,7 +140,7 @@ class Driver:
         """The record of a level in which what it measured died, and what was sent of it until then."""
         validity = Validity(findings=(died,))
         requests = LevelData.of(self._sent)
-        whole, completed = self._told(metrics.whole(requests)), int(requests.ok.sum())
+        whole, completed = self._without_chunk_gaps(metrics.whole(requests)), int(requests.ok.sum())
         return self._run_of(level, completed, whole=whole, validity=validity, finished_at=now()), self._sent
 
     def _run_of(self, level: Level, completed: int, **figures: Any) -> Run:
@@ -159,7 +159,7 @@ class Driver:
             **figures,
         )
 
-    def _told(self, figures: Summary) -> Summary:
+    def _without_chunk_gaps(self, figures: Summary) -> Summary:
         """In a rehearsal an answer comes in three chunks, which say nothing of gaps between tokens."""
         return figures if self._rehearsal is None else figures.model_copy(update={"itl": None})
 
@@ -327,8 +327,8 @@ class Driver:
             level,
             completed,
             asked_tokens=metrics.asked_tokens(requests),
-            whole=self._told(metrics.whole(requests)),
-            steady=steady and self._told(steady),
+            whole=self._without_chunk_gaps(metrics.whole(requests)),
+            steady=steady and self._without_chunk_gaps(steady),
             steady_window_s=window,
             trend=metrics.trend(requests, level.load, window),
             nixl_before=before.nixl if before else None,

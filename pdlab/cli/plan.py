@@ -585,7 +585,7 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
     node = _node(settings, hardware)
     view = planned_nodes(hardware, settings.gpus, node, spread=settings.placement == "spread")
     scenario = replace(scenario, nic=view.engine_nodes[0].nic.kind)
-    progress = _Progress()
+    progress = _PlanProgress()
     ranked_plan = plan(
         scenario,
         settings.model_name,
@@ -670,7 +670,7 @@ def _draw_map(
     print(f"Goodput map ({'measured and simulated' if measured else 'simulated'}): {path}")
 
 
-class _Progress:
+class _PlanProgress:
     """A status line on standard error with the deployment that is simulated, if a plan takes long."""
 
     def __init__(self) -> None:
@@ -688,7 +688,7 @@ def _fluid(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int
     from pdlab.plan.facts import fluid_text
     from pdlab.plan.fluid_pools import fluid_plan
 
-    scenario, progress = _scenario(settings, hardware, shape), _Progress()
+    scenario, progress = _scenario(settings, hardware, shape), _PlanProgress()
     made = fluid_plan(scenario, settings.model_name, settings.gpus, progress)
     progress.end()
     print(fluid_text(made, scenario, settings.workload))

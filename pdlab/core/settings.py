@@ -31,7 +31,7 @@ from pdlab.core.arguments import (
     lengths,
     numbers,
 )
-from pdlab.core.commands import program
+from pdlab.core.commands import as_typed_here, program
 from pdlab.core.errors import UsageError
 from pdlab.core.help_pages import Argument, HelpPage, parser_of
 from pdlab.core.schema import Frozen, validate
@@ -407,7 +407,9 @@ def help_page(kind: type[Settings]) -> HelpPage:
     name = program(kind.COMMAND)
     usage = " ".join([name, "[flags]", *words])
     arguments = [argument for each in fields for argument in _arguments(each)]
-    return HelpPage(name, usage, kind.ABOUT, kind.EXAMPLES, arguments)
+    for each in arguments:
+        each.options["help"] = as_typed_here(each.options["help"])
+    return HelpPage(name, usage, as_typed_here(kind.ABOUT), as_typed_here(kind.EXAMPLES), arguments)
 
 
 def _arguments(each: Declared) -> Iterator[Argument]:
@@ -446,7 +448,14 @@ def _value_options(each: Declared) -> dict[str, Any]:
         more["action"] = "append"
     elif flag.bare is not None or (flag.positional and not each.required):
         more |= {"nargs": "?"} | ({"const": flag.bare} if flag.bare is not None else {})
+    if flag.positional and "type" in more:
+        more["type"] = partial(_unless_absent, more["type"])
     return more
+
+
+def _unless_absent(reader: Callable[[str], Any], text: str) -> Any:
+    """argparse of Python 3.11 reads the default of an optional word too, which is `argparse.SUPPRESS`."""
+    return text if text is argparse.SUPPRESS else reader(text)
 
 
 def _help(each: Declared) -> str:

@@ -109,6 +109,7 @@ def _host(text: str) -> str:
 
 
 _TP = {"tp": f"{CLUSTER_TP}, with --local {LOCAL_TP}"}
+_ARGS = ("engine_kwargs",)  # of one pool; those of every pool are common
 
 
 class LaunchOptions(Settings):
@@ -237,8 +238,12 @@ class LaunchSettings(ExportOptions, LaunchOptions):
             otherwise={"replicas": f"1, with --pd-fluid {FLUID_REPLICAS}"} | _TP,
         ),
     ] = Field(default_factory=dict)
-    prefill: Annotated[dict[str, Any], FlagsOf(Pool, "prefill pool", "p-", otherwise=_TP)] = Field(default_factory=dict)
-    decode: Annotated[dict[str, Any], FlagsOf(Pool, "decode pool", "d-", otherwise=_TP)] = Field(default_factory=dict)
+    prefill: Annotated[dict[str, Any], FlagsOf(Pool, "prefill pool", "p-", otherwise=_TP, advanced=_ARGS)] = Field(
+        default_factory=dict
+    )
+    decode: Annotated[dict[str, Any], FlagsOf(Pool, "decode pool", "d-", otherwise=_TP, advanced=_ARGS)] = Field(
+        default_factory=dict
+    )
     fluid: Annotated[dict[str, Any], FlagsOf(Fluid, leave_out=("pool", "transport"))] = Field(default_factory=dict)
     transport: Annotated[dict[str, Any], FlagsOf(Transport)] = Field(default_factory=dict)
     cluster: str | None = setting(
@@ -264,6 +269,7 @@ class LaunchSettings(ExportOptions, LaunchOptions):
         f"run the application of --cluster (default {REHEARSED_CLUSTER}) on this machine: fake nodes and GPUs, "
         "simulated engines (docs/rehearsal.md)",
         WHERE,
+        advanced=True,
     )
     rehearsal: Annotated[dict[str, Any], FlagsOf(Rehearsal, WHERE, leave_out=("caches",), needs="rehearse")] = Field(
         default_factory=dict

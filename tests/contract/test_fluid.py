@@ -190,7 +190,7 @@ def test_the_engine_with_fewest_requests_decodes() -> None:
 def test_prompts_and_requests_that_were_sent_are_counted_apart() -> None:
     """An engine that was given a prompt as the roles changed is not one with hundreds of requests."""
     ours = router({"a": "prefill", "b": "prefill", "c": "prefill", "d": "decode"})
-    ours._count(ours._playing("decode", frozenset())[0], 0, 500)
+    ours._count(ours._with_role("decode", frozenset())[0], 0, 500)
     ours._known = replace(ours._known, roles=ROLES)
     assert asked(ours, None, times=40) == {"b", "d"}
 

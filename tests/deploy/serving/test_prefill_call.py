@@ -16,7 +16,7 @@ import pytest
 from pdlab.deploy.serving import prefill_call, timeline
 from pdlab.deploy.serving.early_token import FIRST_TOKEN, EarlyToken
 from pdlab.deploy.serving.prefill_call import ROUTE, CallsPrefill, PrefillRules
-from pdlab.marks.parts import seconds_of
+from pdlab.marks.request_parts import seconds_of
 
 RULES = PrefillRules(120.0, 5.0, ("retry", "local"), early_token=False, reuse_first_token=False)
 
