@@ -34,7 +34,7 @@ from pydantic import Field, model_validator
 
 from pdlab.core.schema import Frozen
 from pdlab.core.settings import AboveZero, setting
-from pdlab.core.workload import Slo
+from pdlab.core.workload import BURSTINESS, Burstiness, Slo
 from pdlab.results import metrics
 from pdlab.results.level_data import LevelData
 from pdlab.results.schema import Run, SloPoint, SloSearch
@@ -51,6 +51,7 @@ from pdlab.results.slo import (
 )
 
 SLO_SEARCH = "search for the highest rate within an SLO"  # title of a group of flags
+TWO_STARTS = "{} and {} both set the start of the search: give one of the two"
 LEAST_RPS = 0.001
 MOST_RPS = 100_000.0
 STEADY_SHARE = 0.7  # of an open loop's requests are in its steady window, where it is held for 10 times E2EL
@@ -101,7 +102,7 @@ class SearchOptions(Frozen):
     @model_validator(mode="after")
     def _one_start(self) -> SearchOptions:
         if self.start_from is not None and self.start_rps is not None:
-            raise ValueError("start_from and start_rps both set the start of the search: give one of the two")
+            raise ValueError(TWO_STARTS.format("start_from", "start_rps"))
         if self.hardware is not None and self.start_from is None:
             raise ValueError("hardware belongs to start_from: plan")
         return self
@@ -115,7 +116,7 @@ class SloSearchOptions(SearchOptions):
     """
 
     slo: Slo
-    burstiness: float = Field(default=1.0, gt=0)
+    burstiness: Burstiness = BURSTINESS
     requests: int | None = Field(default=None, ge=1)
 
     @property

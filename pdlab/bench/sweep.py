@@ -35,7 +35,7 @@ from pdlab.core.replayed import COMPILED
 from pdlab.core.schema import Frozen, Incidental
 from pdlab.core.settings import PerUnit, Positive, Processes, Seconds, SecondsOrNone, Settings, setting
 from pdlab.core.text import minutes
-from pdlab.core.workload import REQUESTS, Closed, Level, Load, Open, Ramp, RunKey, Sweep, Workload
+from pdlab.core.workload import LOAD, REQUESTS, Closed, Level, Load, Open, Ramp, RunKey, Sweep, Workload
 from pdlab.deploy import canary
 from pdlab.deploy.endpoint import key_of, measured, next_attempt
 from pdlab.results.level_data import LevelData
@@ -50,7 +50,7 @@ SIGNS_OF_DEATH = {"failed_requests", "prefill_calls", "restarts"}
 FIRST_ROUND_S = 30.0  # of an open loop that is held for long
 
 
-LOAD, SERVER, RESULTS = "load", "server", "results"  # titles of groups of flags
+SERVER, RESULTS = "server", "results"  # titles of groups of flags
 Minutes = Annotated[float, Gt(0), PerUnit(1 / 60)]
 HoldSeconds = Annotated[Seconds, Le(MAX_HOLD_S)]
 
@@ -80,7 +80,10 @@ class LevelOptions(Settings):
         both_ways=True,
     )
     request_timeout_s: Seconds = setting(
-        600.0, "a request without a complete answer after S seconds has failed", REQUESTS, value="S"
+        defaults.REQUEST_TIMEOUT_S,
+        "a request without a complete answer after S seconds has failed",
+        REQUESTS,
+        value="S",
     )
     recover_s: Annotated[SecondsOrNone, Incidental] = setting(
         RECOVER_S,

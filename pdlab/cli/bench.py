@@ -16,9 +16,8 @@ from pydantic import Field
 from pdlab.bench.fill import planned
 from pdlab.bench.levels import FINAL_HOLD_S
 from pdlab.bench.measure import title
-from pdlab.bench.slo_search import SLO_SEARCH, SearchOptions, SloSearchOptions
+from pdlab.bench.slo_search import SLO_SEARCH, TWO_STARTS, SearchOptions, SloSearchOptions
 from pdlab.bench.sweep import (
-    LOAD,
     RESULTS,
     SERVER,
     SweepFlags,
@@ -39,7 +38,19 @@ from pdlab.core.output_paths import check_folder
 from pdlab.core.schema import validate
 from pdlab.core.settings import AboveZero, FlagsOf, Text, flag_names, given_of, parse, setting
 from pdlab.core.text import aligned, choices, counted, duration, minutes, ms, numbers
-from pdlab.core.workload import REQUESTS, Closed, Load, Open, Ramp, Replay, Slo, Workload, parse_slo, workload_of_flags
+from pdlab.core.workload import (
+    LOAD,
+    REQUESTS,
+    Closed,
+    Load,
+    Open,
+    Ramp,
+    Replay,
+    Slo,
+    Workload,
+    parse_slo,
+    workload_of_flags,
+)
 from pdlab.deploy.endpoint import reach
 from pdlab.results.schema import Distribution, Run
 from pdlab.results.soak import changes
@@ -69,7 +80,7 @@ ALL_CONCURRENCIES = (4, 8, 16, 32, 48, 64)
 ALL_RATES_RPS = (1.0, 2.0, 4.0, 8.0, 12.0, 16.0)
 # Fields that do not go with a replay, whose file sets the requests and their times.
 OF_ONE_LOAD = (
-    *("type", "concurrency", "request_rate", "per_gpu", "ramp", "ramp_shape", "burstiness", "mixes", "final", "hold_s"),
+    *("type", "concurrency", "request_rate", "per_gpu", "ramp", "growth", "arrivals", "mixes", "final", "hold_s"),
     *("slo", "smoke", "soak_s", "prompts_per_level"),
     *(f"requests.{name}" for name in Workload.model_fields if name != "seed"),
 )
@@ -132,6 +143,12 @@ class BenchSettings(SweepFlags):
     ABOUT = "Sweep load levels against a running deployment; results go to OUT/EXP_NAME/."
     EXAMPLES = EPILOG
     GROUPS = (LOAD, REQUESTS, SLO_SEARCH, SERVER, RESULTS)
+    EXCLUSIONS = (
+        ("resume", "force", "{} skips finished levels and {} replaces them: give one of the two"),
+        ("mixes", "requests.lengths", "{} is a short form of {}: give one of the two"),
+        ("search.start_from", "search.start_rps", TWO_STARTS),
+        ("smoke", "slo", "{} is one short level, {} measures many: leave one of the two out"),
+    )
 
     type: Literal["concurrency", "request-rate", "ramp"] | None = setting(
         None,
@@ -165,10 +182,8 @@ class BenchSettings(SweepFlags):
     ramp: str | None = setting(
         None, "arrivals per second, growing from START to END over a level", LOAD, value="START:END[,...]"
     )
-    ramp_shape: Literal["linear", "exponential"] | None = setting(None, "how a ramp grows", LOAD, otherwise="linear")
-    burstiness: AboveZero | None = setting(
-        None, "open loop: shape of the gaps' gamma distribution", LOAD, value="B", otherwise="1: Poisson"
-    )
+    growth: Annotated[dict[str, Any], FlagsOf(Ramp, prefix="ramp-", only=("shape",))] = Field(default_factory=dict)
+    arrivals: Annotated[dict[str, Any], FlagsOf(Open, only=("burstiness",))] = Field(default_factory=dict)
     requests: Annotated[dict[str, Any], FlagsOf(Workload)] = Field(default_factory=dict)
     mixes: str | None = setting(
         None,
@@ -203,17 +218,8 @@ class BenchSettings(SweepFlags):
     dry_run: bool = setting(False, "print the levels and how long they take; send nothing to the server", RESULTS)
 
     def check(self) -> None:
-        if self.resume and self.force:
-            raise UsageError("--resume skips finished levels and --force replaces them: give one of the two")
-        if self.mixes is not None and "lengths" in self.requests:
-            raise UsageError("--mixes is a short form of --lengths: give one of the two")
-        if {"start_from", "start_rps"} <= self.search.keys():
-            raise UsageError("--start-from and --slo-start both set the start of the search: give one of the two")
         if self.smoke and self.fill_cache == "yes":
             raise UsageError("--smoke is one short level, which fills no KV pool: leave --fill-cache out")
-        if self.smoke and self.slo is not None:
-            raise UsageError("--smoke is one short level, --slo measures many: leave one of the two out")
-
         if self.replay_file is not None and (unused := given_of(self, OF_ONE_LOAD)):
             raise UsageError(f"the file of --workload sets the requests and their times: leave {unused[0]} out")
 
@@ -285,32 +291,28 @@ def _searches(settings: BenchSettings) -> tuple[SloSearchOptions, ...]:
     if settings.slo is None:
         return ()
     quantile = settings.share.get("quantile", SLO_QUANTILE)
-    fields = {
-        "slo": parse_slo(settings.slo, quantile),
-        "requests": settings.prompts_per_level,
-        "burstiness": settings.burstiness,
-    }
-    named = {name: value for name, value in fields.items() if value is not None}
+    fields = {"slo": parse_slo(settings.slo, quantile), **settings.search, **settings.arrivals}
+    if settings.prompts_per_level is not None:
+        fields["requests"] = settings.prompts_per_level
     names = flag_names(BenchSettings) | flag_names(BenchSettings, "search") | {"requests": "--prompts-per-level"}
-    return (validate(SloSearchOptions, {**settings.search, **named}, where="--slo", names=names),)
+    return (validate(SloSearchOptions, fields, where="--slo", names=names),)
 
 
 def _loads(settings: BenchSettings, *, implied: bool) -> tuple[Load, ...]:
     of_kind = {
         "concurrency": ("concurrency", "per_gpu"),
         "request-rate": ("request_rate",),
-        "ramp": ("ramp", "ramp_shape"),
+        "ramp": ("ramp", "growth"),
     }
     named = [kind for kind, names in of_kind.items() if given_of(settings, names)]
     kind = settings.type or (named[-1] if len(named) == 1 else "concurrency")
     for other, names in of_kind.items():
         if other != kind and (wrong := given_of(settings, names)):
             raise UsageError(f"{wrong[0]} belongs to --type {other}, but --type is {kind}")
-    if settings.burstiness is not None and kind == "concurrency" and settings.slo is None:
+    if settings.arrivals and kind == "concurrency" and settings.slo is None:
         raise UsageError(f"--burstiness belongs to --type request-rate, but --type is {kind}")
     if not implied and settings.type is None and not named:
         return ()  # only a search
-    shape = 1.0 if settings.burstiness is None else settings.burstiness
     if kind == "concurrency":
         if settings.concurrency is None and settings.per_gpu:
             return ()
@@ -318,8 +320,8 @@ def _loads(settings: BenchSettings, *, implied: bool) -> tuple[Load, ...]:
     if kind == "ramp":
         if settings.ramp is None:
             raise UsageError("--type ramp needs --ramp START:END, for example --ramp 1:16")
-        return parse_ramps(settings.ramp, settings.ramp_shape or "linear", shape)
-    return tuple(Open(rate_rps=value, burstiness=shape) for value in settings.request_rate or ALL_RATES_RPS)
+        return parse_ramps(settings.ramp, **settings.growth, **settings.arrivals)
+    return tuple(Open(rate_rps=value, **settings.arrivals) for value in settings.request_rate or ALL_RATES_RPS)
 
 
 def table(runs: Sequence[Run]) -> str:
@@ -462,13 +464,13 @@ def report(result: SweepResult) -> None:
     print(f"next: {typed('viz', '--exps', str(result.folder), '--use-normalized')}")
 
 
-def parse_ramps(text: str, shape: Literal["linear", "exponential"], burstiness: float) -> tuple[Ramp, ...]:
-    """``1:16,2:8``: ramps from START to END requests/s. Raises UsageError."""
+def parse_ramps(text: str, **options: Any) -> tuple[Ramp, ...]:
+    """``1:16,2:8``: ramps from START to END requests/s, with other fields of theirs. Raises UsageError."""
     ramps = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)\s*", part)
         if not match or not all(0 < float(value) <= MAX_LOAD for value in match.groups()):
             raise UsageError(f"--ramp: expected START:END in requests/s above 0, such as 1:16, got {text!r}")
-        ramps.append(Ramp(start_rps=float(match[1]), end_rps=float(match[2]), shape=shape, burstiness=burstiness))
+        ramps.append(Ramp(start_rps=float(match[1]), end_rps=float(match[2]), **options))
     _distinct("--ramp", [ramp.end_rps for ramp in ramps])
     return tuple(ramps)
