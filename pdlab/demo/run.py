@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from pdlab.bench.levels import num_requests
 from pdlab.cluster.machine import Machine
+from pdlab.core import defaults
 from pdlab.core.commands import python_words
 from pdlab.core.errors import StoreError
 from pdlab.core.exit_code import INTERRUPTED
@@ -84,7 +85,7 @@ class Demo:
         self._port = port
         self._levels = levels
         load = ["-t", "concurrency", "-c", ",".join(map(str, levels)), *workload.flag_words]
-        self._load = [*load, "--retry-invalid", "-u", f"http://127.0.0.1:{port}", "--out", _shown_path(out)]
+        self._load = [*load, "--retry-invalid", "-u", defaults.base_url(port), "--out", _shown_path(out)]
         sweep_s = SWEEP_START_S + REQUEST_S * sum(num_requests(Closed(concurrency=level)) for level in levels)
         steps = [("launch", LAUNCH_S * slower), ("sweep", sweep_s * slower)]
         self._clock = DemoClock(steps * len(DEPLOYMENTS))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pdlab.cluster import two_hosts
+from pdlab.core import defaults
 from pdlab.core.commands import python_words
 from pdlab.core.errors import UsageError
 from pdlab.steps.runner import StepRunner
@@ -64,7 +65,7 @@ def launch_and_break(words: Sequence[str], flags: Sequence[str], port: int, *, s
             if code:
                 return code
             for plan in deployment.plans:
-                url = ["--base-url", f"http://127.0.0.1:{port}"]
+                url = ["--base-url", defaults.base_url(port)]
                 code = runner.run_shown("-m", "pdlab", "chaos", plan, *url, *words)
                 if code not in (0, HAS_FINDINGS):
                     return code
