@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +23,7 @@ from pdlab.analysis.ttft_parts import TtftParts
 from pdlab.analysis.view import View
 from pdlab.core.arguments import SLO_QUANTILE
 from pdlab.core.bounds import Bounds, parse_bounds
-from pdlab.core.commands import typed
+from pdlab.core.command_lines import command_line
 from pdlab.core.errors import UsageError
 from pdlab.core.findings import Finding
 from pdlab.core.workload import Replay, Slo, parse_slo
@@ -214,6 +213,7 @@ def _audit_note(results: Results) -> list[ReportNote]:
         return []
     kinds = ", ".join(dict.fromkeys(finding.kind for finding in findings))
     few = len(paths) <= 4
-    named, more = (shlex.join(map(str, paths)), "") if few else ("DIR...", " with these folders")
+    line = command_line("viz", audit=paths if few else ("DIR...",))
+    more = "" if few else " with these folders"
     text = f"the audit has findings that make a plot of these folders wrong ({kinds}): "
-    return [ReportNote("audit", f"{text}{typed('viz', '--audit')} {named}{more} lists them")]
+    return [ReportNote("audit", f"{text}{line}{more} lists them")]
