@@ -6,16 +6,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Le
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pdlab.bench import levels
 from pdlab.bench.fill import FillCache
 from pdlab.bench.levels import FINAL_HOLD_S
-from pdlab.bench.slo_search import SLO_SEARCH, SearchOptions, SloSearchOptions
 from pdlab.core import defaults
 from pdlab.core.arguments import MAX_HOLD_S, MAX_LOAD, MAX_REPEATS, MAX_REQUESTS
 from pdlab.core.errors import UsageError
-from pdlab.core.schema import Incidental
+from pdlab.core.schema import Frozen, Incidental
 from pdlab.core.settings import (
     AboveZero,
     FlagsOf,
@@ -30,8 +29,7 @@ from pdlab.core.settings import (
     setting,
 )
 from pdlab.core.text import numbers
-from pdlab.core.workload import REQUESTS, Load, Slo, Workload
-from pdlab.results.schema import Tuning
+from pdlab.core.workload import REQUESTS, Slo, Workload
 
 RECOVER_S = 900.0
 EPILOG = """\
@@ -54,6 +52,7 @@ Metrics: docs/metrics.md; gates: docs/methodology.md.
 """
 
 LOAD, SERVER, RESULTS = "load", "server", "results"  # titles of groups of flags
+SLO_SEARCH = "search for the highest rate within an SLO"
 Minutes = Annotated[float, Gt(0), PerUnit(1 / 60)]
 HoldSeconds = Annotated[Seconds, Le(MAX_HOLD_S)]
 
@@ -147,24 +146,6 @@ class SweepFlags(LevelOptions):
     )
 
 
-class SweepOptions(SweepFlags):
-    """All settings of a sweep.
-
-    ``per_gpu``: closed loops of that many requests per GPU of the deployment. ``only_repeat``: measure that repeat
-    only. ``shuffle``: a seed that orders the levels at random. ``tuning``: the search that the deployment's settings
-    come from, for the manifest. ``command`` is kept in the manifest as the exact command line.
-    """
-
-    loads: tuple[Load, ...] = ()
-    per_gpu: tuple[float, ...] = ()
-    searches: tuple[SloSearchOptions, ...] = ()
-    workload: Workload = Workload()
-    only_repeat: int | None = None
-    shuffle: str | None = None
-    tuning: Tuning | None = None
-    command: str = "pdlab.bench.sweep.run_sweep(...)"
-
-
 ALL_CONCURRENCIES = (4, 8, 16, 32, 48, 64)
 ALL_RATES_RPS = (1.0, 2.0, 4.0, 8.0, 12.0, 16.0)
 # Fields that do not go with a replay, whose file sets the requests and their times.
@@ -222,6 +203,51 @@ def distinct(flag: str, values: list[N]) -> tuple[N, ...]:
 
 CONCURRENCIES = Text(parse_concurrencies, lambda values: ",".join(map(str, values)))
 RATES, PER_GPU = Text(parse_rates, numbers), Text(parse_per_gpu, numbers)
+
+
+class SearchOptions(Frozen):
+    """Start and end of a search. ``resolution``: it ends when the ratio of neighbouring rates is below 1 + resolution.
+
+    ``start_rps`` None: from the closed-loop levels measured before, else 1; from there it goes by a factor ``step``,
+    then by more, up to 2. ``max_points``: the largest number of levels, which share the allowed error. ``longest_s``:
+    the longest first level, if independent requests are lacking. ``start_from`` plan: the command line sets
+    ``start_rps`` and ``step`` by the simulator, on ``hardware`` (None: that of the deployment), before anything is
+    measured.
+    """
+
+    confidence: float = Field(default=0.95, gt=0.5, lt=1)
+    resolution: Annotated[float, Gt(0), Le(1)] = setting(
+        0.1,
+        "end when the lowest failing rate is at most (1 + R) times the highest passing rate",
+        SLO_SEARCH,
+        "--slo-resolution",
+        value="R",
+    )
+    start_rps: AboveZero | None = setting(
+        None,
+        "first rate of the search",
+        SLO_SEARCH,
+        "--slo-start",
+        value="RATE",
+        otherwise="half of the highest rate that closed loops reached, or 1",
+    )
+    step: float = Field(default=2.0, gt=1, le=2)
+    max_points: int = Field(default=20, ge=2)
+    longest_s: float = Field(default=600.0, gt=0)
+    start_from: Literal["plan"] | None = setting(
+        None, "begin the search at the rate that the simulator finds", SLO_SEARCH
+    )
+    hardware: str | None = setting(
+        None, "with --start-from: calibrated step times, as with plan.py", SLO_SEARCH, value="NAME", needs="start_from"
+    )
+
+    @model_validator(mode="after")
+    def _one_start(self) -> SearchOptions:
+        if self.start_from is not None and self.start_rps is not None:
+            raise ValueError("start_from and start_rps both set the start of the search: give one of the two")
+        if self.hardware is not None and self.start_from is None:
+            raise ValueError("hardware belongs to start_from: plan")
+        return self
 
 
 class BenchSettings(SweepFlags):

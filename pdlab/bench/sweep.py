@@ -19,7 +19,7 @@ from pdlab.bench.client.processes import LoadClient
 from pdlab.bench.client.protocol import ReplayedPlan
 from pdlab.bench.fill import FOR_SOAK, fill
 from pdlab.bench.measure import Driver, describe
-from pdlab.bench.options import SweepOptions
+from pdlab.bench.options import SweepFlags
 from pdlab.bench.progress import Progress
 from pdlab.bench.slo_search import SloSearchOptions
 from pdlab.bench.target import Target, normal_url, resolve_target
@@ -30,12 +30,12 @@ from pdlab.core.findings import Finding, found
 from pdlab.core.replayed import COMPILED
 from pdlab.core.schema import Frozen
 from pdlab.core.text import minutes
-from pdlab.core.workload import Closed, Level, Open, Ramp, RunKey, Sweep
+from pdlab.core.workload import Closed, Level, Load, Open, Ramp, RunKey, Sweep, Workload
 from pdlab.deploy import canary
 from pdlab.deploy.endpoint import key_of, measured, next_attempt
 from pdlab.results.level_data import LevelData
 from pdlab.results.provenance import client_versions, git_state, now
-from pdlab.results.schema import Manifest, RequestRecord, Run, SloSearch
+from pdlab.results.schema import Manifest, RequestRecord, Run, SloSearch, Tuning
 from pdlab.results.soak import soak
 from pdlab.results.store import MANIFEST, Store
 
@@ -43,6 +43,24 @@ MOST_CLIENTS = 8
 # Gates that a dead replica fails, beside others.
 SIGNS_OF_DEATH = {"failed_requests", "prefill_calls", "restarts"}
 FIRST_ROUND_S = 30.0  # of an open loop that is held for long
+
+
+class SweepOptions(SweepFlags):
+    """All settings of a sweep.
+
+    ``per_gpu``: closed loops of that many requests per GPU of the deployment. ``only_repeat``: measure that repeat
+    only. ``shuffle``: a seed that orders the levels at random. ``tuning``: the search that the deployment's settings
+    come from, for the manifest. ``command`` is kept in the manifest as the exact command line.
+    """
+
+    loads: tuple[Load, ...] = ()
+    per_gpu: tuple[float, ...] = ()
+    searches: tuple[SloSearchOptions, ...] = ()
+    workload: Workload = Workload()
+    only_repeat: int | None = None
+    shuffle: str | None = None
+    tuning: Tuning | None = None
+    command: str = "pdlab.bench.sweep.run_sweep(...)"
 
 
 class SweepResult(Frozen):

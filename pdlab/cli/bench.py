@@ -13,9 +13,9 @@ from typing import Literal
 from pdlab.bench.fill import planned
 from pdlab.bench.levels import FINAL_HOLD_S
 from pdlab.bench.measure import title
-from pdlab.bench.options import ALL_CONCURRENCIES, ALL_RATES_RPS, BenchSettings, SweepOptions, distinct
+from pdlab.bench.options import ALL_CONCURRENCIES, ALL_RATES_RPS, BenchSettings, distinct
 from pdlab.bench.slo_search import SloSearchOptions
-from pdlab.bench.sweep import SweepResult, build, run_sweep, with_loads
+from pdlab.bench.sweep import SweepOptions, SweepResult, build, run_sweep, with_loads
 from pdlab.bench.target import check_name, normal_url
 from pdlab.bench.traffic import read_traffic, replayed
 from pdlab.core.arguments import MAX_HOLD_S, MAX_LOAD, SLO_QUANTILE

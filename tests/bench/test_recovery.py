@@ -13,9 +13,9 @@ from support import records as made
 from support.validity import failing
 
 from pdlab.bench import recovery, sweep
-from pdlab.bench.options import SweepOptions
 from pdlab.bench.progress import Progress
 from pdlab.bench.recovery import await_whole, state
+from pdlab.bench.sweep import SweepOptions
 from pdlab.bench.target import Target
 from pdlab.bench.watch import ReplicaHealth
 from pdlab.core.deployment import Deployment, parse_label

@@ -13,9 +13,8 @@ from support.validity import failing
 
 from pdlab.bench import levels, measure, target
 from pdlab.bench.measure import settled
-from pdlab.bench.options import SweepOptions
 from pdlab.bench.progress import ExperimentProgress, Progress
-from pdlab.bench.sweep import _check_again, _Sweeper, _todo, build, same_experiment
+from pdlab.bench.sweep import SweepOptions, _check_again, _Sweeper, _todo, build, same_experiment
 from pdlab.bench.target import normal_url
 from pdlab.cli import bench
 from pdlab.core.deployment import Collocated, Deployment, Pool

@@ -10,8 +10,7 @@ from support.completions import completions_server
 
 from pdlab.bench import traffic
 from pdlab.bench.experiment.file import configurations, load_experiment_file, loads_and_searches
-from pdlab.bench.options import SweepOptions
-from pdlab.bench.sweep import build, run_sweep
+from pdlab.bench.sweep import SweepOptions, build, run_sweep
 from pdlab.cli.bench import options
 from pdlab.core.deployment import Collocated, Deployment, Pool
 from pdlab.core.errors import StoreError, UsageError

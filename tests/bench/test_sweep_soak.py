@@ -8,8 +8,7 @@ import pytest
 from support.sweep import BUSY_MACHINE, Oracle, publish, run_bm
 
 from pdlab.bench.client.processes import LoadClient
-from pdlab.bench.options import SweepOptions
-from pdlab.bench.sweep import run_sweep
+from pdlab.bench.sweep import SweepOptions, run_sweep
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.workload import Closed, Load, Open, Workload
 from pdlab.results.schema import Run

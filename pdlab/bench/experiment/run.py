@@ -27,9 +27,9 @@ from pdlab.bench.experiment.schedule import (
     unfinished_work,
     visit_s,
 )
-from pdlab.bench.options import LevelOptions, SweepFlags, SweepOptions
+from pdlab.bench.options import LevelOptions, SweepFlags
 from pdlab.bench.progress import ExperimentProgress, Progress
-from pdlab.bench.sweep import SweepResult, all_answered, run_sweep
+from pdlab.bench.sweep import SweepOptions, SweepResult, all_answered, run_sweep
 from pdlab.core import defaults
 from pdlab.core.command_lines import flag_words
 from pdlab.core.commands import python_words
