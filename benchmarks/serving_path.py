@@ -190,7 +190,7 @@ def measure_level(client: LoadClient, server: Server, workload: Workload, level:
             lengths=workload.draw(level) if workload.varied else None,
             num_requests=level.num_requests,
             seed=level.seed,
-            concurrency=level.load.concurrency,
+            load=level.load,
             **server.target,
         )
     )

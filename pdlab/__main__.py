@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
-from pdlab.core.commands import module_of
+from pdlab.core.commands import as_typed_here, module_of
 from pdlab.core.exit_code import exit_code
 from pdlab.core.files import CHECKOUT
 from pdlab.core.help_pages import HELP, HELP_ALL, parser_of, store_page, stored_page
@@ -45,7 +45,9 @@ COMMANDS = {
 def usage() -> str:
     """The commands, one per line."""
     width = max(map(len, COMMANDS))
-    lines = [f"  {name.ljust(width)}  {description}" for name, description in COMMANDS.items()]
+    # In brackets: the script of a checkout.
+    about = {name: text if CHECKOUT else text.partition(" (")[0] for name, text in COMMANDS.items()}
+    lines = [f"  {name.ljust(width)}  {text}" for name, text in about.items()]
     front = "pdlab" if CHECKOUT is None else "python -m pdlab"
     return "\n".join([f"usage: {front} COMMAND [FLAGS]; COMMAND --help lists its flags", "", *lines])
 
@@ -59,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _shown(f"pdlab {__version__}")
     if words[0] not in COMMANDS:
         problem = f"{words[0]!r} is not a command; {choices(words[0], COMMANDS)}"
-        print(f"error: {problem}; python -m pdlab lists all", file=sys.stderr)
+        print(f"error: {problem}; {as_typed_here('python -m pdlab')} lists all", file=sys.stderr)
         return 2
     if len(words) == 2 and words[1] in (*HELP, HELP_ALL):
         return exit_code(lambda: _print_help(words[0], everything=words[1] == HELP_ALL))

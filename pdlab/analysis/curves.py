@@ -534,7 +534,7 @@ def _span(values: Sequence[int]) -> str:
     return str(low) if low == high else f"{low}-{high}"
 
 
-def own(curves: Iterable[Curve]) -> list[Curve]:
+def rankable(curves: Iterable[Curve]) -> list[Curve]:
     """The curves that may be ranked: not those of published tables."""
     return [curve for curve in curves if curve.published is None]
 

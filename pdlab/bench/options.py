@@ -29,7 +29,7 @@ from pdlab.core.settings import (
     setting,
 )
 from pdlab.core.text import numbers
-from pdlab.core.workload import REQUESTS, Slo, Workload
+from pdlab.core.workload import LOAD, REQUESTS, Open, Ramp, Slo, Workload
 
 RECOVER_S = 900.0
 EPILOG = """\
@@ -51,8 +51,10 @@ Exit codes: 0 all levels valid, 1 failed, 2 bad input or no server, 3 some level
 Metrics: docs/metrics.md; gates: docs/methodology.md.
 """
 
-LOAD, SERVER, RESULTS = "load", "server", "results"  # titles of groups of flags
-SLO_SEARCH = "search for the highest rate within an SLO"
+
+SLO_SEARCH = "search for the highest rate within an SLO"  # title of a group of flags
+TWO_STARTS = "{} and {} both set the start of the search: give one of the two"
+SERVER, RESULTS = "server", "results"  # titles of groups of flags
 Minutes = Annotated[float, Gt(0), PerUnit(1 / 60)]
 HoldSeconds = Annotated[Seconds, Le(MAX_HOLD_S)]
 
@@ -82,7 +84,10 @@ class LevelOptions(Settings):
         both_ways=True,
     )
     request_timeout_s: Seconds = setting(
-        600.0, "a request without a complete answer after S seconds has failed", REQUESTS, value="S"
+        defaults.REQUEST_TIMEOUT_S,
+        "a request without a complete answer after S seconds has failed",
+        REQUESTS,
+        value="S",
     )
     recover_s: Annotated[SecondsOrNone, Incidental] = setting(
         RECOVER_S,
@@ -150,7 +155,7 @@ ALL_CONCURRENCIES = (4, 8, 16, 32, 48, 64)
 ALL_RATES_RPS = (1.0, 2.0, 4.0, 8.0, 12.0, 16.0)
 # Fields that do not go with a replay, whose file sets the requests and their times.
 OF_ONE_LOAD = (
-    *("type", "concurrency", "request_rate", "per_gpu", "ramp", "ramp_shape", "burstiness", "mixes", "final", "hold_s"),
+    *("type", "concurrency", "request_rate", "per_gpu", "ramp", "growth", "arrivals", "mixes", "final", "hold_s"),
     *("slo", "smoke", "soak_s", "prompts_per_level"),
     *(f"requests.{name}" for name in Workload.model_fields if name != "seed"),
 )
@@ -244,7 +249,7 @@ class SearchOptions(Frozen):
     @model_validator(mode="after")
     def _one_start(self) -> SearchOptions:
         if self.start_from is not None and self.start_rps is not None:
-            raise ValueError("start_from and start_rps both set the start of the search: give one of the two")
+            raise ValueError(TWO_STARTS.format("start_from", "start_rps"))
         if self.hardware is not None and self.start_from is None:
             raise ValueError("hardware belongs to start_from: plan")
         return self
@@ -258,6 +263,12 @@ class BenchSettings(SweepFlags):
     ABOUT = "Sweep load levels against a running deployment; results go to OUT/EXP_NAME/."
     EXAMPLES = EPILOG
     GROUPS = (LOAD, REQUESTS, SLO_SEARCH, SERVER, RESULTS)
+    EXCLUSIONS = (
+        ("resume", "force", "{} skips finished levels and {} replaces them: give one of the two"),
+        ("mixes", "requests.lengths", "{} is a short form of {}: give one of the two"),
+        ("search.start_from", "search.start_rps", TWO_STARTS),
+        ("smoke", "slo", "{} is one short level, {} measures many: leave one of the two out"),
+    )
 
     type: Literal["concurrency", "request-rate", "ramp"] | None = setting(
         None,
@@ -291,10 +302,8 @@ class BenchSettings(SweepFlags):
     ramp: str | None = setting(
         None, "arrivals per second, growing from START to END over a level", LOAD, value="START:END[,...]"
     )
-    ramp_shape: Literal["linear", "exponential"] | None = setting(None, "how a ramp grows", LOAD, otherwise="linear")
-    burstiness: AboveZero | None = setting(
-        None, "open loop: shape of the gaps' gamma distribution", LOAD, value="B", otherwise="1: Poisson"
-    )
+    growth: Annotated[dict[str, Any], FlagsOf(Ramp, prefix="ramp-", only=("shape",))] = Field(default_factory=dict)
+    arrivals: Annotated[dict[str, Any], FlagsOf(Open, only=("burstiness",))] = Field(default_factory=dict)
     requests: Annotated[dict[str, Any], FlagsOf(Workload)] = Field(default_factory=dict)
     mixes: str | None = setting(
         None,
@@ -329,16 +338,7 @@ class BenchSettings(SweepFlags):
     dry_run: bool = setting(False, "print the levels and how long they take; send nothing to the server", RESULTS)
 
     def check(self) -> None:
-        if self.resume and self.force:
-            raise UsageError("--resume skips finished levels and --force replaces them: give one of the two")
-        if self.mixes is not None and "lengths" in self.requests:
-            raise UsageError("--mixes is a short form of --lengths: give one of the two")
-        if {"start_from", "start_rps"} <= self.search.keys():
-            raise UsageError("--start-from and --slo-start both set the start of the search: give one of the two")
         if self.smoke and self.fill_cache == "yes":
             raise UsageError("--smoke is one short level, which fills no KV pool: leave --fill-cache out")
-        if self.smoke and self.slo is not None:
-            raise UsageError("--smoke is one short level, --slo measures many: leave one of the two out")
-
         if self.replay_file is not None and (unused := given_of(self, OF_ONE_LOAD)):
             raise UsageError(f"the file of --workload sets the requests and their times: leave {unused[0]} out")

@@ -32,7 +32,7 @@ from pydantic import Field
 
 from pdlab.bench.options import SearchOptions
 from pdlab.core.schema import Frozen
-from pdlab.core.workload import Slo
+from pdlab.core.workload import BURSTINESS, Burstiness, Slo
 from pdlab.results import metrics
 from pdlab.results.level_data import LevelData
 from pdlab.results.schema import Run, SloPoint, SloSearch
@@ -67,7 +67,7 @@ class SloSearchOptions(SearchOptions):
     """
 
     slo: Slo
-    burstiness: float = Field(default=1.0, gt=0)
+    burstiness: Burstiness = BURSTINESS
     requests: int | None = Field(default=None, ge=1)
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any
 
 from pdlab.bench.fill import planned
 from pdlab.bench.levels import FINAL_HOLD_S
@@ -103,32 +103,28 @@ def _searches(settings: BenchSettings) -> tuple[SloSearchOptions, ...]:
     if settings.slo is None:
         return ()
     quantile = settings.share.get("quantile", SLO_QUANTILE)
-    fields = {
-        "slo": parse_slo(settings.slo, quantile),
-        "requests": settings.prompts_per_level,
-        "burstiness": settings.burstiness,
-    }
-    named = {name: value for name, value in fields.items() if value is not None}
+    fields = {"slo": parse_slo(settings.slo, quantile), **settings.search, **settings.arrivals}
+    if settings.prompts_per_level is not None:
+        fields["requests"] = settings.prompts_per_level
     names = flag_names(BenchSettings) | flag_names(BenchSettings, "search") | {"requests": "--prompts-per-level"}
-    return (validate(SloSearchOptions, {**settings.search, **named}, where="--slo", names=names),)
+    return (validate(SloSearchOptions, fields, where="--slo", names=names),)
 
 
 def _loads(settings: BenchSettings, *, implied: bool) -> tuple[Load, ...]:
     of_kind = {
         "concurrency": ("concurrency", "per_gpu"),
         "request-rate": ("request_rate",),
-        "ramp": ("ramp", "ramp_shape"),
+        "ramp": ("ramp", "growth"),
     }
     named = [kind for kind, names in of_kind.items() if given_of(settings, names)]
     kind = settings.type or (named[-1] if len(named) == 1 else "concurrency")
     for other, names in of_kind.items():
         if other != kind and (wrong := given_of(settings, names)):
             raise UsageError(f"{wrong[0]} belongs to --type {other}, but --type is {kind}")
-    if settings.burstiness is not None and kind == "concurrency" and settings.slo is None:
+    if settings.arrivals and kind == "concurrency" and settings.slo is None:
         raise UsageError(f"--burstiness belongs to --type request-rate, but --type is {kind}")
     if not implied and settings.type is None and not named:
         return ()  # only a search
-    shape = 1.0 if settings.burstiness is None else settings.burstiness
     if kind == "concurrency":
         if settings.concurrency is None and settings.per_gpu:
             return ()
@@ -136,8 +132,8 @@ def _loads(settings: BenchSettings, *, implied: bool) -> tuple[Load, ...]:
     if kind == "ramp":
         if settings.ramp is None:
             raise UsageError("--type ramp needs --ramp START:END, for example --ramp 1:16")
-        return parse_ramps(settings.ramp, settings.ramp_shape or "linear", shape)
-    return tuple(Open(rate_rps=value, burstiness=shape) for value in settings.request_rate or ALL_RATES_RPS)
+        return parse_ramps(settings.ramp, **settings.growth, **settings.arrivals)
+    return tuple(Open(rate_rps=value, **settings.arrivals) for value in settings.request_rate or ALL_RATES_RPS)
 
 
 def table(runs: Sequence[Run]) -> str:
@@ -275,13 +271,13 @@ def report(result: SweepResult) -> None:
     print(f"next: {command_line('viz', exps=(result.folder,), view={'normalized': True})}")
 
 
-def parse_ramps(text: str, shape: Literal["linear", "exponential"], burstiness: float) -> tuple[Ramp, ...]:
-    """``1:16,2:8``: ramps from START to END requests/s. Raises UsageError."""
+def parse_ramps(text: str, **options: Any) -> tuple[Ramp, ...]:
+    """``1:16,2:8``: ramps from START to END requests/s, with other fields of theirs. Raises UsageError."""
     ramps = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)\s*", part)
         if not match or not all(0 < float(value) <= MAX_LOAD for value in match.groups()):
             raise UsageError(f"--ramp: expected START:END in requests/s above 0, such as 1:16, got {text!r}")
-        ramps.append(Ramp(start_rps=float(match[1]), end_rps=float(match[2]), shape=shape, burstiness=burstiness))
+        ramps.append(Ramp(start_rps=float(match[1]), end_rps=float(match[2]), **options))
     distinct("--ramp", [ramp.end_rps for ramp in ramps])
     return tuple(ramps)

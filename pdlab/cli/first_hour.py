@@ -50,6 +50,13 @@ class FirstHourSettings(Settings):
     COMMAND = "first-hour"
     ABOUT = "Run all steps on newly booked nodes, from the doctor to a report, in under an hour."
     EXAMPLES = EPILOG
+    EXCLUSIONS = (
+        (
+            "local",
+            "rehearse",
+            "{} and {} exclude each other: real engines on CPUs, or simulated ones on GPUs",
+        ),
+    )
 
     local: bool = setting(False, "use CPU engines on this machine; needs no cluster", WHAT)
     rehearse: bool = setting(False, "use fake nodes on this machine, with simulated engines (docs/rehearsal.md)", WHAT)
@@ -66,10 +73,6 @@ class FirstHourSettings(Settings):
     dry_run: bool = setting(False, "print the steps; start nothing", HOW)
 
     def check(self) -> None:
-        if self.local and self.rehearse:
-            raise UsageError(
-                "--local and --rehearse exclude each other: real engines on CPUs, or simulated ones on GPUs"
-            )
         if self.local and self.model not in (None, defaults.LOCAL_MODEL):
             raise UsageError(f"--model {self.model}: --local serves {defaults.LOCAL_MODEL}; leave one of the two out")
 

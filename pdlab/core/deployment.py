@@ -336,7 +336,7 @@ class Fluid(Frozen):
     pool: Pool
     transport: Transport = Transport()
     roles: Split = setting(
-        FluidSpec.split,
+        FluidSpec.roles,
         "auto: a controller follows the load; P:D: fixed numbers of engines that prefill and that decode, such as 3:5 "
         "(python -m pdlab roles changes them during serving)",
         ROLES,
@@ -364,7 +364,7 @@ class Fluid(Frozen):
         advanced=True,
     )
     prefill_locally_below: Annotated[int | Literal["auto"], Text(_local_tokens)] | None = setting(
-        FluidSpec.local_below,
+        FluidSpec.prefill_locally_below,
         "skip the transfer and prefill on the decode engine if fewer than TOKENS remain after prefix-cache hits; auto: "
         "threshold from measured rates",
         ROLES,

@@ -27,10 +27,10 @@ def rendered(template: Path, **facts: Any) -> str:
     return str(_environment(template.parent).get_template(template.name).render(facts)).rstrip()
 
 
-def said(template: Path, name: str, *facts: Any, **more: Any) -> str:
+def macro(template: Path, name: str, *facts: Any, **more: Any) -> str:
     """The text of one macro of a template, without empty lines before it and white space after it."""
-    macro = getattr(_environment(template.parent).get_template(template.name).module, name)
-    return str(macro(*facts, **more)).lstrip("\n").rstrip()
+    named = getattr(_environment(template.parent).get_template(template.name).module, name)
+    return str(named(*facts, **more)).lstrip("\n").rstrip()
 
 
 class Macros:
@@ -41,7 +41,7 @@ class Macros:
         self._template = template
 
     def __getattr__(self, name: str) -> Callable[..., str]:
-        return partial(said, self._template, name)
+        return partial(macro, self._template, name)
 
 
 def table(lines: str, *, drop_unknown: bool = False) -> str:

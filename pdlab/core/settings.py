@@ -31,7 +31,7 @@ from pdlab.core.arguments import (
     lengths,
     numbers,
 )
-from pdlab.core.commands import program
+from pdlab.core.commands import as_typed_here, program
 from pdlab.core.errors import UsageError
 from pdlab.core.help_pages import Argument, HelpPage, parser_of
 from pdlab.core.schema import Frozen, validate
@@ -44,13 +44,15 @@ class Settings(Frozen):
     """Base of a command's settings.
 
     ``COMMAND``: its name for `python -m pdlab`. ``ABOUT`` and ``EXAMPLES``: the first and the last text of its help.
-    ``GROUPS``: the order of the groups, if it is not that of the fields.
+    ``GROUPS``: the order of the groups, if it is not that of the fields. ``EXCLUSIONS``: pairs of fields,
+    also in parts, of which one must be None, off or empty, and the message if neither is, with {} for their flags.
     """
 
     COMMAND: ClassVar[str] = ""
     ABOUT: ClassVar[str] = ""
     EXAMPLES: ClassVar[str] = ""
     GROUPS: ClassVar[tuple[str, ...]] = ()
+    EXCLUSIONS: ClassVar[tuple[tuple[str, str, str], ...]] = ()
 
     def check(self) -> None:
         """Raises UsageError for settings that contradict each other. A command with such rules overrides this."""
@@ -210,38 +212,9 @@ class Flag:
         schema["group"] = self.group
 
 
-def setting(
-    default: Any,
-    description: str,
-    group: str,
-    *names: str,
-    value: str | None = None,
-    positional: bool = False,
-    bare: Any = None,
-    several: Literal["times", "words"] | None = None,
-    otherwise: str | None = None,
-    implies: Sequence[tuple[str, Any, str]] = (),
-    needs: str | None = None,
-    both_ways: bool = False,
-    one_of: str | None = None,
-    advanced: bool = False,
-) -> Any:
-    """A field of a `Settings` model; the other arguments are those of `Flag`. ``default``: ``...`` if required."""
-    flag = Flag(
-        group,
-        names,
-        value=value,
-        positional=positional,
-        bare=bare,
-        several=several,
-        otherwise=otherwise,
-        implies=tuple(implies),
-        needs=needs,
-        both_ways=both_ways,
-        one_of=one_of,
-        advanced=advanced,
-    )
-    return Field(default, description=description, json_schema_extra=flag)
+def setting(default: Any, description: str, group: str, *names: str, **options: Any) -> Any:
+    """A field of a `Settings` model. ``default``: ``...`` if required. ``options``: the other fields of `Flag`."""
+    return Field(default, description=description, json_schema_extra=Flag(group, names, **options))
 
 
 serving_port = partial(setting, defaults.PORT, "port to serve on")
@@ -425,6 +398,9 @@ def parse(kind: type[S], argv: Sequence[str]) -> S:
             other = first.setdefault(each.flag.one_of, each.long_flag)
             if other != each.long_flag:
                 raise UsageError(f"{each.long_flag} and {other} exclude each other: leave one out")
+    for *fields, message in kind.EXCLUSIONS:
+        if all(_value_at(settings, name.split("."))[1] for name in fields):
+            raise UsageError(message.format(*(names[name] for name in fields)))
     settings.check()
     return settings
 
@@ -436,7 +412,9 @@ def help_page(kind: type[Settings]) -> HelpPage:
     name = program(kind.COMMAND)
     usage = " ".join([name, "[flags]", *words])
     arguments = [argument for each in fields for argument in _arguments(each)]
-    return HelpPage(name, usage, kind.ABOUT, kind.EXAMPLES, arguments)
+    for each in arguments:
+        each.options["help"] = as_typed_here(each.options["help"])
+    return HelpPage(name, usage, as_typed_here(kind.ABOUT), as_typed_here(kind.EXAMPLES), arguments)
 
 
 def _arguments(each: Declared) -> Iterator[Argument]:
@@ -475,7 +453,14 @@ def _value_options(each: Declared) -> dict[str, Any]:
         more["action"] = "append"
     elif flag.bare is not None or (flag.positional and not each.required):
         more |= {"nargs": "?"} | ({"const": flag.bare} if flag.bare is not None else {})
+    if flag.positional and "type" in more:
+        more["type"] = partial(_unless_absent, more["type"])
     return more
+
+
+def _unless_absent(reader: Callable[[str], Any], text: str) -> Any:
+    """argparse of Python 3.11 reads the default of an optional word too, which is `argparse.SUPPRESS`."""
+    return text if text is argparse.SUPPRESS else reader(text)
 
 
 def _help(each: Declared) -> str:

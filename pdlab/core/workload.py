@@ -243,6 +243,17 @@ def workload_of_flags(given: Mapping[str, Any], default: Workload | None = None)
     return validate(Workload, {**of_default, **given}, where="the workload", names=FLAGS)
 
 
+LOAD = "load"  # title of a group of flags
+Burstiness = Annotated[float, Gt(0)]
+BURSTINESS = setting(
+    1.0,
+    "open loop: shape of the gamma-distributed gaps between arrivals; smaller values are burstier",
+    LOAD,
+    value="B",
+    otherwise="1: Poisson",
+)
+
+
 class Closed(Frozen):
     """Closed loop: ``concurrency`` requests in flight, a new one for each that finishes.
 
@@ -259,14 +270,11 @@ class Closed(Frozen):
 
 
 class Open(Frozen):
-    """Open loop: requests arrive at ``rate_rps``, independently of the server.
-
-    ``burstiness`` is the shape of the gamma distribution of gaps: 1 is a Poisson process.
-    """
+    """Open loop: requests arrive at ``rate_rps``, independently of the server."""
 
     kind: Literal["rate"] = "rate"
     rate_rps: float = Field(gt=0)
-    burstiness: float = Field(default=1.0, gt=0)
+    burstiness: Burstiness = BURSTINESS
 
     @property
     def value(self) -> float:
@@ -282,8 +290,8 @@ class Ramp(Frozen):
     kind: Literal["ramp"] = "ramp"
     start_rps: float = Field(gt=0)
     end_rps: float = Field(gt=0)
-    shape: Literal["linear", "exponential"] = "linear"
-    burstiness: float = Field(default=1.0, gt=0)
+    shape: Literal["linear", "exponential"] = setting("linear", "how a ramp grows", LOAD)
+    burstiness: Burstiness = BURSTINESS
 
     @property
     def value(self) -> float:

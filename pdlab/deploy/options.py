@@ -71,6 +71,7 @@ LEAST_MODEL_LEN, LENGTH_STEP = 8192, 1024
 WHAT, WHERE = "what to serve (one is required, or --config)", "where"
 WORKLOAD = "workload that the engines must hold (sets --max-model-len)"
 
+_MADE_UP = "{} and {} exclude each other: engines are simulated, on nodes of its own"
 _EXAMPLES = f"""examples:
   python launch_gptoss.py --pd-spread --p-tp 4 --d-tp 4 --cluster p5.48xlarge-x2 --dry-run
       print the placement on two p5.48xlarge; needs no cluster, no Ray and no GPU
@@ -108,6 +109,7 @@ def _host(text: str) -> str:
 
 
 _TP = {"tp": f"{CLUSTER_TP}, with --local {LOCAL_TP}"}
+_ARGS = ("engine_kwargs",)  # of one pool; those of every pool are common
 
 
 class LaunchOptions(Settings):
@@ -171,6 +173,11 @@ class LaunchSettings(ExportOptions, LaunchOptions):
     COMMAND = "launch"
     ABOUT = "Serve gpt-oss with Ray Serve LLM: collocated, or with prefill and decode disaggregated (PD)."
     EXAMPLES = _EXAMPLES
+    EXCLUSIONS = (
+        ("local", "cluster", "{} and {} exclude each other: --local starts its own Ray nodes on this machine"),
+        ("rehearse", "local", _MADE_UP),
+        ("rehearse", "deployment.decode_bench", _MADE_UP),
+    )
     GROUPS = (
         *(WHAT, MODEL, "collocated and fluid pool", "prefill pool", "decode pool", ROLES, WHERE, SERVING, REQUESTS),
         *(TRANSPORT, ENGINE, ENVIRONMENT, WORKLOAD, HOW, EXPORT, KUBERNETES),
@@ -231,8 +238,12 @@ class LaunchSettings(ExportOptions, LaunchOptions):
             otherwise={"replicas": f"1, with --pd-fluid {FLUID_REPLICAS}"} | _TP,
         ),
     ] = Field(default_factory=dict)
-    prefill: Annotated[dict[str, Any], FlagsOf(Pool, "prefill pool", "p-", otherwise=_TP)] = Field(default_factory=dict)
-    decode: Annotated[dict[str, Any], FlagsOf(Pool, "decode pool", "d-", otherwise=_TP)] = Field(default_factory=dict)
+    prefill: Annotated[dict[str, Any], FlagsOf(Pool, "prefill pool", "p-", otherwise=_TP, advanced=_ARGS)] = Field(
+        default_factory=dict
+    )
+    decode: Annotated[dict[str, Any], FlagsOf(Pool, "decode pool", "d-", otherwise=_TP, advanced=_ARGS)] = Field(
+        default_factory=dict
+    )
     fluid: Annotated[dict[str, Any], FlagsOf(Fluid, leave_out=("pool", "transport"))] = Field(default_factory=dict)
     transport: Annotated[dict[str, Any], FlagsOf(Transport)] = Field(default_factory=dict)
     cluster: str | None = setting(
@@ -258,6 +269,7 @@ class LaunchSettings(ExportOptions, LaunchOptions):
         f"run the application of --cluster (default {REHEARSED_CLUSTER}) on this machine: fake nodes and GPUs, "
         "simulated engines (docs/rehearsal.md)",
         WHERE,
+        advanced=True,
     )
     rehearsal: Annotated[dict[str, Any], FlagsOf(Rehearsal, WHERE, leave_out=("caches",), needs="rehearse")] = Field(
         default_factory=dict
@@ -531,8 +543,6 @@ class LaunchRequest(LaunchOptions):
 def request_from(settings: LaunchSettings, words: Sequence[str]) -> LaunchRequest:
     """The launch that the settings ask for; ``words``: the flags as they were typed, or that give these settings.
     Raises UsageError."""
-    if settings.local and settings.cluster:
-        raise UsageError("--local and --cluster exclude each other: --local starts its own Ray nodes on this machine")
     deployment = deployment_from(settings)
     return settings.passed_to(
         LaunchRequest,
@@ -561,9 +571,6 @@ def _rehearsal(settings: LaunchSettings, deployment: Deployment) -> Rehearsal | 
     """Raises UsageError for flags that contradict it."""
     if not settings.rehearse:
         return None
-    if settings.local or settings.deployment.get("decode_bench"):
-        other = "--local" if settings.local else "--decode-bench"
-        raise UsageError(f"--rehearse and {other} exclude each other: engines are simulated, on nodes of its own")
     if deployment.kv_offload_gb is not None or deployment.kv_connectors:
         other = "--kv-offload-gb" if deployment.kv_offload_gb is not None else "--kv-connector"
         raise UsageError(f"--rehearse and {other} exclude each other: simulated engines keep no KV cache beside theirs")

@@ -97,7 +97,7 @@ def _other_stack(row: RequestedRow, hardware: Hardware, shapes: Mapping[str, Mod
     if stated.hardware and not stated.is_gpu("cpu" if hardware.cpu else hardware.gpu_type):
         return (
             f"hardware {stated.hardware!r}: the step times of {hardware.name} are of {hardware.gpu}; give --hardware "
-            "with a fit to such GPUs"
+            "the type of that GPU, or a file fitted to it"
         )
     engine = hardware.steps.engine if hardware.steps else "vllm"
     if stated.engine not in (None, engine):

@@ -15,7 +15,7 @@ from pdlab.analysis import goodput, loading, published_tables, ranking
 from pdlab.analysis.audit import rules
 from pdlab.analysis.audit.registry import AuditFinding
 from pdlab.analysis.crossovers import GroupCrossovers, group_crossovers
-from pdlab.analysis.curves import Curve, LevelCost, level_costs, own
+from pdlab.analysis.curves import Curve, LevelCost, level_costs, rankable
 from pdlab.analysis.goodput import SloRanking
 from pdlab.analysis.headline import Compared, compared
 from pdlab.analysis.ranking import BoundsRanking, Frontier, bounds_rankings, frontiers
@@ -148,7 +148,7 @@ def build_report(
     if not shown:
         raise UsageError(f"--per-role {view.role}: no experiment has {view.role} GPUs of its own; leave it out")
     view = _known_view(shown, view, notes)
-    ranking.require_latency(own(shown), view)
+    ranking.require_latency(rankable(shown), view)
     notes += _audit_note(results)
     labelled = results.labelled
     return Report(
@@ -164,7 +164,11 @@ def build_report(
         soaks=tuple(soaks.held(labelled)),
         timelines=tuple(timelines.moving(labelled)),
         replays=tuple(replays.replays(labelled, asked, simulated)),
-        parts=tuple(each for each in ttft_parts.told(labelled) if each.label in {curve.label for curve in shown}),
+        parts=tuple(
+            each
+            for each in ttft_parts.levels_with_timelines(labelled)
+            if each.label in {curve.label for curve in shown}
+        ),
     )
 
 
@@ -192,7 +196,7 @@ def _known_view(curves: Sequence[Curve], view: View, notes: list[ReportNote]) ->
     for mode in [view.latency_mode] if "latency_mode" in fixed else modes:
         for statistic in [view.statistic] if "statistic" in fixed else [view.statistic, "mean"]:
             other = view.model_copy(update={"latency_mode": mode, "statistic": statistic})
-            if ranking.drawn_points(own(curves), other):
+            if ranking.drawn_points(rankable(curves), other):
                 if other != view:
                     lacks, has = (f"{each.statistic} of {each.latency_name}" for each in (view, other))
                     notes.append(ReportNote("other-latency", f"no level has the {lacks}: the {has} is shown"))

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from pdlab.analysis.audit.registry import AuditFinding
 from pdlab.analysis.comparable import groups, models_text
-from pdlab.analysis.curves import Curve, Point, own
+from pdlab.analysis.curves import Curve, Point, rankable
 from pdlab.analysis.headline import Compared, Headline, OtherPairs, PairComparison, compared
 from pdlab.analysis.loading import Loaded
 from pdlab.analysis.ranking import bounds_rankings
@@ -184,7 +184,7 @@ def _page_facts(curves: Sequence[Curve], manifests: Sequence[Manifest]) -> PageF
     days = sorted({manifest.started_at[:10] for manifest in manifests if manifest.started_at})
     origins = dict.fromkeys(f"{each.origin}{' (rehearsed)' if each.rehearsal else ''}" for each in manifests)
     return PageFacts(
-        models=models_text(own(curves)),
+        models=models_text(rankable(curves)),
         shared=tables.shared_text(curves),
         workloads=list(dict.fromkeys(curve.workload for curve in curves)),
         experiments=len(curves) - published,

@@ -18,7 +18,7 @@ from pdlab.analysis.replays import LAST_TURN, LENGTH_STEP, ReplayFacts, TimesOfS
 from pdlab.analysis.ttft_parts import TtftParts
 from pdlab.core.errors import UsageError
 from pdlab.core.findings import Finding
-from pdlab.core.rendering import said
+from pdlab.core.rendering import macro
 from pdlab.core.workload import Replay, Slo
 from pdlab.report import timelines
 from pdlab.report.figure import DASHED, DOTTED, Figure, Line, PlotPanel, line_panel, stacked
@@ -162,7 +162,7 @@ def section(each: ReplayedLevel) -> Section:
     within = [(bounds_of_one(found.slo), found) for found in facts.within]
     figures = list(figure_rows(facts, simulated)) if simulated else []
     rows = list(class_rows(facts, simulated))
-    return Section(said(WORDS, "title", each), said(WORDS, "body", facts, within, figures, rows, bool(simulated)))
+    return Section(macro(WORDS, "title", each), macro(WORDS, "body", facts, within, figures, rows, bool(simulated)))
 
 
 def figure_rows(measured: ReplayFacts, simulated: ReplayFacts) -> Iterator[FigureRow]:

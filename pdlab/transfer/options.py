@@ -51,6 +51,7 @@ class CheckTransferSettings(Settings):
         "arrived intact, how fast, and over which wire."
     )
     EXAMPLES = _EPILOG
+    EXCLUSIONS = (("tokens", "blocks", "{} and {} exclude each other: both give the sizes of a request; give one"),)
 
     strategy: Literal["pack", "spread"] = setting(
         "pack", "pack: all ranks on one node; spread: prefill and decode on two nodes", WHERE
@@ -117,8 +118,6 @@ def plan_from(settings: CheckTransferSettings) -> TransferPlan:
         raise UsageError(f"{reason}; change --prefill-tp or --decode-tp")
     if settings.tokens and settings.tokens[-1] > MAX_TOKENS:
         raise UsageError(f"--tokens {settings.tokens[-1]}: at most {MAX_TOKENS}, more than any model takes")
-    if settings.tokens and settings.blocks:
-        raise UsageError("--tokens and --blocks exclude each other: both give the sizes of a request; give one")
     if settings.blocks:
         sizes = tuple(RequestSize(blocks) for blocks in settings.blocks)
     else:

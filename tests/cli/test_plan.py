@@ -601,7 +601,7 @@ class TestProgress:
         assert "simulating" not in out and "\r" not in err
 
     def test_what_is_quick_is_not(self, capsys: pytest.CaptureFixture[str]) -> None:
-        progress = plan._Progress()
+        progress = plan._PlanProgress()
         progress(0, 3, "collocated-1xtp2")
         progress.end()
         assert capsys.readouterr().err == ""

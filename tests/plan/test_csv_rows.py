@@ -118,7 +118,7 @@ def test_what_is_left_to_guess_is_refused(
     assert plan.main(["--predict", str(path)]) == 2
     out, error = capsys.readouterr()
     assert out == "" and message in error and error.count("\n") == 1
-    assert "in.csv" in error or error.startswith("error: line 2, "), "a row of a readable file that cannot be predicted"
+    assert str(path) in error
 
 
 @pytest.mark.parametrize(

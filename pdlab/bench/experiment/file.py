@@ -28,7 +28,7 @@ from pdlab.core.lengths import relative_to_folder
 from pdlab.core.schema import Frozen, Incidental, load_yaml, validate
 from pdlab.core.served_model import served_model
 from pdlab.core.settings import FlagsOf, flag_names, flags_in_part, to_words
-from pdlab.core.workload import SLO_BOUNDS, Closed, Load, Open, Ramp, Replay, Slo, Workload
+from pdlab.core.workload import BURSTINESS, SLO_BOUNDS, Burstiness, Closed, Load, Open, Ramp, Replay, Slo, Workload
 from pdlab.deploy.export_options import ExportOptions
 from pdlab.deploy.options import (
     LaunchRequest,
@@ -165,7 +165,7 @@ class LoadSettings(Frozen):
     rate_rps: tuple[float, ...] | None = None
     ramp: tuple[Ramp, ...] | None = None
     slo: SloSettings | None = None
-    burstiness: float = Field(default=1.0, gt=0)
+    burstiness: Burstiness = BURSTINESS
     workloads: tuple[str, ...] | None = None
 
     @model_validator(mode="after")

@@ -195,7 +195,7 @@ class RequestTiming:
             path, err = "pd", "without the KV guard reads have no marks"
         elif "first" not in self.marks:
             err = "the engine reported no events"
-        elif path == "pd" and not self._own(boot):
+        elif path == "pd" and not self._reads_here(boot):
             err = "the reads were on other machines"
         told: dict[str, Any] = {"v": 1, "id": self.request_id, "path": path, "try": self.attempts, "boot": boot}
         told["t"] = {name: _ms(at - self.began) for name, at in self.marks.items()}
@@ -214,7 +214,7 @@ class RequestTiming:
 
     def _wire(self, boot: str) -> list[list[Any]]:
         """The reads; those of another machine's clock begin with the first of this one's."""
-        own = self._own(boot)
+        own = self._reads_here(boot)
         if not own:
             return []
         first = min(read[1] for read in own)
@@ -227,7 +227,7 @@ class RequestTiming:
             )
         return sorted(rows)
 
-    def _own(self, boot: str) -> list[tuple[int, float, float, float, int, int, str]]:
+    def _reads_here(self, boot: str) -> list[tuple[int, float, float, float, int, int, str]]:
         """The reads by this machine's clock. Where machines do not say which boot is theirs, none is known to be."""
         return [read for read in self.reads if boot and read[6] == boot]
 
@@ -357,9 +357,11 @@ class SendsTimeline:
         except BaseException:
             self.over(timing, answers=not prefills)
             raise
-        return self._told(timing, stream, prefills=prefills)
+        return self._recorded(timing, stream, prefills=prefills)
 
-    async def _told(self, timing: RequestTiming, stream: AsyncIterator[Any], *, prefills: bool) -> AsyncIterator[Any]:
+    async def _recorded(
+        self, timing: RequestTiming, stream: AsyncIterator[Any], *, prefills: bool
+    ) -> AsyncIterator[Any]:
         assert self._book is not None
         _context.set(timing)
         try:
