@@ -9,6 +9,7 @@ MODEL, LOCAL_MODEL = "gpt-oss-120b", "tiny-gptoss"
 HARDWARE, LOCAL_HARDWARE = "h100-vllm-0.11", "cpu-vllm-0.29"  # names in configs/catalog/
 REQUEST_TIMEOUT_S = 600.0
 RESULTS = Path("bm_results")
+LOCAL_NODES = 2
 
 
 def base_url(port: int) -> str:
