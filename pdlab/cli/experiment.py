@@ -108,7 +108,7 @@ def _run(settings: ExperimentSettings, argv: Sequence[str]) -> int:
 
 def _started(plan: Schedule) -> Schedule:
     """The plan, in which searches that start from the simulator have their first rate."""
-    if not any(search.start_from for visit in plan.visits for part in visit.parts for search in part.searches):
+    if not any(search.start_from for part in plan.parts.values() for search in part.searches):
         return plan
     from pdlab.cli.slo_start import of_experiment
 

@@ -339,7 +339,7 @@ def _audit(settings: VizSettings) -> int:
     _note(f"{path}: faults made under load, not audited" for path in found.faults)
     if not found.given:
         raise UsageError("--audit: these folders hold faults made under load, which have nothing to audit")
-    _note(note.text for note in found.notes if note.code == "unfinished")
+    _note(note.text for note in found.notes if note.code == "visits_left")
     findings = rules.audit(
         found.experiments, stated_by_folder(settings.gpus, settings.label, found.experiments, "--audit")
     )

@@ -71,3 +71,10 @@ class TransferError(PdlabError):
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
         self.kind = kind
+
+
+def reason_of(error: Exception) -> str:
+    """Why a file cannot be used, in the operating system's words if the failure came from it."""
+    if isinstance(error, UnicodeDecodeError):
+        return "not UTF-8 text"
+    return getattr(error, "strerror", None) or str(error)

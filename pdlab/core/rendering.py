@@ -6,7 +6,7 @@ imported when the first text is rendered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,18 +77,12 @@ def ms(seconds: float, specification: str = ".0f") -> str:
     return format(1000 * seconds, specification)
 
 
-def joined(words: Sequence[object]) -> str:
-    """``a, b and c`` with all words; `pdlab.core.text.listed` shortens more than four."""
-    names = [str(word) for word in words]
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
-
-
 FILTERS: dict[str, Callable[..., str]] = {
     "aligned": aligned,
     "capital": capital,
     "counted": text.counted,
     "fmt": fmt,
-    "joined": joined,
+    "joined": text.joined,
     "listed": text.listed,
     "ms": ms,
     "number": text.number,

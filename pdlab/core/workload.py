@@ -282,6 +282,10 @@ class Open(Frozen):
     def value(self) -> float:
         return self.rate_rps
 
+    @property
+    def mean_rps(self) -> float:
+        return self.rate_rps
+
 
 class Ramp(Frozen):
     """Open loop whose rate goes from ``start_rps`` to ``end_rps`` over the level's requests.

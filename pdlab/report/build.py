@@ -26,10 +26,10 @@ from pdlab.core.arguments import SLO_QUANTILE
 from pdlab.core.bounds import Bounds, parse_bounds
 from pdlab.core.commands import typed
 from pdlab.core.errors import UsageError
-from pdlab.core.findings import Finding
+from pdlab.core.findings import Finding, found
 from pdlab.core.workload import Replay, Slo, parse_slo
 from pdlab.report import replays, soaks, timelines, ttft_parts, whole_nodes
-from pdlab.report.load import ReportNote, Results
+from pdlab.report.load import Results
 from pdlab.report.replays import ReplayedLevel
 from pdlab.report.soaks import SoakRun
 from pdlab.report.timelines import Timeline
@@ -54,7 +54,7 @@ class Report:
     slo_rankings: tuple[SloRanking, ...] = ()
     price_per_gpu_hour: float | None = None
     remarks: tuple[str, ...] = ()
-    notes: tuple[ReportNote, ...] = ()
+    notes: tuple[Finding, ...] = ()
     soaks: tuple[SoakRun, ...] = ()
     timelines: tuple[Timeline, ...] = ()
     replays: tuple[ReplayedLevel, ...] = ()
@@ -108,7 +108,7 @@ class Report:
     @property
     def doubts(self) -> tuple[str, ...]:
         """Why the figures themselves may be wrong; to be shown wherever the figures are."""
-        return tuple(note.text for note in self.notes if note.code == "audit")
+        return tuple(note.text for note in self.notes if note.code == "plot_audited")
 
 
 def build_report(
@@ -179,18 +179,18 @@ def bounds_of_files(results: Results, view: View) -> list[Bounds]:
     return list(dict.fromkeys(parse_bounds(each.text, view.statistic, f"{each.folder}, at:") for each in entries))
 
 
-def _curves(results: Results, published: Sequence[Path], notes: list[ReportNote]) -> list[Curve]:
+def _curves(results: Results, published: Sequence[Path], notes: list[Finding]) -> list[Curve]:
     """The measured curves, one for each measurement, and the published ones."""
     every = analysis.curves(results.experiments, [each.requests for each in results.loaded])
     kept = analysis.drawn_once(every)
     if len(kept) < len(every):
         names = [curve.label for curve in kept if curve not in every]
-        notes.append(ReportNote("drawn-once", f"identical results are drawn once: {'; '.join(names)}"))
+        notes.append(found("drawn_once", names="; ".join(names)))
     measured = [whole_nodes.counted(curve) for curve in kept]
     return [*measured, *(curve for path in published for curve in published_tables.load(path))]
 
 
-def _known_view(curves: Sequence[Curve], view: View, notes: list[ReportNote]) -> View:
+def _known_view(curves: Sequence[Curve], view: View, notes: list[Finding]) -> View:
     """The view, with a latency that some level has, as far as the view leaves that open."""
     fixed = view.model_fields_set
     modes = ["token"] if view.use_interactivity else ["token", "first_token"]
@@ -200,12 +200,12 @@ def _known_view(curves: Sequence[Curve], view: View, notes: list[ReportNote]) ->
             if ranking.drawn_points(rankable(curves), other):
                 if other != view:
                     lacks, has = (f"{each.statistic} of {each.latency_name}" for each in (view, other))
-                    notes.append(ReportNote("other-latency", f"no level has the {lacks}: the {has} is shown"))
+                    notes.append(found("other_latency", lacks=lacks, has=has))
                 return other
     return view
 
 
-def _audit_note(results: Results) -> list[ReportNote]:
+def _audit_note(results: Results) -> list[Finding]:
     """A note if the audit finds something in these folders that makes a plot of them wrong."""
     paths = results.folders.experiments
     hashes = loading.hashes(results.loaded)
@@ -219,5 +219,4 @@ def _audit_note(results: Results) -> list[ReportNote]:
     kinds = ", ".join(dict.fromkeys(finding.kind for finding in findings))
     few = len(paths) <= 4
     named, more = (shlex.join(map(str, paths)), "") if few else ("DIR...", " with these folders")
-    text = f"the audit has findings that make a plot of these folders wrong ({kinds}): "
-    return [ReportNote("audit", f"{text}{typed('viz', '--audit')} {named}{more} lists them")]
+    return [found("plot_audited", kinds=kinds, command=f"{typed('viz', '--audit')} {named}{more}")]

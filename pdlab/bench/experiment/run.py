@@ -106,14 +106,13 @@ def _run_held(
     plan: Schedule, options: RunOptions, folder: Path, stream: TextIO | None, enough: Callable[[int], str | None]
 ) -> RunResult:
     writer = _RecordWriter(folder, plan, options)
-    for store in {part.folder: Store(folder / part.folder) for visit in plan.visits for part in visit.parts}.values():
+    stores = {name: Store(folder / name) for name in plan.parts}
+    for store in stores.values():
         for kept in store.runs():
             store.check_records(kept)
     estimates_s = [visit_s(plan, visit, folder) for visit in plan.visits]
     progress = ExperimentProgress(estimates_s, stream)
     launcher = _Launcher(plan, options, progress)
-    runs: dict[str, tuple[Run, ...]] = {}
-    searches: dict[str, tuple[SloSearch, ...]] = {}
     try:
         for number, visit in enumerate(plan.visits):
             begins = number > 0 and visit.repeat != plan.visits[number - 1].repeat
@@ -129,9 +128,8 @@ def _run_held(
     finally:
         progress.close()
         launcher.stop()
-    for part in {part.folder: part for visit in plan.visits for part in visit.parts}.values():
-        store = Store(folder / part.folder)
-        runs[part.folder], searches[part.folder] = tuple(store.runs()), tuple(store.searches())
+    runs = {name: tuple(store.runs()) for name, store in stores.items()}
+    searches = {name: tuple(store.searches()) for name, store in stores.items()}
     return RunResult(folder=folder, record=writer.finish(), runs=runs, searches=searches)
 
 

@@ -18,7 +18,7 @@ import logging
 import sys
 import time
 from array import array
-from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ ROUTES = ("/v1/completions", "/v1/chat/completions")
 # `pdlab.guard.marks`, which the replica may not import; a test compares them.
 CORE, WIRE, READ = "pdlab_marks_core", "pdlab_marks_wire", "read"
 _DONE = "data: [DONE]\n\n"
+_DONE_BYTES = _DONE.encode()
 _ID_CHARS = 128
 # Of a header's value. aiohttp reads lines of 8190 bytes, HAProxy headers of 15 KiB together.
 _HEADER_BYTES = 4096
@@ -107,6 +108,7 @@ class RequestTiming:
         self.times: dict[str, Any] = {}
         self.reads: list[tuple[int, float, float, float, int, int, str]] = []
         self.trace: RequestTrace | None = None
+        self.told: dict[str, Any] | None = None
         self._chunks = 0
 
     @property
@@ -138,8 +140,8 @@ class RequestTiming:
 
     def chunk(self) -> None:
         """A piece of the answer is about to be sent."""
-        self._chunks += 1
-        if self._chunks <= 2:
+        if self._chunks < 2:
+            self._chunks += 1
             self.mark("first_byte" if self._chunks == 1 else "second_byte")
 
     def event(self, name: str, at: float) -> None:
@@ -398,7 +400,8 @@ class SendsTimeline:
         return f"{COMMENT}{_json(self._record(timing))}\n\n"
 
     def _record(self, timing: RequestTiming) -> dict[str, Any]:
-        return timing.record(replica_id(), guarded=self.marks_reads)
+        timing.told = timing.record(replica_id(), guarded=self.marks_reads)
+        return timing.told
 
     def header(self, timing: RequestTiming) -> bytes:
         """The timeline as a header's value."""
@@ -416,10 +419,14 @@ class SendsTimeline:
         """The request has been answered, or its client has gone. ``answers``: a client, and not another engine."""
         if self._book is None or timing.ended:
             return
-        if answers and self._counts is not None and {"first", "first_byte"} <= timing.marks.keys():
-            self._counts.add(self._record(timing))
-        if timing.trace is not None and self._traces is not None and timing.trace.span is not None:
-            self._traces.end(timing.trace, self._record(timing), timing.passed_ms)
+        counts = answers and self._counts is not None and "first" in timing.marks and "first_byte" in timing.marks
+        traced = timing.trace is not None and self._traces is not None and timing.trace.span is not None
+        if counts or traced:
+            told = timing.told or self._record(timing)  # a client has it, and nothing of it changes any more
+            if counts and self._counts is not None:
+                self._counts.add(told)
+            if timing.trace is not None and self._traces is not None and traced:
+                self._traces.end(timing.trace, told, timing.passed_ms)
         self._book.leave(timing)
 
 
@@ -467,11 +474,12 @@ class StreamsPast:
             return
         begun = False
 
-        async def forward(message: Message) -> None:
+        # No coroutines of their own: each would be one more for every token.
+        def forward(message: Message) -> Awaitable[None]:
+            return sending(message) if begun and message.get("more_body") else ends(message)
+
+        async def ends(message: Message) -> None:
             nonlocal begun
-            if begun and message.get("more_body"):
-                await sending(message)
-                return
             await send(message)
             begun = message["type"] == "http.response.start" and message["status"] == 200
 
@@ -487,7 +495,7 @@ class _Sending:
         self._send = send
         self._streams = False
 
-    async def __call__(self, message: Message) -> None:
+    def __call__(self, message: Message) -> Awaitable[None]:
         timing = self._timing
         if message["type"] == "http.response.start":
             kind = next((value for key, value in message.get("headers", ()) if key.lower() == b"content-type"), b"")
@@ -499,10 +507,10 @@ class _Sending:
                     message = {**message, "headers": [*message.get("headers", ()), told]}
         elif self._streams and (body := message.get("body")):
             timing.chunk()
-            if timing.asked and body.endswith(_DONE.encode()):
-                told = body.removesuffix(_DONE.encode()) + self._server.comment(timing).encode() + _DONE.encode()
+            if timing.asked and body.endswith(_DONE_BYTES):
+                told = body.removesuffix(_DONE_BYTES) + self._server.comment(timing).encode() + _DONE_BYTES
                 message = {**message, "body": told}
-        await self._send(message)
+        return self._send(message)
 
 
 class TimelineHeader:
