@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
-from pdlab.core.commands import as_typed_here
+from pdlab.core.commands import as_typed_here, module_of
 from pdlab.core.exit_code import exit_code
 from pdlab.core.files import CHECKOUT
 from pdlab.core.help_pages import HELP, HELP_ALL, parser_of, store_page, stored_page
@@ -75,7 +75,7 @@ def script(command: str) -> NoReturn:
 
 
 def _module(command: str) -> Any:
-    return import_module(f"pdlab.cli.{command.replace('-', '_')}")
+    return import_module(module_of(command))
 
 
 def _print_help(command: str, *, everything: bool) -> int:

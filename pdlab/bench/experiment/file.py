@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from pdlab.bench.slo_search import SearchOptions, SloSearchOptions
-from pdlab.bench.sweep import LevelOptions
+from pdlab.bench.options import LevelOptions, SearchOptions
+from pdlab.bench.slo_search import SloSearchOptions
 from pdlab.bench.traffic import read_traffic, replayed
 from pdlab.core import defaults
 from pdlab.core.arguments import MAX_REPEATS
