@@ -31,7 +31,6 @@ from pdlab.core.text import aligned, choices, counted, duration, minutes, ms
 from pdlab.core.workload import Closed, Load, Open, Ramp, Replay, parse_slo, workload_of_flags
 from pdlab.deploy.endpoint import reach
 from pdlab.results.schema import Distribution, Run
-from pdlab.results.soak import changes
 
 INVALID = 3
 
@@ -169,7 +168,11 @@ def table(runs: Sequence[Run]) -> str:
     if fresh:
         which = "all levels" if len(fresh) == len(runs) else ", ".join(fresh)
         lines.append(f"on fresh KV pools (given fewer tokens than they hold when the level began): {which}")
-    lines += [f"{run.key.stem} over {len(run.soak.windows)} minutes: {changes(run.soak)}" for run in runs if run.soak]
+    soaks = {run.key.stem: run.soak for run in runs if run.soak}
+    if soaks:
+        from pdlab.report.soaks import changes
+
+        lines += [f"{name} over {len(soak.windows)} minutes: {changes(soak)}" for name, soak in soaks.items()]
     return "\n".join(lines)
 
 

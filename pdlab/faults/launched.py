@@ -72,7 +72,7 @@ def launch_and_break(words: Sequence[str], flags: Sequence[str], port: int, *, s
             if code:
                 return code
             for plan in deployment.plans:
-                url = f"http://127.0.0.1:{port}"
+                url = defaults.base_url(port)
                 code = runner.run_shown(*child_words("chaos", plan=plan, base_url=url), *words)
                 if code not in (0, HAS_FINDINGS):
                     return code

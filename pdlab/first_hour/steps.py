@@ -203,7 +203,7 @@ def _deployment(
     deployed: FirstHourDeployment, out: Path, where: RunsOn, model: str, port: int, lengths: tuple[int, int]
 ) -> list[Step]:
     launch, sweep = f"launch {deployed.name}", f"sweep {deployed.name}"
-    url = f"http://127.0.0.1:{port}"
+    url = defaults.base_url(port)
     tokens = {"input_tokens": lengths[0], "output_tokens": lengths[1]}
     limit_s = limit_of(LAUNCH_S[where])
     rehearsed = where == "rehearsal"

@@ -158,19 +158,3 @@ def _neighbour_correlation(thirds: Sequence[Sequence[float]]) -> float:
     squares = math.fsum(value**2 for third in thirds for value in third)
     pairs = math.fsum(a * b for third in thirds for a, b in pairwise(third))
     return min(MOST_ALIKE, max(0.0, pairs / squares + BIAS / len(thirds[0]))) if squares else 0.0
-
-
-def changes(soak: Soak) -> str:
-    """The changes in words."""
-    return "; ".join(f"{name.upper()} {_words(each)}" for name, each in soak.changes.items())
-
-
-def _words(change: Change) -> str:
-    if change.ratio is None or change.low is None or change.high is None:
-        return f"undecided: {change.reason}"
-    percents = [f"{100 * (value - 1):+.1f}" for value in (change.ratio, change.low, change.high)]
-    interval = f"{percents[0]} % ({percents[1]} to {percents[2]}, 95 %)"
-    if change.verdict == "undecided":
-        return f"undecided: last third against first {interval}"
-    verdict = {"same": "the same", "longer": "longer", "shorter": "shorter"}[change.verdict]
-    return f"{verdict} in the last third: {interval}"

@@ -155,7 +155,7 @@ def _visit(
         for part in visit.parts:
             loads, searches = unfinished_work(part, visit.repeat, options.out / plan.file.name)
             if loads or searches:
-                with reach(f"http://127.0.0.1:{options.port}"):
+                with reach(defaults.base_url(options.port)):
                     _sweep(part, visit, plan, options, progress)
         measured = True
     except LaunchFailed as error:
@@ -185,7 +185,7 @@ def _sweep(part: Part, visit: PlannedVisit, plan: Schedule, options: RunOptions,
             loads=part.loads,
             searches=part.searches,
             workload=workload,
-            base_url=f"http://127.0.0.1:{options.port}",
+            base_url=defaults.base_url(options.port),
             name=part.folder,
             only_repeat=visit.repeat,
             shuffle=f"{file.seed} {part.folder} {visit.repeat}",
