@@ -45,10 +45,10 @@ from replica_in_process import LABELS, Answer, Replica, StubCore, ask, ask_bare,
 from untimed_launch import switch_by  # noqa: E402
 
 from pdlab.analysis.intervals import of_repeats  # noqa: E402
-from pdlab.analysis.power import student_t  # noqa: E402
 from pdlab.bench.client.ended import EndedRequest, EndedRequests, timeline_of  # noqa: E402
 from pdlab.bench.client.timeline_tap import TappedSession  # noqa: E402
 from pdlab.deploy.serving.timeline import HEADER  # noqa: E402
+from pdlab.results.metrics import student_t  # noqa: E402
 
 KINDS = ("asked", "counted", "off", "bare")
 PAIRS = (("asked", "counted"), ("counted", "off"), ("asked", "off"), ("counted", "bare"))

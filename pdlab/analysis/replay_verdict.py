@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Literal, NamedTuple
 
-from pdlab.analysis.power import SINGLE_REPEAT_SD, student_t
+from pdlab.analysis.power import SINGLE_REPEAT_SD
 from pdlab.analysis.replays import ReplayFacts
 from pdlab.analysis.ttft_parts import PartsAround, TtftParts
 from pdlab.core.findings import Finding, found
 from pdlab.core.text import listed, number
+from pdlab.results.metrics import student_t
 from pdlab.results.schema import Distribution, Run
 from pdlab.results.slo import bounds_of_one
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from pdlab.core import defaults
+from pdlab.core.command_lines import command_line
 from pdlab.core.commands import typed
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import exit_code
@@ -121,7 +122,7 @@ def _run(settings: ChaosSettings, words: Sequence[str]) -> int:
     made = chaos.load(folder)
     text = report.text(made)
     replace(folder / "table.txt", f"{text}\n".encode())
-    print(f"\n{text}\n\nKept in {folder}; plot: {typed('viz', '--exps', str(folder))}")
+    print(f"\n{text}\n\nKept in {folder}; plot: {command_line('viz', exps=(folder,))}")
     return 0 if report.well(made) else HAS_FINDINGS
 
 

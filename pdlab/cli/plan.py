@@ -9,7 +9,6 @@ import importlib.util
 import math
 import os
 import re
-import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -612,8 +611,8 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
             node,
             settings.out,
             ranked_plan.best_candidate(collocated=True),
-            "".join(f" {shlex.quote(word)}" for word in to_words(settings, only=("model", *HARDWARE_FIELDS))),
-            "".join(f" {word}" for word in to_words(settings, only=("count_gpus",))),
+            to_words(settings, only=("model", *HARDWARE_FIELDS)),
+            {"count": settings.count_gpus} if settings.count_gpus != DEFAULT_COUNT else None,
         )
     )
     if settings.plot:

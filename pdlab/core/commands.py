@@ -20,6 +20,11 @@ SCRIPTS = {
 }
 
 
+def module_of(command: str) -> str:
+    """The module that runs a command. Other packages know `pdlab.cli` by these names only."""
+    return f"pdlab.cli.{command.replace('-', '_')}"
+
+
 def typed(command: str, *words: str) -> str:
     """The command line of ``command`` with ``words``, for a shell."""
     return shlex.join([*_front(command), *words])

@@ -247,6 +247,11 @@ class Declared(NamedTuple):
         return next((name for name in self.flags if name.startswith("--")), self.flags[0])
 
     @property
+    def short_flag(self) -> str:
+        """The shortest spelling."""
+        return min(self.flags, key=len)
+
+    @property
     def default(self) -> Any:
         return self.info.get_default(call_default_factory=True)
 
@@ -562,10 +567,30 @@ def part_words(value: BaseModel, part: FlagsOf, always: Sequence[str] = ()) -> l
     return _words({"": value}, [each.in_part("", part) for each in part.fields], always)
 
 
-def _words(settings: Any, fields: Sequence[Declared], always: Sequence[str]) -> list[str]:
+def words_of(kind: type[Settings], fields: Mapping[str, Any]) -> list[str]:
+    """The words for these fields of a command, in their order, defaults too, in short spellings.
+
+    A field that is None, off or empty has no words. A part is a mapping. Raises ValidationError for an unknown field or
+    a wrong value, and LookupError for an unknown field of a part.
+    """
+    given = {
+        name: value for name, value in fields.items() if not (value is None or value is False or value in ((), {}))
+    }
+    settings = kind(**given)
+    order = {name: place for place, name in enumerate(given)}
+    chosen = sorted((each for each in declared(kind) if each.path[0] in given), key=lambda each: order[each.path[0]])
+    for name, value in given.items():
+        known = {each.path[1] for each in chosen if each.path[0] == name and len(each.path) > 1}
+        if isinstance(value, Mapping) and known and (unknown := sorted(value.keys() - known)):
+            raise LookupError(f"{name} of {kind.__name__} has no field {unknown[0]!r} with a flag")
+    return _words(settings, chosen, tuple(given), short=True)
+
+
+def _words(settings: Any, fields: Sequence[Declared], always: Sequence[str], *, short: bool = False) -> list[str]:
     words: list[str] = []
     first: list[str] = []
     last: list[str] = []
+    trailing = any(each.flag.positional and each.flag.several for each in fields)  # a bare flag would take its words
     for each in fields:
         holder, value = _value_at(settings, each.path)
         default = None if each.info.is_required() else each.default
@@ -577,6 +602,7 @@ def _words(settings: Any, fields: Sequence[Declared], always: Sequence[str]) -> 
         )
         if (value is None and not none_given) or (value == default and not given):
             continue
+        flag = each.short_flag if short else each.long_flag
         pairs: NamedValues | None = each.one(NamedValues)
         if pairs is not None:
             texts = [pairs.write(name, part) for name, part in value.items()]
@@ -588,13 +614,15 @@ def _words(settings: Any, fields: Sequence[Declared], always: Sequence[str]) -> 
             first += texts
         elif each.kind is bool:
             words.append(each.long_flag if value else each.long_flag.replace("--", "--no-", 1))
+        elif short and each.flag.bare is not None and value == each.flag.bare and not trailing:
+            words.append(flag)
         elif each.flag.several == "words":
-            words += [each.long_flag, *texts]
+            words += [flag, *texts]
         elif implied := next((name for name, implies, _ in each.flag.implies if implies == value), None):
             words.append(implied)
         else:
             for text in texts:
-                words += [f"{each.long_flag}={text}"] if text.startswith("-") else [each.long_flag, text]
+                words += [f"{flag}={text}"] if text.startswith("-") else [flag, text]
     if any(word.startswith("-") for word in last) or (first and words and last):
         last = ["--", *last]
     if any(word.startswith("-") for word in first):

@@ -46,6 +46,11 @@ def percent(share: float, reference: float = 0.0) -> str:
     return f"{100 * share:.{decimals}f}"
 
 
+def rounded(value: float, digits: int) -> float:
+    """``value`` with that many significant digits."""
+    return float(f"{value:.{digits}g}")
+
+
 def counted(number: int, noun: str) -> str:
     """``1 finding``, ``2 findings``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

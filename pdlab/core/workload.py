@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,7 +19,7 @@ from pdlab.core.lengths import FIXED, Fixed, Lengths, Lognormal, Pairs, parse_le
 from pdlab.core.mixes import Arrival, Mixes
 from pdlab.core.replayed import Replayed
 from pdlab.core.schema import Frozen, validate
-from pdlab.core.settings import LENGTHS, FlagsOf, PerUnit, Positive, Seed, Share, flag_names, part_words, setting
+from pdlab.core.settings import LENGTHS, PerUnit, Positive, Seed, Share, flag_names, setting
 
 if TYPE_CHECKING:
     import numpy as np
@@ -175,17 +174,16 @@ class Workload(Frozen):
         return " ".join(filter(None, [f"{self.sent_input_tokens}:{self.sent_output_tokens}", self.lengths.label]))
 
     @property
-    def flags(self) -> str:
-        """`flag_words` for a shell."""
-        return shlex.join(self.flag_words)
-
-    @property
-    def flag_words(self) -> tuple[str, ...]:
-        """The flags of run_bm.sh for these lengths."""
+    def bench_fields(self) -> dict[str, Any]:
+        """The fields of the settings of ``bench`` for these lengths."""
         if isinstance(self.lengths, Replayed):
-            return "--workload", self.lengths.flag_value
-        nominal = () if isinstance(self.lengths, OWN_MEANS) else ("input_tokens", "output_tokens")
-        return tuple(part_words(self, FlagsOf(Workload, only=(*nominal, "lengths")), always=nominal))
+            return {"replay_file": self.lengths.flag_value}
+        nominal = (
+            {}
+            if isinstance(self.lengths, OWN_MEANS)
+            else {"input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
+        )
+        return {"requests": nominal if self.lengths == FIXED else {**nominal, "lengths": self.lengths}}
 
     def draw(self, level: Level) -> tuple[Pair, ...]:
         """Input and output tokens as sent of each request of a level.
@@ -280,6 +278,10 @@ class Open(Frozen):
 
     @property
     def value(self) -> float:
+        return self.rate_rps
+
+    @property
+    def mean_rps(self) -> float:
         return self.rate_rps
 
 

@@ -256,10 +256,10 @@ class LaunchSettings(ExportOptions, LaunchOptions):
     )
     local: LocalNodes | None = setting(
         None,
-        f"start N Ray nodes (2 without a number) on this machine, with CPU engines; the default model is "
-        f"{defaults.LOCAL_MODEL}",
+        f"start N Ray nodes ({defaults.LOCAL_NODES} without a number) on this machine, with CPU engines; the default "
+        f"model is {defaults.LOCAL_MODEL}",
         WHERE,
-        bare=2,
+        bare=defaults.LOCAL_NODES,
     )
     link: Annotated[dict[str, Any], FlagsOf(LinkShape, WHERE, prefix="link-", advanced=("gbit_per_s", "delay_s"))] = (
         Field(default_factory=dict)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +23,7 @@ from pdlab.analysis.ttft_parts import TtftParts
 from pdlab.analysis.view import View
 from pdlab.core.arguments import SLO_QUANTILE
 from pdlab.core.bounds import Bounds, parse_bounds
-from pdlab.core.commands import typed
+from pdlab.core.command_lines import command_line
 from pdlab.core.errors import UsageError
 from pdlab.core.findings import Finding, found
 from pdlab.core.workload import Replay, Slo, parse_slo
@@ -218,5 +217,5 @@ def _audit_note(results: Results) -> list[Finding]:
         return []
     kinds = ", ".join(dict.fromkeys(finding.kind for finding in findings))
     few = len(paths) <= 4
-    named, more = (shlex.join(map(str, paths)), "") if few else ("DIR...", " with these folders")
-    return [found("plot_audited", kinds=kinds, command=f"{typed('viz', '--audit')} {named}{more}")]
+    line = command_line("viz", audit=paths if few else ("DIR...",))
+    return [found("plot_audited", kinds=kinds, command=line if few else f"{line} with these folders")]

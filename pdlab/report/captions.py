@@ -11,10 +11,10 @@ from pdlab.analysis.view import View
 from pdlab.core import text as core_text
 from pdlab.core.rendering import macro
 from pdlab.report import tables
+from pdlab.report.section import WORDS
 from pdlab.results.curve_names import PLAIN
 
 MAX_FOOTNOTES = 12
-WORDS = tables.ASSETS / "words.txt"
 
 
 def title(curves: Sequence[Curve], view: View) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
@@ -19,10 +18,11 @@ from pdlab.analysis.chaos import (
 )
 from pdlab.core.rendering import macro
 from pdlab.report.figure import DASH_DOT, DASHED, DOTTED, Dashes, Figure, Line, Span, line_panel, stacked, steps
+from pdlab.report.section import ASSETS
 from pdlab.report.style import HUES
 from pdlab.results.chaos import REQUEST_OUTCOMES, Chaos, ChaosRequest, ChaosRun, RequestOutcome
 
-WORDS = Path(__file__).parent / "assets" / "chaos.txt"
+WORDS = ASSETS / "chaos.txt"
 COLORS: dict[RequestOutcome, str] = {
     "right": HUES[0],
     "error": HUES[4],

@@ -31,13 +31,13 @@ from pdlab.report import text as report_text
 from pdlab.report.build import Report
 from pdlab.report.curve_figure import of_report
 from pdlab.report.replays import ReplayedLevel
+from pdlab.report.section import ASSETS, WORDS
 from pdlab.report.tuning import baseline_text
 from pdlab.results.chaos import Chaos
 from pdlab.results.schema import ExperimentRecord, Manifest, Run
 from pdlab.results.store import read_record
 
 BY_A_PROGRAM = "pdlab.write_html(...)"
-ASSETS = Path(__file__).parent / "assets"
 LATENCY_COLUMNS: tuple[tuple[Literal["ttft", "tpot", "e2el"], str], ...] = (
     ("ttft", "p50"),
     ("ttft", "p99"),
@@ -84,7 +84,7 @@ def render(report: Report, command: str, *, log_latency: bool | None = None) -> 
         node=tables.node_name(curves, view),
         node_always=tables.node_name(curves, _per_node(view)),
         parts=list(_compared_groups(report)),
-        say=Macros(verdicts.WORDS),
+        say=Macros(WORDS),
         no_bound=verdicts.NO_BOUND,
         view=view,
         figure=lambda estimate: tables.figure(estimate, view.confidence),

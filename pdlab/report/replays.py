@@ -22,7 +22,7 @@ from pdlab.core.rendering import macro
 from pdlab.core.workload import Replay, Slo
 from pdlab.report import timelines
 from pdlab.report.figure import DASHED, DOTTED, Figure, Line, PlotPanel, line_panel, stacked
-from pdlab.report.section import Section
+from pdlab.report.section import ASSETS, Section
 from pdlab.report.style import HUES
 from pdlab.results.published_folders import load_experiment
 from pdlab.results.schema import RequestRecord, Run
@@ -31,7 +31,7 @@ from pdlab.results.store import Store
 
 SHOWN = ("p50", "p90", "p99")
 OF_CLASSES = ("p50", "p90")
-WORDS = Path(__file__).parent / "assets" / "replays.txt"
+WORDS = ASSETS / "replays.txt"
 MOST = 4  # of one picture of classes
 
 

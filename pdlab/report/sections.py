@@ -14,11 +14,11 @@ from pdlab.analysis.view import View
 from pdlab.core.bounds import Bounds
 from pdlab.core.rendering import macro
 from pdlab.report import tables
-from pdlab.report.section import Section
+from pdlab.report.section import ASSETS, Section
 from pdlab.report.verdicts import LOOPS, SERVED, lead_factor
 from pdlab.results.slo import bounds_text
 
-SECTIONS = tables.ASSETS / "sections.txt"
+SECTIONS = ASSETS / "sections.txt"
 
 
 class SectionFacts(tables.TableFacts):

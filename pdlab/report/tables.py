@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 from pdlab.analysis.comparable import incomparable, length_notes
 from pdlab.analysis.curves import Curve, Point, Rate, rankable, shared_settings
@@ -17,8 +16,8 @@ from pdlab.core.bounds import Metric, Statistic
 from pdlab.core.gpu_count import Count, other_count
 from pdlab.core.rendering import macro
 from pdlab.core.text import number
+from pdlab.report.section import ASSETS
 
-ASSETS = Path(__file__).parent / "assets"
 TABLES = ASSETS / "tables.txt"
 LATENCIES: tuple[Metric, ...] = ("ttft", "tpot", "e2el")
 RATES: tuple[Rate, ...] = ("requests", "input", "output", "total")

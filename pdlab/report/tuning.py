@@ -9,10 +9,9 @@ from pdlab.analysis.curves import Curve
 from pdlab.analysis.headline import Headline
 from pdlab.core.rendering import macro
 from pdlab.core.text import plain
-from pdlab.report import tables
+from pdlab.report.section import WORDS
 from pdlab.results.schema import TriedSettings, Tuning
 
-WORDS = tables.ASSETS / "words.txt"
 OWN = "the experiment's own settings"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pdlab.analysis.comparable import COMPARED_LOADS, groups, incomparable
@@ -18,10 +17,10 @@ from pdlab.core import text
 from pdlab.core.rendering import macro
 from pdlab.core.text import ROUNDING, percent, plain
 from pdlab.report import tables
+from pdlab.report.section import WORDS
 from pdlab.report.tuning import baseline_text
 from pdlab.results.slo import bounds_text
 
-WORDS = Path(__file__).parent / "assets" / "words.txt"
 SERVED = {
     "open": ("goodput of open loops", "at request rates"),
     "closed": ("capacity of closed loops", "in closed loops"),

@@ -24,7 +24,6 @@ from pdlab.transfer.rank.layout import refusal as tp_refusal
 BLOCK_TOKENS = 16
 TOKENS = (1000, 5000, 20000)
 MAX_TRANSFERS = 100_000  # takes minutes to hours; more is a typing error
-LOCAL_NODES = 2
 
 _EPILOG = f"""exit codes: 0 right wire and fast, 3 slow or wrong wire, 4 corrupt, 5 cannot run, 2 bad flags
 
@@ -59,9 +58,9 @@ class CheckTransferSettings(Settings):
     )
     local: LocalNodes | None = setting(
         None,
-        f"start N Ray nodes on this machine ({LOCAL_NODES} without a number), and check there",
+        f"start N Ray nodes on this machine ({defaults.LOCAL_NODES} without a number), and check there",
         WHERE,
-        bare=LOCAL_NODES,
+        bare=defaults.LOCAL_NODES,
         otherwise="the running Ray cluster",
     )
     prefill_tp: Positive = setting(TransferPlan.prefill_tp, "tensor parallel ranks of prefill", WHERE)

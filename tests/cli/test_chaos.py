@@ -137,9 +137,10 @@ class TestLaunches:
         assert "-m pdlab chaos --launch" in (root / "Makefile").read_text()
 
     def test_flags_of_the_launches_are_the_launchers(self) -> None:
+        from pdlab.core.command_lines import flag_words
         from pdlab.core.settings import parse
         from pdlab.deploy.options import LaunchSettings
 
         for each in launched.DEPLOYMENTS:
-            settings = parse(LaunchSettings, [*each.launch, "--local", "--detach", *launched.SMALL])
+            settings = parse(LaunchSettings, flag_words("launch", **each.launch, local=2, deployment=launched.SMALL))
             assert settings.deployment == {"engine_kwargs": {"kv_cache_memory_bytes": launched.KV_BYTES}}

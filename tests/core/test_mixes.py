@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pdlab.core.command_lines import flag_words
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import parse_lengths
 from pdlab.core.mixes import LoadSurge, Mix, Mixes, parse_mixes
@@ -122,7 +123,7 @@ def test_the_text_comes_back(text: str) -> None:
     assert Mixes.model_validate_json(mixes.model_dump_json()) == mixes
     workload = Workload(lengths=mixes)
     assert Workload.model_validate_json(workload.model_dump_json()) == workload
-    assert workload.varied and workload.flag_words == ("--lengths", mixes.flag_value)
+    assert workload.varied and flag_words("bench", **workload.bench_fields) == ("--lengths", mixes.flag_value)
     assert (workload.input_tokens, workload.output_tokens) == tuple(round(mean) for mean in mixes.mean((0, 0)))
 
 

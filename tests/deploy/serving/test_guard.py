@@ -143,45 +143,38 @@ def test_what_is_not_json_is_a_400(body: Any) -> None:
     assert status == 400 and reached == [] and "not JSON" in text
 
 
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [
-        ({"prompt": ["a"] * 8}, 200),
-        ({"prompt": ["a"] * 9}, 400),
-        ({"prompt": [[1]] * 9}, 400),
-        ({"prompt": [1] * 9}, 200),
-        ({"prompt": ["a"] * 4, "n": 2}, 200),
-        ({"prompt": ["a"] * 4, "n": 3}, 400),
-        ({"messages": [], "n": 9}, 400),
-        ({"token_ids": [1], "sampling_params": {"n": 9}}, 400),
-        ({"prompt": "a", "n": "3"}, 200),
-        ({"prompt": ["a", "b", "c"], "n": "3"}, 400),
-    ],
-)
-def test_sequences_of_one_request(body: dict[str, Any], status: int) -> None:
-    code, text, _ = ask("/v1/completions", body, rules=request_rules(max_prompts=8))
-    assert code == status
-    assert status == 200 or "the limit is 8" in text
+MANY, LONG = request_rules(max_prompts=8), request_rules(max_tokens=50)
 
 
 @pytest.mark.parametrize(
-    ("body", "status"),
+    ("rules", "body", "status"),
     [
-        ({"prompt": "a"}, 200),
-        ({"prompt": "a", "max_tokens": 50}, 200),
-        ({"prompt": "a", "max_tokens": 51}, 400),
-        ({"messages": [], "max_completion_tokens": 51}, 400),
-        ({"messages": [], "max_completion_tokens": 5}, 200),
-        ({"messages": []}, 400),
-        ({"input": "a", "max_output_tokens": 51}, 400),
-        ({"sampling_params": {"max_tokens": 51}}, 400),
+        (MANY, {"prompt": ["a"] * 8}, 200),
+        (MANY, {"prompt": ["a"] * 9}, 400),
+        (MANY, {"prompt": [[1]] * 9}, 400),
+        (MANY, {"prompt": [1] * 9}, 200),
+        (MANY, {"prompt": ["a"] * 4, "n": 2}, 200),
+        (MANY, {"prompt": ["a"] * 4, "n": 3}, 400),
+        (MANY, {"messages": [], "n": 9}, 400),
+        (MANY, {"token_ids": [1], "sampling_params": {"n": 9}}, 400),
+        (MANY, {"prompt": "a", "n": "3"}, 200),
+        (MANY, {"prompt": ["a", "b", "c"], "n": "3"}, 400),
+        (LONG, {"prompt": "a"}, 200),
+        (LONG, {"prompt": "a", "max_tokens": 50}, 200),
+        (LONG, {"prompt": "a", "max_tokens": 51}, 400),
+        (LONG, {"messages": [], "max_completion_tokens": 51}, 400),
+        (LONG, {"messages": [], "max_completion_tokens": 5}, 200),
+        (LONG, {"messages": []}, 400),
+        (LONG, {"input": "a", "max_output_tokens": 51}, 400),
+        (LONG, {"sampling_params": {"max_tokens": 51}}, 400),
     ],
 )
-def test_generated_tokens(body: dict[str, Any], status: int) -> None:
-    code, text, _ = ask("/v1/completions", body, rules=request_rules(max_tokens=50))
+def test_sequences_and_tokens_of_one_request(rules: RequestRules, body: dict[str, Any], status: int) -> None:
+    code, text, _ = ask("/v1/completions", body, rules=rules)
     assert code == status
-    assert status == 200 or "the limit is 50" in text
-    assert ask("/v1/completions", body)[0] == 200, "without a limit the engine knows its context"
+    assert status == 200 or f"the limit is {8 if rules is MANY else 50}" in text
+    if rules is LONG:
+        assert ask("/v1/completions", body)[0] == 200, "without a limit the engine knows its context"
 
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
