@@ -36,6 +36,8 @@ from pdlab.deploy.endpoint import reach
 INGRESS = ["--no-direct-streaming"]
 OPTIONS = {
     "default with --local and at --host 0.0.0.0 (direct streaming)": [],
+    "direct streaming, --early-token": ["--early-token"],
+    "direct streaming, --reuse-first-token": ["--reuse-first-token", "--kv-poll-ms", "0.5"],
     "default at any other --host (2 ingress replicas behind HAProxy)": INGRESS,
     "direct streaming, --no-tokenize-once": ["--no-tokenize-once"],
     "direct streaming, --stream-batching-ms 50": ["--stream-batching-ms", "50"],

@@ -19,12 +19,12 @@ examples, after debug/build_nixl_ucx_efa.sh --wheel:
   python debug/install_on_nodes.py nixl_cu13-1.3.2-cp312-cp312-linux_x86_64.whl --module nixl_cu13 --backends UCX
       then check that every node loads the same libraries
   python debug/install_on_nodes.py nixl_cu13-1.3.2-cp312-cp312-linux_x86_64.whl --target /opt/pdlab-nixl/site
-      beside the Python's own packages
+      into a folder of its own, not into the Python's packages
 
-Installs without dependencies, into the Python that Ray runs on each node, or into --target. Restart Ray's
-workers afterwards (launch anew): a process keeps what it has loaded.
+Installs without dependencies, into the Python that Ray runs on each node, or into --target. Launch anew
+afterwards, so that Ray's workers restart: a running process keeps the libraries that it has loaded.
 
-exit code: 0 every node has the same files (and loads the same libraries, where --backends asked for them),
+exit code: 0 every node has the same files (with --backends: and loads the same libraries),
 3 they differ or a node failed, 5 no cluster, 2 bad command line
 """
 
