@@ -1,6 +1,6 @@
 """An ASGI middleware in front of the engines: it passes the requests that clients need and refuses all others.
 
-Runs in Ray Serve's replicas, sent there by value: imports the standard library alone.
+Runs in Ray Serve's replicas, sent there by value: imports only the standard library.
 """
 
 from __future__ import annotations

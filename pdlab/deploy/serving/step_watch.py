@@ -3,7 +3,7 @@ read KV cache from a living prefill engine.
 
 vLLM's own health check detects a dead engine core, but not a stopped or hanging one. The engine core sends statistics
 with every step, so the replica sees every step. The statistics also have the counts of the KV guard's workers. Runs in
-Ray Serve's replicas, sent there by value: imports the standard library alone.
+Ray Serve's replicas, sent there by value: imports only the standard library.
 """
 
 from __future__ import annotations

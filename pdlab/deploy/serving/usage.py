@@ -2,7 +2,7 @@
 
 With KV transfer vLLM's decode engine counts transferred tokens as cached tokens of a prompt. Prefill's answer has the
 number of tokens that no engine computed for the request. Works on answers of Ray Serve LLM by their public fields; runs
-in its replicas, sent there by value: imports the standard library alone.
+in its replicas, sent there by value: imports only the standard library.
 """
 
 from __future__ import annotations
