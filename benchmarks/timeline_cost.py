@@ -369,7 +369,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         against(kinds[0], args)
         return
     importlib.import_module("warnings").simplefilter("ignore")
-    asyncio.run(measure(kinds[0], args))
+    importlib.import_module("uvloop").run(measure(kinds[0], args))  # as Ray's replicas, and vLLM's servers
     sys.stdout.flush()
     os._exit(0)  # engines without processes have nothing to end
 

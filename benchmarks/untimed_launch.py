@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -24,7 +25,7 @@ def switch_by(off: Callable[[], bool]) -> None:
 
     async def call_or_not(self: TimelineMiddleware, scope: Any, receive: Any, send: Any) -> None:
         if off():  # pieces of a stream pass the other middlewares all the same
-            await self.app({**scope, SENDING: send}, receive, send)
+            await self.app({**scope, SENDING: SimpleNamespace(past=send)}, receive, send)
         else:
             await call(self, scope, receive, send)
 

@@ -13,16 +13,17 @@ from typing import Any
 from pdlab.bench.fill import planned
 from pdlab.bench.levels import FINAL_HOLD_S
 from pdlab.bench.measure import title
-from pdlab.bench.options import ALL_CONCURRENCIES, ALL_RATES_RPS, BenchSettings, distinct
+from pdlab.bench.options import ALL_RATES_RPS, BenchSettings, distinct
 from pdlab.bench.slo_search import SloSearchOptions
 from pdlab.bench.sweep import SweepOptions, SweepResult, build, run_sweep, with_loads
 from pdlab.bench.target import check_name, normal_url
 from pdlab.bench.traffic import read_traffic, replayed
+from pdlab.core import defaults
 from pdlab.core.arguments import MAX_HOLD_S, MAX_LOAD, SLO_QUANTILE
 from pdlab.core.command_lines import command_line, resumed
 from pdlab.core.commands import typed
 from pdlab.core.errors import UsageError
-from pdlab.core.exit_code import exit_code, stop_by_signals
+from pdlab.core.exit_code import NOT_CLEAN, exit_code, stop_by_signals
 from pdlab.core.mixes import parse_mixes
 from pdlab.core.output_paths import check_folder
 from pdlab.core.schema import validate
@@ -31,8 +32,6 @@ from pdlab.core.text import aligned, choices, counted, duration, minutes, ms
 from pdlab.core.workload import Closed, Load, Open, Ramp, Replay, parse_slo, workload_of_flags
 from pdlab.deploy.endpoint import reach
 from pdlab.results.schema import Distribution, Run
-
-INVALID = 3
 
 
 def options(argv: Sequence[str]) -> SweepOptions:
@@ -127,7 +126,7 @@ def _loads(settings: BenchSettings, *, implied: bool) -> tuple[Load, ...]:
     if kind == "concurrency":
         if settings.concurrency is None and settings.per_gpu:
             return ()
-        return tuple(Closed(concurrency=value) for value in settings.concurrency or ALL_CONCURRENCIES)
+        return tuple(Closed(concurrency=value) for value in settings.concurrency or defaults.CONCURRENCIES)
     if kind == "ramp":
         if settings.ramp is None:
             raise UsageError("--type ramp needs --ramp START:END, for example --ramp 1:16")
@@ -204,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with reach(normal_url(sweep_options.base_url)):
             result = run_sweep(sweep_options)
         report(result)
-        return 0 if result.valid else INVALID
+        return 0 if result.valid else NOT_CLEAN
 
     return exit_code(run, resume=resumed("bench", argv))
 

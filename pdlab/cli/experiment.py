@@ -29,14 +29,14 @@ from pdlab.core.bounds import parse_bounds
 from pdlab.core.command_lines import command_line, flag_words, resumed
 from pdlab.core.commands import typed
 from pdlab.core.errors import StoreError, UsageError
-from pdlab.core.exit_code import exit_code, stop_by_signals
+from pdlab.core.exit_code import NOT_CLEAN, exit_code, stop_by_signals
 from pdlab.core.output_paths import check_folder
 from pdlab.core.settings import parse, setting, to_words
 from pdlab.core.status_line import minutes
 from pdlab.results.schema import Experiment
 from pdlab.results.store import Store
 
-FAILED, INVALID = 1, 3
+FAILED = 1
 EPILOG = """\
 examples:
   python -m pdlab experiment pd-ratio --dry-run
@@ -104,7 +104,7 @@ def _run(settings: ExperimentSettings, argv: Sequence[str]) -> int:
         print(stopping.text())
     if not any(result.runs.values()):
         return FAILED
-    return 0 if result.valid else INVALID
+    return 0 if result.valid else NOT_CLEAN
 
 
 def _started(plan: Schedule) -> Schedule:

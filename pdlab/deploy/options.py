@@ -52,6 +52,7 @@ from pdlab.core.settings import (
     serving_port,
     setting,
 )
+from pdlab.core.vllm_limits import LENGTH_STEP
 from pdlab.core.workload import Workload, workload_of_flags
 from pdlab.deploy import serving_path
 from pdlab.deploy.engine_arguments import check_engine_arguments
@@ -66,7 +67,7 @@ FLUID_REPLICAS = 2
 LOCAL_WORKLOAD = Workload(input_tokens=512, output_tokens=64)
 DEFAULT_WORKLOAD = Workload()
 # The canary's longest prompt and the request that proves the wire have some thousand tokens.
-LEAST_MODEL_LEN, LENGTH_STEP = 8192, 1024
+LEAST_MODEL_LEN = 8192
 # Titles of groups of flags.
 WHAT, WHERE = "what to serve (one is required, or --config)", "where"
 WORKLOAD = "workload that the engines must hold (sets --max-model-len)"

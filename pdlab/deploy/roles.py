@@ -22,7 +22,8 @@ from pdlab.core.settings import Settings, setting
 from pdlab.core.text import aligned
 from pdlab.deploy.application import board_names
 from pdlab.deploy.endpoint import load_running
-from pdlab.deploy.serving.role_board import NAMESPACE, WORKING_ROLES
+from pdlab.deploy.serving.ray_names import NAMESPACE
+from pdlab.deploy.serving.role_board import WORKING_ROLES
 
 ANSWER_S = 30.0
 DECISIONS_SHOWN = 5

@@ -70,9 +70,10 @@ class HttpFront:
         build = getattr(super(), "__serve_build_asgi_app__", None)
         app: Any = await build() if build is not None else self._asgi_app  # type: ignore[attr-defined]
         app.middleware_stack = None  # vLLM builds it at once; it is made again at the first request
-        pd: Any = importlib.import_module(PD)
-        if isinstance(self, pd.PDOrchestratorMixin) and not hasattr(pd._pd_http_response, "of_ray"):
-            pd._pd_http_response = _with_one_generator(pd._pd_http_response)
+        if hasattr(self, "_pd_handle_request"):
+            pd: Any = importlib.import_module(PD)
+            if not hasattr(pd._pd_http_response, "of_ray"):
+                pd._pd_http_response = _with_one_generator(pd._pd_http_response)
         # Starlette, vLLM's metrics and Ray Serve each try the routes in their order, some 25 for each request.
         app.routes[:] = sorted(app.routes, key=lambda route: getattr(route, "path", None) not in OBJECTS)
         for route in app.routes:

@@ -138,11 +138,12 @@ class RequestTiming:
         self.mark("answer")
         self.times = times if isinstance(times, dict) else {}
 
-    def chunk(self) -> None:
-        """A piece of the answer is about to be sent."""
+    def chunk(self) -> int:
+        """A piece of the answer is about to be sent. Returns how many there were with it; of more than 2, 2."""
         if self._chunks < 2:
             self._chunks += 1
             self.mark("first_byte" if self._chunks == 1 else "second_byte")
+        return self._chunks
 
     def event(self, name: str, at: float) -> None:
         """An event of the engine core's, at its own time; the first of its kind counts."""
@@ -239,6 +240,7 @@ class TimingBook:
 
     def __init__(self) -> None:
         self._timings: dict[str, RequestTiming] = {}
+        self._without_first: set[str] = set()
         self._failed = False
 
     def enter(self, engine_id: str, prompt_ids: Sequence[int] | None) -> None:
@@ -251,12 +253,14 @@ class TimingBook:
             timing.engine_ids.append(engine_id)
             timing.prompt_ids = prompt_ids or ()
             self._timings[engine_id] = timing
+            self._without_first.add(engine_id)
 
     def leave(self, timing: RequestTiming) -> None:
         """The request has been answered, or its client has gone."""
         timing.ended = True
         for engine_id in timing.engine_ids:
             self._timings.pop(engine_id, None)
+            self._without_first.discard(engine_id)
 
     def hear(self, outputs: Any) -> None:
         """A message of the engine core: vLLM's ``EngineCoreOutputs``. Takes the guard's marks out of it.
@@ -274,16 +278,17 @@ class TimingBook:
     def _hear(self, outputs: Any) -> None:
         for stats in connector_stats(outputs):
             self._hear_marks(stats)
-        if not self._timings:
+        if not self._without_first:  # the events that count come with the first output of a request
             return
         for output in outputs.outputs:
-            # The first output of a request has them.
             if output.events and (timing := self._timings.get(output.request_id)) is not None:
                 for event in output.events:
                     timing.event(event.type.name.lower(), event.timestamp)
-                if output.new_token_ids and "first" not in timing.marks:
-                    timing.event("first", outputs.timestamp)
-                    timing.first_ids = output.new_token_ids
+                if output.new_token_ids:
+                    self._without_first.discard(output.request_id)
+                    if "first" not in timing.marks:
+                        timing.event("first", outputs.timestamp)
+                        timing.first_ids = output.new_token_ids
 
     def _hear_marks(self, stats: dict[str, Any]) -> None:
         for request_id, *marks in stats.pop(CORE, ()):
@@ -468,7 +473,7 @@ class StreamsPast:
         self._answer = answer
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Send) -> None:
-        sending: Send | None = scope.get(SENDING)
+        sending: _Sending | None = scope.get(SENDING)
         if sending is None:
             await self._answer(scope, receive, send)
             return
@@ -476,7 +481,7 @@ class StreamsPast:
 
         # No coroutines of their own: each would be one more for every token.
         def forward(message: Message) -> Awaitable[None]:
-            return sending(message) if begun and message.get("more_body") else ends(message)
+            return (sending.past or sending)(message) if begun and message.get("more_body") else ends(message)
 
         async def ends(message: Message) -> None:
             nonlocal begun
@@ -487,13 +492,15 @@ class StreamsPast:
 
 
 class _Sending:
-    """Sends what the application answers, and marks when; with the timeline where that was asked for."""
+    """Sends what the application answers, and marks when; with the timeline where that was asked for. ``past``: where
+    further pieces of a stream may go at once, because nothing of them is marked (None: nowhere yet)."""
 
     def __init__(self, server: SendsTimeline, timing: RequestTiming, send: Send) -> None:
         self._server = server
         self._timing = timing
         self._send = send
         self._streams = False
+        self.past: Send | None = None
 
     def __call__(self, message: Message) -> Awaitable[None]:
         timing = self._timing
@@ -506,7 +513,8 @@ class _Sending:
                     told = (HEADER.encode(), self._server.header(timing))
                     message = {**message, "headers": [*message.get("headers", ()), told]}
         elif self._streams and (body := message.get("body")):
-            timing.chunk()
+            if timing.chunk() > 1 and not timing.asked:
+                self.past = self._send
             if timing.asked and body.endswith(_DONE_BYTES):
                 told = body.removesuffix(_DONE_BYTES) + self._server.comment(timing).encode() + _DONE_BYTES
                 message = {**message, "body": told}
