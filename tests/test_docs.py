@@ -191,6 +191,18 @@ def test_the_readme_is_short_and_its_table_names_scripts_and_commands() -> None:
     assert scripts == {command: SCRIPTS[command] for command in scripts}
 
 
+def test_a_commit_runs_the_checks_of_make_check() -> None:
+    """As CONTRIBUTING.md promises."""
+    recipe = (ROOT / "Makefile").read_text().split("\ncheck:")[1].split("\n\n")[0]
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text().replace(" --force-exclude", "")
+    checks = [
+        line.partition(")")[2].strip().removesuffix(" .") for line in recipe.splitlines() if line.startswith("\t")
+    ]
+    assert len(checks) > 3
+    for check in checks:
+        assert re.sub(r"^-m ruff", "ruff", check) in hooks, check
+
+
 def test_the_changelog_has_its_form() -> None:
     headings = [line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if re.match("##? ", line)]
     assert headings[:2] == ["# Changelog", "## [Unreleased]"]
