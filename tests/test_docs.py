@@ -94,6 +94,7 @@ def test_wide_prose_is_found() -> None:
 
 
 WORDS = 25
+SPEAKING = re.compile(r"\b(say|says|ask|asks|tell|tells)\b")
 
 
 def sentences(text: str) -> Iterator[tuple[int, str]]:
@@ -147,6 +148,13 @@ def test_long_sentences_are_found() -> None:
         (4, f"{words} x"),
         (5, f"{words} x"),
     ]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_no_thing_speaks(document: Path) -> None:
+    """Files record, engines report, programs request: only people say, ask and tell."""
+    spoken = [(line, sentence) for line, sentence in sentences(document.read_text()) if SPEAKING.search(sentence)]
+    assert spoken == []
 
 
 def test_the_methodology_has_the_reason_of_every_gate() -> None:
