@@ -2,6 +2,7 @@
 """What roles that follow the load gain over every fixed split, and over an oracle that knows the schedule, simulated.
 
     python benchmarks/fluid_roles.py [--engines 16] [--every 60] [--seeds 11,12] [--known 8:57,1:41] [--out DIR]
+    python benchmarks/fluid_roles.py --known 8:57,1:41.1 --load 0.85 --roles auto,5:11 --out DIR
 
 gpt-oss-120b, TP2 engines on H100 (configs/catalog/h100-vllm-0.11.yaml), TTFT within 2 s and TPOT within 12 ms. All of
 it is simulated; fixed splits, the controller (`pdlab.roles.policy`) and the oracle run on the same pool and requests.
@@ -15,7 +16,7 @@ KV blocks are taken to merge within a node (plan.py says what it costs where the
 - **Flash crowd**: prompts four times as long for 30 s.
 
 The first round is left out: the controller begins knowing nothing. --out keeps the runs at the controller's best
-share, for viz.py. The policy was tuned on seeds 0 to 2.
+share, for viz.py; with --load it only keeps the runs of --roles at that share. The policy was tuned on seeds 0 to 2.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
 
@@ -249,9 +250,8 @@ def flash_crowd(engines: int, seeds: Sequence[int]) -> None:
         )
 
 
-def keep(out: Path, pool: Alternating, roles: Sequence[str]) -> None:
-    """The runs at the controller's best share as experiments, for viz.py."""
-    _, share = pool.most(lambda load: pool.within(load, AUTO))
+def keep(out: Path, pool: Alternating, roles: Sequence[str], share: float) -> None:
+    """The runs at that share as experiments, for viz.py."""
     for each in roles:
         of = deployment(pool.engines, each)
         workload, level = pool.level(share, pool.seeds[0])
@@ -273,8 +273,12 @@ def main() -> None:
     parser.add_argument("--every", default="60", help="seconds of a turn; several with commas between")
     parser.add_argument("--seeds", default="11", help="of requests and routing")
     parser.add_argument("--known", help="best split and requests/s of each mix, not to search: 8:57,1:41")
+    parser.add_argument("--load", type=float, help="keep the runs at this share in --out, and measure nothing")
+    parser.add_argument("--roles", default=AUTO, help="with --load: splits, with commas between")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    if args.load and not (args.known and args.out):
+        parser.error("--load needs --known and --out")
     engines, seeds = args.engines, tuple(int(seed) for seed in args.seeds.split(","))
     begins_s = time.perf_counter()
     head("engines", "load", "best fixed split", "auto", "oracle", "auto / fixed", "auto / oracle")
@@ -292,11 +296,17 @@ def main() -> None:
             f"| **{auto_rps / best.rps:.2f}** | |",
             flush=True,
         )
+    rates = [each.rps for each in fixed]
     for every in args.every.split(","):
+        if args.load:
+            keep(args.out, Alternating(engines, float(every), rates, seeds), args.roles.split(","), args.load)
+            continue
         pool = alternating(engines, float(every), fixed, seeds)
         if args.out:
             split = between(engines, [each.prefill for each in fixed])
-            keep(args.out, pool, [AUTO, f"{split}:{engines - split}"])
+            keep(args.out, pool, [AUTO, f"{split}:{engines - split}"], pool.most(partial(pool.within, roles=AUTO))[1])
+    if args.load:
+        return
     print()
     head(
         "engines",

@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from faulty_pair import PREFILL, Client, FaultyPair, client, each  # noqa: E402
 
-from pdlab.analysis.power import student_t  # noqa: E402
+from pdlab.results.metrics import student_t  # noqa: E402
 
 
 class Figures(NamedTuple):

@@ -85,7 +85,7 @@ def measure(client: LoadClient, url: str, tokenizer: str, rate: float, tpot_s: f
     answer = client.run(
         ClientLevel(
             name=name, base_url=url, model="oracle", tokenizer=tokenizer, input_tokens=INPUT, output_tokens=tokens,
-            num_requests=6 * streams, seed=int(rate) + client.processes, concurrency=streams,
+            num_requests=6 * streams, seed=int(rate) + client.processes, load=Closed(concurrency=streams),
         )
     )  # fmt: skip
     truth = sorted((e for e in log(url) if e["id"].startswith(f"{name}-")), key=lambda entry: entry["arrived"])

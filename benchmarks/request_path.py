@@ -21,6 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from pdlab.core.deployment import RequestLimits  # noqa: E402
 from pdlab.deploy.serving.builders import _sharing_ids  # noqa: E402
 from pdlab.deploy.serving.guard import RequestRules, check_body  # noqa: E402
 from pdlab.deploy.serving.ray_names import MODELS  # noqa: E402
@@ -56,7 +57,7 @@ def steps(tokens: int) -> Steps:
         unpacked(told[0])
 
     body = json.dumps({"model": "m", "prompt": ids}).encode()
-    rules = RequestRules()
+    rules = RequestRules(**RequestLimits().model_dump(), tools=True)
 
     def checked() -> Any:
         return check_body(body, b"application/json", rules, "/v1/completions")

@@ -36,6 +36,8 @@ from pdlab.deploy.endpoint import reach
 INGRESS = ["--no-direct-streaming"]
 OPTIONS = {
     "default with --local and at --host 0.0.0.0 (direct streaming)": [],
+    "direct streaming, --early-token": ["--early-token"],
+    "direct streaming, --reuse-first-token": ["--reuse-first-token", "--kv-poll-ms", "0.5"],
     "default at any other --host (2 ingress replicas behind HAProxy)": INGRESS,
     "direct streaming, --no-tokenize-once": ["--no-tokenize-once"],
     "direct streaming, --stream-batching-ms 50": ["--stream-batching-ms", "50"],
@@ -190,7 +192,7 @@ def measure_level(client: LoadClient, server: Server, workload: Workload, level:
             lengths=workload.draw(level) if workload.varied else None,
             num_requests=level.num_requests,
             seed=level.seed,
-            concurrency=level.load.concurrency,
+            load=level.load,
             **server.target,
         )
     )

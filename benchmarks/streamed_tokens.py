@@ -25,6 +25,7 @@ from process_cpu import cpu_s  # noqa: E402
 from pdlab.bench.client.processes import LoadClient  # noqa: E402
 from pdlab.bench.client.protocol import ClientLevel, slowed  # noqa: E402
 from pdlab.cluster import local_nodes  # noqa: E402
+from pdlab.core.workload import Closed  # noqa: E402
 from pdlab.deploy.endpoint import load_running  # noqa: E402
 
 KINDS = ("HAProxy", "router", "ingress", "prefill", "decode")
@@ -45,7 +46,7 @@ def main() -> int:
     level = ClientLevel(
         name="level", base_url=args.base_url, model=running.model_id, tokenizer=running.tokenizer,
         input_tokens=args.itl, output_tokens=args.otl, num_requests=args.prompts, seed=time.time_ns() % 2**32,
-        concurrency=args.concurrency,
+        load=Closed(concurrency=args.concurrency),
     )  # fmt: skip
     with LoadClient() as client:
         warm = level.model_copy(update={"num_requests": 2 * args.concurrency, "seed": level.seed // 2})

@@ -158,6 +158,16 @@ def test_the_picture_is_drawn_from_the_imports() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_way_of_a_request_names_every_module_on_it() -> None:
+    """The numbered steps are true only if no module is missing, and each module that they name exists."""
+    package = PDLAB / "deploy" / "serving"
+    steps = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8"))) or ""
+    named = set(re.findall(r"`([\w.]+)`", steps))
+    here = {path.stem for path in package.glob("*.py")} - {"__init__"}
+    assert {name for name in named if "." not in name} == here
+    assert {name for name in named if "." in name} <= set(modules())
+
+
 def test_nobody_searches_the_output_of_a_command() -> None:
     """A command hands its failure over (`pdlab.core.failure`): no code looks for words that another part printed."""
     written = ("error: ", "logs kept in ", "not tried again: ")
@@ -185,12 +195,16 @@ def test_tests_mirror_pdlab() -> None:
 # Package -> the module of it that may name what is private to Ray, or to vLLM, of which every module is. Another module
 # takes the name from that one. Whether the names exist is tested in tests/contract/test_private_names.py.
 PRIVATE = {
-    "ray": re.compile(r"ray\.(_private|llm\._internal|serve\._private|_raylet|dashboard\.\w)|_bound_deployment"),
+    "ray": re.compile(
+        r"ray\.(_private|llm\._internal|serve\._private|_raylet|dashboard\.\w|experimental\.internal_kv)|"
+        "_bound_deployment|_internal_kv_"
+    ),
     "vllm": re.compile(r"(?<![\w./])vllm(\.(?!pdlab\b)\w+)+"),  # vllm.pdlab is the guard's logger
 }
 PRIVATE_HOMES = {
     "ray": {
         "cluster": {"ray_names.py"},
+        "deploy": {"application.py"},
         "deploy/serving": {"ray_names.py"},
         "faults": {"run.py"},
         "rehearsal": {"ray_names.py"},

@@ -1,5 +1,5 @@
 """What ruff and mypy do not check: one name, one class; docstrings name what exists; nothing newer than Python 3.10;
-no sentence that pdlab wrote is read by pdlab."""
+no sentence that pdlab wrote is read by pdlab; no command line of pdlab is spelled by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+
+import pytest
+
+from pdlab.__main__ import COMMANDS
+from pdlab.core.commands import module_of
+from pdlab.core.settings import declared, settings_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PDLAB = ROOT / "pdlab"
@@ -66,7 +73,7 @@ def class_homes() -> dict[str, list[str]]:
     for path, tree in trees().items():
         for node in tree.body:
             if isinstance(node, ast.ClassDef):
-                homes[node.name].append(path)
+                homes[node.name.lstrip("_")].append(path)  # `_Engine` beside `Engine` means two things as well
     return homes
 
 
@@ -75,6 +82,42 @@ def test_a_class_name_means_one_thing() -> None:
     new = {name: homes for name, homes in shared.items() if len(homes) > SHARED_NAMES.get(name, 1)}
     assert not new, "give one of them another name"
     assert {name: len(homes) for name, homes in shared.items()} == SHARED_NAMES, "fewer now: shorten the list"
+
+
+# Names that a reader can only guess. A part of a longer name is fine: ``own_ids``, ``first_told``.
+RIDDLES = {
+    "asked",
+    "bring",
+    "fates",
+    "flow",
+    "here",
+    "keeper",
+    "lean",
+    "out",
+    "own",
+    "playing",
+    "said",
+    "stage",
+    "told",
+}
+# The mark of a timeline: "the scheduler was told".
+NO_RIDDLES = {("pdlab/guard/marks.py", "told")}
+
+
+def riddles(path: str, tree: ast.Module) -> Iterator[str]:
+    """Functions, classes and the module itself that a single such word names."""
+    yield from {Path(path).stem} & {*RIDDLES, "parts", "shared", "words"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            name = node.name.lstrip("_").lower()
+            if name in RIDDLES and (path, name) not in NO_RIDDLES:
+                yield node.name
+
+
+def test_no_name_is_a_riddle() -> None:
+    found = {path: sorted(riddles(path, tree)) for path, tree in trees().items()}
+    assert {path: names for path, names in found.items() if names} == {}, "give them names that tell what they are"
+    assert list(riddles("pdlab/x.py", ast.parse("def _told(): pass\ndef told_of(): pass"))) == ["_told"]
 
 
 def names_in(tree: ast.AST) -> set[str]:
@@ -184,6 +227,7 @@ FOREIGN: dict[str, str] = {
     "version ": "a pointer file of Git LFS",
     "MLPerf Results Summary": "LoadGen's summary of a run",
     "(Mean|(\\d\\d\\.\\d\\d) percentile) (.*?latency|Time (?:per|to) Output Token) \\(ns\\)": "the same",
+    "from multiprocessing.spawn import spawn_main": "the command line of a process that Python spawned",
     "vocab file": "an error of openai_harmony",
     "Kernel Module[^\\n]*?\\s(\\d+\\.\\d+(?:\\.\\d+)?)\\s": "/proc/driver/nvidia/version",
     "^model name\\s*:\\s*(.+)$": "/proc/cpuinfo",
@@ -390,3 +434,82 @@ def test_the_lint_of_twins_finds_what_it_is_for() -> None:
     shown = {f: ast.parse(f"def {f}({v}):\n    return f'{{{v} / 1e9:.1f}} GB'\n") for f, v in parameters.items()}
     assert twins(shown) == {frozenset("ab")}
     assert twins({**shown, "b": ast.parse("def b(x):\n    return f'{x / 1e6:.1f} MB'\n")}) == set()
+
+
+# Flags of other programs, of declarations, and in messages: (module, flag).
+OTHER_FLAGS = {
+    ("pdlab/cli/bench.py", "--final"),
+    ("pdlab/cli/bench.py", "--hold-s"),
+    ("pdlab/cli/launch.py", "--export-env"),
+    ("pdlab/cli/plan.py", "--p-hardware"),
+    ("pdlab/cli/plan.py", "--d-hardware"),
+    ("pdlab/cli/ratio.py", "--prefill"),
+    ("pdlab/cli/ratio.py", "--decode"),
+    ("pdlab/remote/install.py", "--target"),
+    ("pdlab/results/provenance.py", "--format"),
+}
+COMMAND_LINES = {"typed", "command_line", "child_words", "flag_words", "as_typed", "run_shown", "ChildStep", "_run"}
+
+
+@cache
+def flags_of_pdlab() -> frozenset[str]:
+    """The long flags of every command."""
+    found: set[str] = set()
+    for command in COMMANDS:
+        import_module(module_of(command))
+        for each in declared(settings_of(command)):
+            found |= {*each.flags, *(name for name, _, _ in each.flag.implies)}
+            found |= {flag.replace("--", "--no-", 1) for flag in each.flags if each.kind is bool}
+    return frozenset(flag for flag in found if flag.startswith("--"))
+
+
+def called(node: ast.AST) -> str:
+    return getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
+
+
+def spelled_flags(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and flag of each flag of pdlab that is a word of a list, an argument of a function for command lines, or
+    text behind the call of one. Flags of a field's declaration do not count."""
+    declared_here = {id(inside) for node in ast.walk(tree) if called(node) == "setting" for inside in ast.walk(node)}
+    for node in ast.walk(tree):
+        words: list[ast.expr] = []
+        if isinstance(node, ast.List | ast.Tuple) and id(node) not in declared_here:
+            words = node.elts
+        elif called(node) in COMMAND_LINES and isinstance(node, ast.Call):
+            words = node.args
+        elif isinstance(node, ast.JoinedStr) and any(called(inside) in COMMAND_LINES for inside in ast.walk(node)):
+            texts = [str(each.value) for each in node.values if isinstance(each, ast.Constant)]
+            yield from ((node.lineno, flag[1]) for text in texts if (flag := re.match(r" (--[a-z][a-z-]*)", text)))
+        for word in words:
+            for each in (word.body, word.orelse) if isinstance(word, ast.IfExp) else (word,):
+                if isinstance(each, ast.Constant) and isinstance(each.value, str):
+                    flag = each.value.partition("=")[0]
+                    if flag in flags_of_pdlab():
+                        yield each.lineno, flag
+
+
+def test_no_command_line_of_pdlab_is_spelled_by_hand() -> None:
+    found = {(path, flag) for path, tree in trees().items() for _, flag in spelled_flags(tree)}
+    assert found - OTHER_FLAGS == set(), "make it by pdlab.core.command_lines"
+    assert OTHER_FLAGS - found == set(), "shorten the list"
+    templates = [path for path in PDLAB.rglob("*") if path.suffix in (".txt", ".html") and path.is_file()]
+    assert len(templates) > 5
+    spelled = {path.name: re.findall(r"\}\} --?[a-z][\w-]*", path.read_text(encoding="utf-8")) for path in templates}
+    assert {name: flags for name, flags in spelled.items() if flags} == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "flags"),
+    [
+        ("run_shown('-m', 'pdlab', 'bench', '--smoke')", ["--smoke"]),
+        ("command = ('launch', *more, '--port', str(port))", ["--port"]),
+        ("words = ['--local' if here else '--cluster', name]", ["--local", "--cluster"]),
+        ("text = f\"{typed('launch')} {words} --detach\"", ["--detach"]),
+        ("port: int = setting(1, 'port', implies=(('--smoke', 1, 'text'),))", []),
+        ("text = f\"{typed('launch')}, then continue with --resume\"", []),
+        ("raise UsageError('--smoke is one short level')", []),
+        ("command = ['nvidia-smi', '--query-gpu=name']", []),
+    ],
+)
+def test_the_lint_of_command_lines_finds_what_it_is_for(code: str, flags: list[str]) -> None:
+    assert [flag for _, flag in spelled_flags(ast.parse(code))] == flags

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import Literal, NamedTuple
 
-from pdlab.analysis.curves import Curve, Point, own, workloads_name
+from pdlab.analysis.curves import Curve, Point, rankable, workloads_name
 from pdlab.analysis.view import View
 from pdlab.core.text import listed
 from pdlab.core.workload import LoadKind, Workload
@@ -59,7 +59,7 @@ def same_workload(first: Iterable[Workload], second: Iterable[Workload]) -> bool
 
     Mode, kind of lengths and shared prefix must be equal. The ranges of mean lengths must be within `LENGTH_TOLERANCE`.
     """
-    return _asked(first).like(_asked(second))
+    return _workload_key(first).like(_workload_key(second))
 
 
 class WorkloadKey(NamedTuple):
@@ -73,17 +73,17 @@ class WorkloadKey(NamedTuple):
         return self.kinds == other.kinds and all(map(_ranges_near, self.means, other.means))
 
 
-def _asked(workloads: Iterable[Workload]) -> WorkloadKey:
+def _workload_key(workloads: Iterable[Workload]) -> WorkloadKey:
     every = list(workloads)
     sides = zip(*(each.mean_tokens for each in every), strict=True)
     return WorkloadKey(frozenset(map(_kind, every)), tuple((min(side), max(side)) for side in sides))
 
 
 class ComparisonKey(NamedTuple):
-    """Decides with which other curves a curve may be compared. ``asked``: None if no level has a workload."""
+    """Decides with which other curves a curve may be compared. ``workloads``: None if no level has a workload."""
 
     model: str | None
-    asked: WorkloadKey | None
+    workloads: WorkloadKey | None
     workload: str
     rehearsed: bool
     device: str
@@ -96,8 +96,8 @@ class ComparisonKey(NamedTuple):
         found: dict[Obstacle, bool] = {
             "model": not one_model(self.model, other.model),
             "workload": (
-                not self.asked.like(other.asked)
-                if self.asked is not None and other.asked is not None
+                not self.workloads.like(other.workloads)
+                if self.workloads is not None and other.workloads is not None
                 else self.workload != other.workload
             ),
             "rehearsal": self.rehearsed != other.rehearsed,
@@ -112,7 +112,7 @@ def nature(curve: Curve, view: View) -> ComparisonKey:
     workloads = workloads_of(curve)
     return ComparisonKey(
         model=curve.model,
-        asked=_asked(workloads) if workloads else None,
+        workloads=_workload_key(workloads) if workloads else None,
         workload=curve.workload,
         rehearsed=curve.rehearsed,
         device=curve.gpus.device,
@@ -154,7 +154,7 @@ def groups(curves: Sequence[Curve], view: View) -> list[Group]:
     """The curves that may be ranked, in groups of which every two members may be compared; in the order given."""
     members: list[list[Curve]] = []
     natures: list[dict[ComparisonKey, None]] = []
-    for curve in own(curves):
+    for curve in rankable(curves):
         its = nature(curve, view)
         fitting = (i for i, each in enumerate(natures) if not any(its.obstacles(other) for other in each))
         found = next(fitting, None)
@@ -189,7 +189,7 @@ def _between(members: Sequence[Sequence[Curve]], view: View) -> list[Obstacle]:
 
 def incomparable(curves: Sequence[Curve], view: View) -> str | None:
     """Why these experiments may not all be compared with each other; None if they may."""
-    apart = _between([[curve] for curve in own(curves)], view)
+    apart = _between([[curve] for curve in rankable(curves)], view)
     reasons = [_reason(curves, obstacle) for obstacle in apart]
     return (
         " and ".join(
@@ -205,7 +205,7 @@ def _reason(curves: Sequence[Curve], obstacle: Obstacle) -> tuple[str, str]:
         return "", "some experiments were rehearsed with simulated engines and some were not"
     if obstacle == "device":
         return "", "some experiments ran on GPUs and some on CPU engine ranks"
-    names = listed(list(dict.fromkeys(_words([curve], obstacle) for curve in own(curves))))
+    names = listed(list(dict.fromkeys(_words([curve], obstacle) for curve in rankable(curves))))
     if obstacle == "size":
         return "", f"the deployments have different sizes ({names}); normalise them"
     if obstacle == "model":

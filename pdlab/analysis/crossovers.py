@@ -18,7 +18,7 @@ import numpy as np
 
 from pdlab.analysis.bootstrap import DrawnLine
 from pdlab.analysis.comparable import COMPARED_LOADS, groups
-from pdlab.analysis.curves import Curve, own
+from pdlab.analysis.curves import Curve, rankable
 from pdlab.analysis.intervals import Array, Estimate, compare
 from pdlab.analysis.ranking import lines_of
 from pdlab.analysis.shrinkage import moderate_all
@@ -106,7 +106,7 @@ def crossovers(curves: Sequence[Curve], view: View) -> Crossovers | None:
     Latencies and throughputs are the view's. With a single repeat in any level the scatter between repeats is assumed,
     see `pdlab.analysis.bootstrap`.
     """
-    own_curves = own(curves)
+    own_curves = rankable(curves)
     if sum(any(p.valid and p.latency(view) is not None for p in curve.points) for curve in own_curves) < 2:
         return None  # before the draws, which take most of the time
     curve_lines = [(curve.label, lines_of(curve, view)) for curve in own_curves]

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from pdlab.analysis.bootstrap import DrawnLine, LevelFigure, line
 from pdlab.analysis.comparable import groups
-from pdlab.analysis.curves import Curve, Figures, Point, own
+from pdlab.analysis.curves import Curve, Figures, Point, rankable
 from pdlab.analysis.intervals import Estimate, Interval, blocks, of_blocks, of_repeats
 from pdlab.analysis.ranking import LabelledEstimate, Ranked, rank
 from pdlab.analysis.requests import Requests
@@ -230,7 +230,7 @@ def _loops(curves: Sequence[Curve], slo: Slo) -> list[Loop]:
 
 def slo_ranking(curves: Sequence[Curve], slo: Slo, view: View, loop: Loop, group: str | None = None) -> SloRanking:
     """The capacity of every configuration of one group within the SLO in that kind of loop, ranked."""
-    answers = [(curve.label, capacity(curve, slo, view, loop)) for curve in own(curves)]
+    answers = [(curve.label, capacity(curve, slo, view, loop)) for curve in rankable(curves)]
     met = [answer for _, answer in answers if isinstance(answer, Capacity)]
     throughput = moderate_all([each.throughput for each in met])
     per_gpu = moderate_all([each.requests_per_gpu_s for each in met])

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from pdlab.analysis.bootstrap import MAX_UNREACHED, DrawnLine
 from pdlab.analysis.comparable import COMPARED_LOADS, alike_at, groups, nature, one_model
-from pdlab.analysis.curves import Curve, Point, Sample, own
+from pdlab.analysis.curves import Curve, Point, Sample, rankable
 from pdlab.analysis.intervals import Array, Comparison, Estimate, compare
 from pdlab.analysis.power import SINGLE_REPEAT_SD
 from pdlab.analysis.ranking import line_of
@@ -213,7 +213,7 @@ def compared(curves: Sequence[Curve], view: View) -> Compared:
     for kind in COMPARED_LOADS:
         every = [
             _ValidLevels(curve=curve, points=tuple(valid))
-            for curve in own(curves)
+            for curve in rankable(curves)
             if (valid := [point for point in curve.lines().get(kind, []) if point.valid])
         ]
         measured |= dict.fromkeys(line.curve.label for line in every)

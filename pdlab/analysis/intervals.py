@@ -24,9 +24,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pdlab.analysis.power import student_t
 from pdlab.core.schema import Frozen
 from pdlab.core.text import ROUNDING
+from pdlab.results.metrics import student_t
 
 Array = NDArray[np.float64]
 Basis = Literal["repeats", "requests", "assumed", "search"]

@@ -11,6 +11,7 @@ import random
 from pydantic import Field
 
 from pdlab.core.schema import Frozen
+from pdlab.results.metrics import student_t
 
 # Repeats of one configuration on different days differed by 4 % in requests/s and 5 % in TPOT (medians,
 # published H100 runs of gpt-oss-120b). The median of |a - b| of two normal values is 0.954 standard
@@ -18,18 +19,8 @@ from pdlab.core.schema import Frozen
 # engines share with everything else: 9 % in output tokens/s and 15 % in median TPOT, pooled over the 24 levels of
 # three repeats in bm_results/; the larger is taken.
 SINGLE_REPEAT_SD: dict[str, float] = {"gpu": 0.05, "cpu": 0.15}
-POWER = 0.8
+POWER, CONFIDENCE = 0.8, 0.95
 DRAWS, STEPS = 2000, 20
-
-
-def student_t(probability: float, dof: float) -> float:
-    """Quantile of Student's t: the x with P(T <= x) = ``probability``, which is in (0, 1).
-
-    ``dof`` is above 0; infinity gives the normal distribution.
-    """
-    from scipy.special import stdtrit
-
-    return float(stdtrit(dof, probability))
 
 
 class LookSchedule(Frozen):

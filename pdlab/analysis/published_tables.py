@@ -28,11 +28,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pdlab.analysis.curves import METRICS, Curve, Gpus, Point, Sample
+from pdlab.analysis.curves import Curve, Gpus, Point, Sample
 from pdlab.core import notation
-from pdlab.core.bounds import Metric
+from pdlab.core.bounds import METRICS, Metric
 from pdlab.core.deployment import Deployment, Disaggregated, unguarded
-from pdlab.core.errors import StoreError, UsageError
+from pdlab.core.errors import StoreError, UsageError, reason_of
 from pdlab.core.workload import Closed, Load, Open, Workload
 
 _LATENCY = re.compile(r"(?P<metric>ttft|tpot|itl|e2el)_(?P<statistic>mean|p\d+(?:\.\d+)?)_(?P<unit>ms|s)")
@@ -50,8 +50,7 @@ def load(path: Path) -> list[Curve]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise StoreError(f"{path}: cannot be read ({reason}); give a CSV file") from error
+        raise StoreError(f"{path}: cannot be read ({reason_of(error)}); give a CSV file") from error
     numbered = [(n, line) for n, line in enumerate(lines, 1) if line.strip() and not line.lstrip().startswith("#")]
     if len(numbered) < 2:
         raise UsageError(f"{path}: has no table; write a line of column names and one line per point")

@@ -22,7 +22,7 @@ from pdlab.analysis.intervals import (
     requests_for,
     undecided,
 )
-from pdlab.analysis.power import SINGLE_REPEAT_SD, student_t
+from pdlab.analysis.power import SINGLE_REPEAT_SD
 from pdlab.analysis.shrinkage import moderate_all
 from pdlab.analysis.view import View
 from pdlab.core.bounds import Bound, Bounds
@@ -31,6 +31,7 @@ from pdlab.core.gpu_count import other_count
 from pdlab.core.schema import Frozen
 from pdlab.core.text import listed
 from pdlab.core.workload import LoadKind
+from pdlab.results.metrics import student_t
 
 # The interval of a figure at a level; None if its scatter is unknown.
 IntervalAt = Callable[[float], Interval | None]

@@ -20,7 +20,7 @@ import numpy as np
 from pydantic_core import from_json
 
 from pdlab.analysis.intervals import Array, Estimate, blocks, of_blocks, of_requests
-from pdlab.core.errors import StoreError
+from pdlab.core.errors import StoreError, reason_of
 from pdlab.core.workload import Load
 from pdlab.results.level_data import LevelData
 from pdlab.results.metrics import LoadWindow, steady_window
@@ -110,7 +110,7 @@ def load_requests(folder: Path, run: Run) -> Requests | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise StoreError(f"{path}: records cannot be read ({error.strerror})") from error
+        raise StoreError(f"{path}: records cannot be read ({reason_of(error)})") from error
     remedy = "restore it, or delete it and do without goodput and intervals of that level"
     if not packed:
         raise StoreError(f"{path}: is empty (0 bytes); {remedy}")

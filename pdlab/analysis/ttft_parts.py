@@ -64,18 +64,16 @@ class SlowRequest(NamedTuple):
 
 
 class TtftParts(NamedTuple):
-    """One load of one curve. ``mean``: over all ``told`` requests (those with a whole timeline). ``around``: over those
-    next to each percentile that enough requests support. ``lacking``: requests with an incomplete timeline.
-    ``slowest``: slowest first.
+    """One load of one curve.
 
-    ``until_second_s``: for first tokens sent before their KV cache had moved, the parts from there to the second token,
-    means over those requests; else empty.
+    ``mean``: over all ``timed`` requests, which have a whole timeline. ``around``: over those next to each percentile
+    that enough requests support. ``lacking``: requests with an incomplete timeline. ``slowest``: slowest first.
     """
 
     label: str
     kind: LoadKind
     load: float
-    told: int
+    timed: int
     lacking: int
     mean: PartsAround
     around: tuple[PartsAround, ...]
@@ -141,7 +139,7 @@ def _of_level(label: str, kind: LoadKind, load: float, timelines: Sequence[Reque
         label=label,
         kind=kind,
         load=load,
-        told=len(whole),
+        timed=len(whole),
         lacking=len(timelines) - len(whole),
         mean=_mean("mean", whole),
         around=tuple(

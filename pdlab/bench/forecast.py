@@ -148,7 +148,7 @@ def foreseen(
     """The records with what the cache had of each prompt that was answered. ``told``: prompts that the plan does not
     foresee.
 
-    With bounds alone (`pdlab.bench.hit_bounds`) where it is not known which engine computed one of them. Also where an
+    Only bounds (`pdlab.bench.hit_bounds`) if it is not known which engine computed one of them. Also where an
     engine of a fluid pool computed one after it had decoded others: what it pulled for those is in its cache too, and
     no test compares that with vLLM. And where memory of the host may have had no room for all: which block goes first
     depends there on the order of a set in vLLM. Prompts that were ``told`` have no bounds: their text may be in the

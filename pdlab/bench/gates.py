@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
@@ -52,10 +52,9 @@ MAX_DELAY, MAX_LONGER = 0.05, 0.5
 # Number in flight against rate x time in the system: the part of it that the edges of a window explain, in standard
 # deviations, and what is let pass beside that.
 LITTLE_SIGMA, LITTLE_SHARE = 4.0, 0.2
-# Student's t, two-sided 0.1 %, by degrees of freedom (slices - 2).
-T_LIMIT = {3: 12.92, 4: 8.61, 5: 6.87, 6: 5.96, 7: 5.41, 8: 5.04}
-# The same at 2 %, for the number in flight: its size limits alone keep a lumpy level from being called a drift.
-T_GROWTH = {3: 4.54, 4: 3.75, 5: 3.36, 6: 3.14, 7: 3.00, 8: 2.90}
+# Probabilities of Student's t, two-sided 0.1 % and, for the number in flight, 2 %: its size limits alone keep a lumpy
+# level from being called a drift.
+DRIFTS, GROWS = 0.9995, 0.99
 # Of the requests of a replay whose replicas are named: with fewer, sessions that moved may be among the others.
 NAMED_LEAST = 0.95
 FILLED_LEAST = 0.99
@@ -550,13 +549,13 @@ def steady_state(evidence: Evidence) -> Iterator[Finding]:
         return
     if drift is None or _turns(evidence.run.workload):
         return
-    freedom = min(drift.slices - 2, max(T_LIMIT))
+    limit = partial(metrics.student_t, dof=drift.slices - 2)
     if isinstance(evidence.run.load, Closed):
-        if abs(drift.throughput_change) > MAX_CHANGE and abs(drift.throughput_t) > T_LIMIT[freedom]:
+        if abs(drift.throughput_change) > MAX_CHANGE and abs(drift.throughput_t) > limit(DRIFTS):
             yield found("throughput_drifts", change=drift.throughput_change)
         return
     least = max(MAX_GROWTH * drift.arrivals, 3 * (2 * drift.in_flight_mean) ** 0.5)
-    if drift.in_flight_growth > least and drift.in_flight_t > T_GROWTH[freedom]:
+    if drift.in_flight_growth > least and drift.in_flight_t > limit(GROWS):
         yield found("in_flight_grows", growth=drift.in_flight_growth, arrivals=drift.arrivals)
     yield from _little(evidence, drift)
 

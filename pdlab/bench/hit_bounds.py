@@ -1,6 +1,6 @@
 """Between which bounds the hits of a replay lie where nobody can follow the prefix caches, by two facts about vLLM.
 
-- An engine hits blocks alone that it computed or was sent. Another request had every one of them in its prompt or
+- An engine hits only blocks that it computed or was sent. Another request had every one of them in its prompt or
   answer, and came before the first token of the request that hits them. Windowed layers and evictions make hits fewer.
 - Where all layers have full attention, more blocks in a cache never mean fewer hits. An engine holds every prompt that
   it has computed, and every prompt and answer that it has decoded, until it has been given about a pool of others: vLLM

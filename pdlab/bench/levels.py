@@ -13,7 +13,7 @@ from pdlab.core.length_distribution import LengthDistribution
 from pdlab.core.lengths import FIXED
 from pdlab.core.mixes import Mixes
 from pdlab.core.replayed import Replayed
-from pdlab.core.workload import Closed, Level, Load, Open, Ramp, Replay, RunKey, Sweep, Workload
+from pdlab.core.workload import Closed, Level, Load, Open, Replay, RunKey, Sweep, Workload
 
 PROMPTS_PER_CONCURRENCY = 10
 MIN_PROMPTS = 20
@@ -49,7 +49,7 @@ def num_requests(
         per_unit = SMOKE_PROMPTS_PER_CONCURRENCY if smoke else PROMPTS_PER_CONCURRENCY
         return max(least, per_unit * load.concurrency)
     seconds = SMOKE_RATE_SECONDS if smoke else max(hold_s, HOLD_E2EL * e2el_s)
-    rate_rps = load.mean_rps if isinstance(load, Ramp) else load.rate_rps
+    rate_rps = load.mean_rps
     if isinstance(lengths, Mixes) and not smoke:
         seconds, rate_rps = max(seconds, 2 * lengths.whole_s), rate_rps * lengths.mean_rate
     return max(least, math.ceil(seconds * rate_rps))

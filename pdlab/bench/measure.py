@@ -140,7 +140,7 @@ class Driver:
         """The record of a level in which what it measured died, and what was sent of it until then."""
         validity = Validity(findings=(died,))
         requests = LevelData.of(self._sent)
-        whole, completed = self._told(metrics.whole(requests)), int(requests.ok.sum())
+        whole, completed = self._without_chunk_gaps(metrics.whole(requests)), int(requests.ok.sum())
         return self._run_of(level, completed, whole=whole, validity=validity, finished_at=now()), self._sent
 
     def _run_of(self, level: Level, completed: int, **figures: Any) -> Run:
@@ -159,7 +159,7 @@ class Driver:
             **figures,
         )
 
-    def _told(self, figures: Summary) -> Summary:
+    def _without_chunk_gaps(self, figures: Summary) -> Summary:
         """In a rehearsal an answer comes in three chunks, which say nothing of gaps between tokens."""
         return figures if self._rehearsal is None else figures.model_copy(update={"itl": None})
 
@@ -189,7 +189,7 @@ class Driver:
         level = self.warmup_level(0).model_copy(
             update={
                 "name": "fill", "input_tokens": tokens, "output_tokens": 1, "num_requests": requests, "seed": seed,
-                "prefix_tokens": 0, "concurrency": min(requests, concurrency),
+                "prefix_tokens": 0, "load": Closed(concurrency=min(requests, concurrency)),
             }
         )  # fmt: skip
         answer = self._run(level)
@@ -214,7 +214,7 @@ class Driver:
             seed=levels.warmup_seed(workload, smoke=self._smoke, attempt=attempt),
             prefix_tokens=workload.shared_prefix_tokens,
             prefix_seed=levels.prefix_seed(workload),
-            concurrency=min(requests, levels.warmup_concurrency(target.manifest.deployment)),
+            load=Closed(concurrency=min(requests, levels.warmup_concurrency(target.manifest.deployment))),
             request_timeout_s=self._request_timeout_s,
         )
 
@@ -327,8 +327,8 @@ class Driver:
             level,
             completed,
             asked_tokens=metrics.asked_tokens(requests),
-            whole=self._told(metrics.whole(requests)),
-            steady=steady and self._told(steady),
+            whole=self._without_chunk_gaps(metrics.whole(requests)),
+            steady=steady and self._without_chunk_gaps(steady),
             steady_window_s=window,
             trend=metrics.trend(requests, level.load, window),
             nixl_before=before.nixl if before else None,

@@ -18,7 +18,6 @@ from pdlab.deploy import canary
 from pdlab.deploy.application import APP, deployment_names
 from pdlab.deploy.endpoint import key_of, load_running, publish_replicas
 
-RECOVER_S = 900.0
 LOOK_EVERY_S = 2.0
 SAY_EVERY_S = 15.0
 

@@ -27,14 +27,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Literal
 
-from annotated_types import Gt, Le
-from pydantic import Field, model_validator
+from pydantic import Field
 
+from pdlab.bench.options import SearchOptions
 from pdlab.core.schema import Frozen
-from pdlab.core.settings import AboveZero, setting
-from pdlab.core.workload import Slo
+from pdlab.core.workload import BURSTINESS, Burstiness, Slo
 from pdlab.results import metrics
 from pdlab.results.level_data import LevelData
 from pdlab.results.schema import Run, SloPoint, SloSearch
@@ -50,7 +48,6 @@ from pdlab.results.slo import (
     stresses,
 )
 
-SLO_SEARCH = "search for the highest rate within an SLO"  # title of a group of flags
 LEAST_RPS = 0.001
 MOST_RPS = 100_000.0
 STEADY_SHARE = 0.7  # of an open loop's requests are in its steady window, where it is held for 10 times E2EL
@@ -62,51 +59,6 @@ ALONE = 0.2  # requests in flight: who misses then gains nothing from a lower ra
 PERFORMANCE_GATES = {"failed_requests", "few_requests", "steady_state", "preemptions"}
 
 
-class SearchOptions(Frozen):
-    """Start and end of a search. ``resolution``: it ends when the ratio of neighbouring rates is below 1 + resolution.
-
-    ``start_rps`` None: from the closed-loop levels measured before, else 1; from there it goes by a factor ``step``,
-    then by more, up to 2. ``max_points``: the largest number of levels, which share the allowed error. ``longest_s``:
-    the longest first level, if independent requests are lacking. ``start_from`` plan: the command line sets
-    ``start_rps`` and ``step`` by the simulator, on ``hardware`` (None: that of the deployment), before anything is
-    measured.
-    """
-
-    confidence: float = Field(default=0.95, gt=0.5, lt=1)
-    resolution: Annotated[float, Gt(0), Le(1)] = setting(
-        0.1,
-        "end when the lowest failing rate is at most (1 + R) times the highest passing rate",
-        SLO_SEARCH,
-        "--slo-resolution",
-        value="R",
-    )
-    start_rps: AboveZero | None = setting(
-        None,
-        "first rate of the search",
-        SLO_SEARCH,
-        "--slo-start",
-        value="RATE",
-        otherwise="half of the highest rate that closed loops reached, or 1",
-    )
-    step: float = Field(default=2.0, gt=1, le=2)
-    max_points: int = Field(default=20, ge=2)
-    longest_s: float = Field(default=600.0, gt=0)
-    start_from: Literal["plan"] | None = setting(
-        None, "begin the search at the rate that the simulator finds", SLO_SEARCH
-    )
-    hardware: str | None = setting(
-        None, "with --start-from: calibrated step times, as with plan.py", SLO_SEARCH, value="NAME", needs="start_from"
-    )
-
-    @model_validator(mode="after")
-    def _one_start(self) -> SearchOptions:
-        if self.start_from is not None and self.start_rps is not None:
-            raise ValueError("start_from and start_rps both set the start of the search: give one of the two")
-        if self.hardware is not None and self.start_from is None:
-            raise ValueError("hardware belongs to start_from: plan")
-        return self
-
-
 class SloSearchOptions(SearchOptions):
     """The settings of one search for an SLO's highest rate.
 
@@ -115,7 +67,7 @@ class SloSearchOptions(SearchOptions):
     """
 
     slo: Slo
-    burstiness: float = Field(default=1.0, gt=0)
+    burstiness: Burstiness = BURSTINESS
     requests: int | None = Field(default=None, ge=1)
 
     @property

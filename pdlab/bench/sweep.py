@@ -13,29 +13,24 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
-
-from annotated_types import Ge, Gt, Le
 
 from pdlab.bench import gates, levels, slo_search
 from pdlab.bench.client.processes import LoadClient
 from pdlab.bench.client.protocol import ReplayedPlan
-from pdlab.bench.fill import FOR_SOAK, FillCache, fill
+from pdlab.bench.fill import FOR_SOAK, fill
 from pdlab.bench.measure import Driver, describe
+from pdlab.bench.options import SweepFlags
 from pdlab.bench.progress import Progress
-from pdlab.bench.recovery import RECOVER_S
 from pdlab.bench.slo_search import SloSearchOptions
 from pdlab.bench.target import Target, normal_url, resolve_target
 from pdlab.bench.traffic import keep_plan, replayed
-from pdlab.core import defaults
-from pdlab.core.arguments import MAX_HOLD_S, MAX_REPEATS, MAX_REQUESTS
+from pdlab.core.arguments import MAX_REQUESTS
 from pdlab.core.errors import DeploymentDied, StoreError, UsageError
 from pdlab.core.findings import Finding, found
 from pdlab.core.replayed import COMPILED
-from pdlab.core.schema import Frozen, Incidental
-from pdlab.core.settings import PerUnit, Positive, Processes, Seconds, SecondsOrNone, Settings, setting
+from pdlab.core.schema import Frozen
 from pdlab.core.text import minutes
-from pdlab.core.workload import REQUESTS, Closed, Level, Load, Open, Ramp, RunKey, Sweep, Workload
+from pdlab.core.workload import Closed, Level, Load, Open, Ramp, RunKey, Sweep, Workload
 from pdlab.deploy import canary
 from pdlab.deploy.endpoint import key_of, measured, next_attempt
 from pdlab.results.level_data import LevelData
@@ -48,100 +43,6 @@ MOST_CLIENTS = 8
 # Gates that a dead replica fails, beside others.
 SIGNS_OF_DEATH = {"failed_requests", "prefill_calls", "restarts"}
 FIRST_ROUND_S = 30.0  # of an open loop that is held for long
-
-
-LOAD, SERVER, RESULTS = "load", "server", "results"  # titles of groups of flags
-Minutes = Annotated[float, Gt(0), PerUnit(1 / 60)]
-HoldSeconds = Annotated[Seconds, Le(MAX_HOLD_S)]
-
-
-class LevelOptions(Settings):
-    """Settings for measuring each level, in a sweep and in every sweep of an experiment."""
-
-    prompts_per_level: Annotated[int, Ge(1), Le(MAX_REQUESTS)] | None = setting(
-        None,
-        "requests of a level",
-        REQUESTS,
-        otherwise="10 per unit of concurrency; at a request rate, as many as --hold-s takes",
-    )
-    hold_s: HoldSeconds = setting(
-        levels.HOLD_S, "hold a request rate for S seconds, or 10 times E2EL if that is longer", REQUESTS, value="S"
-    )
-    fill_cache: FillCache = setting(
-        "auto",
-        "fill every engine's KV pool once before the first level, with prompts that get one output token each; auto: "
-        "only if that takes at most 3 minutes, and not on CPUs of this machine",
-        REQUESTS,
-    )
-    timeline: bool = setting(
-        True,
-        "store the parts of each request's time, which the servers report, with the requests (docs/timeline.md)",
-        REQUESTS,
-        both_ways=True,
-    )
-    request_timeout_s: Seconds = setting(
-        600.0, "a request without a complete answer after S seconds has failed", REQUESTS, value="S"
-    )
-    recover_s: Annotated[SecondsOrNone, Incidental] = setting(
-        RECOVER_S,
-        "if a replica dies during a level, wait up to S seconds until all replicas run again, and measure that level "
-        "once more; 0: end the sweep",
-        REQUESTS,
-        value="S",
-    )
-
-
-class SweepFlags(LevelOptions):
-    """The settings of a sweep that have a flag of their own."""
-
-    client_processes: Processes | None = setting(
-        None, "a saturated load generator may grow to N processes", LOAD, otherwise="half of the cores"
-    )
-    soak_s: Minutes | None = setting(
-        None, "hold one load for MINUTES and show TPOT and TTFT over time", REQUESTS, "--soak", value="MINUTES"
-    )
-    repeats: Annotated[int, Ge(1), Le(MAX_REPEATS)] = setting(
-        1, "measure every level N times, with new prompts", REQUESTS
-    )
-    smoke: bool = setting(
-        False, "measure one short level (the first); results go to EXP_NAME-smoke", REQUESTS, "-s", "--smoke"
-    )
-    base_url: str = setting(defaults.BASE_URL, "URL of the server", SERVER, "-u", "--base-url", value="URL")
-    model: str | None = setting(
-        None,
-        "model name in the requests",
-        SERVER,
-        "-m",
-        "--served-model-name",
-        value="NAME",
-        otherwise="the launcher's, or the only one served",
-    )
-    tokenizer: str | None = setting(
-        None,
-        "tokenizer: a folder or a Hugging Face id",
-        SERVER,
-        value="DIR|ID",
-        otherwise="the launcher's, or the served model's name",
-    )
-    gpus: Positive | None = setting(None, "GPUs of the deployment, if the launcher did not publish it", SERVER)
-    name: str | None = setting(
-        None,
-        "folder of the results",
-        RESULTS,
-        "-e",
-        "--exp-name",
-        value="NAME",
-        otherwise="label of the running deployment; a mode other than mixed is appended",
-    )
-    out: Path = setting(defaults.RESULTS, "results go to DIR/EXP_NAME", RESULTS, value="DIR")
-    resume: bool = setting(False, "skip levels that are finished", RESULTS)
-    force: bool = setting(False, "measure finished levels again and replace them", RESULTS)
-    retry_invalid: bool = setting(
-        False,
-        "after all levels, measure each invalid level once more (with --resume also those of earlier runs); the second "
-        "result counts, the first moves to EXP_NAME/replaced/",
-        RESULTS,
-    )
 
 
 class SweepOptions(SweepFlags):

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pdlab.core import api_key
 from pdlab.core.deployment import Deployment, parse_label
-from pdlab.core.errors import DeploymentDied, UsageError
+from pdlab.core.errors import DeploymentDied, UsageError, reason_of
 from pdlab.core.findings import Finding, found
 from pdlab.core.served_model import served_model
 from pdlab.core.workload import Workload
@@ -102,8 +102,7 @@ def _require_tokenizer(name: str) -> None:
         is_folder = folder.is_dir()
         files = {path.name for path in folder.iterdir()} if is_folder else set()
     except (OSError, ValueError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise UsageError(f"--tokenizer {name}: cannot be read ({reason}); give a folder") from error
+        raise UsageError(f"--tokenizer {name}: cannot be read ({reason_of(error)}); give a folder") from error
     if is_folder and not files & TOKENIZER_FILES:
         raise UsageError(
             f"--tokenizer {name}: a folder without a tokenizer ({' or '.join(sorted(TOKENIZER_FILES))}); give the "

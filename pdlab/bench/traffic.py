@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from pdlab.core.errors import StoreError, UsageError
+from pdlab.core.errors import StoreError, UsageError, reason_of
 from pdlab.core.replayed import COMPILED, Replayed
 from pdlab.core.workload import Workload
 from pdlab.traffic.bounded import LatestKeys
@@ -99,7 +99,7 @@ def keep_plan(folder: Path, lengths: Replayed) -> TrafficHead:
             )
         part.replace(target)
     except OSError as error:
-        raise StoreError(f"{target}: cannot be written ({error.strerror or error}); give another --out") from error
+        raise StoreError(f"{target}: cannot be written ({reason_of(error)}); give another --out") from error
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)

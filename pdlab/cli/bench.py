@@ -1,4 +1,4 @@
-"""Command line of the sweep: ``./run_bm.sh`` or ``python -m pdlab bench``. Its exit codes are in EPILOG.
+"""Command line of the sweep: ``./run_bm.sh`` or ``python -m pdlab bench``. Its exit codes are in its help.
 
 ``run FILE`` and ``ratio`` run the commands ``experiment`` and ``ratio``.
 """
@@ -8,214 +8,30 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
-
-from pydantic import Field
+from typing import Any
 
 from pdlab.bench.fill import planned
 from pdlab.bench.levels import FINAL_HOLD_S
 from pdlab.bench.measure import title
-from pdlab.bench.slo_search import SLO_SEARCH, SearchOptions, SloSearchOptions
-from pdlab.bench.sweep import (
-    LOAD,
-    RESULTS,
-    SERVER,
-    SweepFlags,
-    SweepOptions,
-    SweepResult,
-    build,
-    run_sweep,
-    with_loads,
-)
+from pdlab.bench.options import ALL_RATES_RPS, BenchSettings, distinct
+from pdlab.bench.slo_search import SloSearchOptions
+from pdlab.bench.sweep import SweepOptions, SweepResult, build, run_sweep, with_loads
 from pdlab.bench.target import check_name, normal_url
 from pdlab.bench.traffic import read_traffic, replayed
+from pdlab.core import defaults
 from pdlab.core.arguments import MAX_HOLD_S, MAX_LOAD, SLO_QUANTILE
+from pdlab.core.command_lines import command_line, resumed
 from pdlab.core.commands import typed
 from pdlab.core.errors import UsageError
-from pdlab.core.exit_code import exit_code, stop_by_signals
+from pdlab.core.exit_code import NOT_CLEAN, exit_code, stop_by_signals
 from pdlab.core.mixes import parse_mixes
 from pdlab.core.output_paths import check_folder
 from pdlab.core.schema import validate
-from pdlab.core.settings import AboveZero, FlagsOf, Text, flag_names, given_of, parse, setting
-from pdlab.core.text import aligned, choices, counted, duration, minutes, ms, numbers
-from pdlab.core.workload import REQUESTS, Closed, Load, Open, Ramp, Replay, Slo, Workload, parse_slo, workload_of_flags
+from pdlab.core.settings import flag_names, given_of, parse
+from pdlab.core.text import aligned, choices, counted, duration, minutes, ms
+from pdlab.core.workload import Closed, Load, Open, Ramp, Replay, parse_slo, workload_of_flags
 from pdlab.deploy.endpoint import reach
 from pdlab.results.schema import Distribution, Run
-from pdlab.results.soak import changes
-
-INVALID = 3
-EPILOG = """\
-examples:
-  ./run_bm.sh
-      the default levels against what launch_gptoss.py serves on this machine
-  ./run_bm.sh -e collocated-4xtp2 -c 4,16,64 --itl 5000 --otl 250 --repeats 3
-      three levels, each three times, so that the intervals include the noise between repeats
-  ./run_bm.sh --slo ttft_ms=2000,tpot_ms=50
-      the highest request rate within an SLO
-  ./run_bm.sh --workload conversations.yaml
-      replay sessions: a request is sent when it is due and the answer before it has ended
-  ./run_bm.sh run pd-ratio --dry-run
-      a whole experiment of configs/sweeps/ (./run_bm.sh run --help)
-  ./run_bm.sh ratio --prefill bm_results/p --decode bm_results/d
-      the P:D ratio from measured prefill-only and decode-only rates (./run_bm.sh ratio --help)
-
-Exit codes: 0 all levels valid, 1 failed, 2 bad input or no server, 3 some level invalid, 130 interrupted.
-Metrics: docs/metrics.md; gates: docs/methodology.md.
-"""
-
-
-ALL_CONCURRENCIES = (4, 8, 16, 32, 48, 64)
-ALL_RATES_RPS = (1.0, 2.0, 4.0, 8.0, 12.0, 16.0)
-# Fields that do not go with a replay, whose file sets the requests and their times.
-OF_ONE_LOAD = (
-    *("type", "concurrency", "request_rate", "per_gpu", "ramp", "ramp_shape", "burstiness", "mixes", "final", "hold_s"),
-    *("slo", "smoke", "soak_s", "prompts_per_level"),
-    *(f"requests.{name}" for name in Workload.model_fields if name != "seed"),
-)
-
-N = TypeVar("N", int, float)
-
-
-def parse_concurrencies(text: str) -> tuple[int, ...]:
-    """``all`` or ``4,8,16``. Raises UsageError."""
-    if text.strip() == "all":
-        return ALL_CONCURRENCIES
-    example = "--concurrency: expected all or whole numbers such as 4,8,16"
-    values = []
-    for part in text.split(","):
-        if not part.strip().isascii() or not part.strip().isdigit():
-            raise UsageError(f"{example}, got {text!r}")
-        values.append(int(part))
-    return _distinct("--concurrency", values)
-
-
-def parse_rates(text: str) -> tuple[float, ...]:
-    """``all`` or ``1,2.5,4`` (requests/s). Raises UsageError."""
-    if text.strip() == "all":
-        return ALL_RATES_RPS
-    return _floats("--request-rate", text, "all or numbers such as 1,2.5,4 (requests/s)")
-
-
-def parse_per_gpu(text: str) -> tuple[float, ...]:
-    """``1,2.5,4`` requests in flight per GPU. Raises UsageError."""
-    return _floats("--concurrency-per-gpu", text, "numbers such as 1,2,4")
-
-
-def _floats(flag: str, text: str, expected: str) -> tuple[float, ...]:
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError as error:
-        raise UsageError(f"{flag}: expected {expected}, got {text!r}") from error
-    return _distinct(flag, values)
-
-
-def _distinct(flag: str, values: list[N]) -> tuple[N, ...]:
-    for value in values:
-        if not 0 < value <= MAX_LOAD:
-            raise UsageError(f"{flag}: {value:g} is outside 0 < value <= {MAX_LOAD}")
-    twice = sorted({value for value in values if values.count(value) > 1})
-    if twice:
-        raise UsageError(f"{flag}: {twice[0]:g} is given twice; use --repeats to measure a level again")
-    return tuple(values)
-
-
-CONCURRENCIES = Text(parse_concurrencies, lambda values: ",".join(map(str, values)))
-RATES, PER_GPU = Text(parse_rates, numbers), Text(parse_per_gpu, numbers)
-
-
-class BenchSettings(SweepFlags):
-    """The flags of `SweepFlags`, and the flags from which loads, lengths and searches are made. They include the
-    flags of the published script."""
-
-    COMMAND = "bench"
-    ABOUT = "Sweep load levels against a running deployment; results go to OUT/EXP_NAME/."
-    EXAMPLES = EPILOG
-    GROUPS = (LOAD, REQUESTS, SLO_SEARCH, SERVER, RESULTS)
-
-    type: Literal["concurrency", "request-rate", "ramp"] | None = setting(
-        None,
-        "closed loop, open loop, or open loop of a growing rate",
-        LOAD,
-        "-t",
-        "--type",
-        otherwise="by the flags that are given, else concurrency",
-    )
-    concurrency: Annotated[tuple[int, ...], CONCURRENCIES] | None = setting(
-        None,
-        f"requests in flight; all = {','.join(map(str, ALL_CONCURRENCIES))}",
-        LOAD,
-        "-c",
-        "--concurrency",
-        value="all|N,N,...",
-        otherwise="all",
-    )
-    request_rate: Annotated[tuple[float, ...], RATES] | None = setting(
-        None,
-        f"arrivals per second; all = {numbers(ALL_RATES_RPS)}",
-        LOAD,
-        "-r",
-        "--request-rate",
-        value="all|R,R,...",
-        otherwise="all",
-    )
-    per_gpu: Annotated[tuple[float, ...], PER_GPU] = setting(
-        (), "requests in flight per GPU of the deployment", LOAD, "--concurrency-per-gpu", value="N,N,..."
-    )
-    ramp: str | None = setting(
-        None, "arrivals per second, growing from START to END over a level", LOAD, value="START:END[,...]"
-    )
-    ramp_shape: Literal["linear", "exponential"] | None = setting(None, "how a ramp grows", LOAD, otherwise="linear")
-    burstiness: AboveZero | None = setting(
-        None, "open loop: shape of the gaps' gamma distribution", LOAD, value="B", otherwise="1: Poisson"
-    )
-    requests: Annotated[dict[str, Any], FlagsOf(Workload)] = Field(default_factory=dict)
-    mixes: str | None = setting(
-        None,
-        "length mixes that take turns, each at RATE times the request rate (default 1); --lengths mixes:... has more "
-        "options",
-        REQUESTS,
-        value="INPUT:OUTPUT[@RATE],...",
-    )
-    mix_every: AboveZero | None = setting(
-        None, "with --mixes: each mix lasts S seconds", REQUESTS, value="S", otherwise="60", needs="mixes"
-    )
-    replay_file: Path | None = setting(
-        None,
-        "replay a workload file, a trace, or a file that pdlab workload wrote; the file sets when each request is due, "
-        "how long it is and which answer it waits for",
-        LOAD,
-        "--workload",
-        value="FILE",
-    )
-    final: bool = setting(False, f"hold every request rate for {FINAL_HOLD_S:g} s: figures to publish", REQUESTS)
-    slo: str | None = setting(
-        None,
-        "find the highest request rate at which a share of --slo-quantile of the requests meets all bounds; bounds: "
-        "ttft_ms, tpot_ms, e2el_ms, itl_p99_ms (of the gaps of one request), stall_ms (its longest gap)",
-        SLO_SEARCH,
-        value="ttft_ms=N,tpot_ms=N[,...]",
-    )
-    share: Annotated[dict[str, Any], FlagsOf(Slo, SLO_SEARCH, "slo-", only=("quantile",), needs="slo")] = Field(
-        default_factory=dict
-    )
-    search: Annotated[dict[str, Any], FlagsOf(SearchOptions, needs="slo")] = Field(default_factory=dict)
-    dry_run: bool = setting(False, "print the levels and how long they take; send nothing to the server", RESULTS)
-
-    def check(self) -> None:
-        if self.resume and self.force:
-            raise UsageError("--resume skips finished levels and --force replaces them: give one of the two")
-        if self.mixes is not None and "lengths" in self.requests:
-            raise UsageError("--mixes is a short form of --lengths: give one of the two")
-        if {"start_from", "start_rps"} <= self.search.keys():
-            raise UsageError("--start-from and --slo-start both set the start of the search: give one of the two")
-        if self.smoke and self.fill_cache == "yes":
-            raise UsageError("--smoke is one short level, which fills no KV pool: leave --fill-cache out")
-        if self.smoke and self.slo is not None:
-            raise UsageError("--smoke is one short level, --slo measures many: leave one of the two out")
-
-        if self.replay_file is not None and (unused := given_of(self, OF_ONE_LOAD)):
-            raise UsageError(f"the file of --workload sets the requests and their times: leave {unused[0]} out")
 
 
 def options(argv: Sequence[str]) -> SweepOptions:
@@ -285,41 +101,37 @@ def _searches(settings: BenchSettings) -> tuple[SloSearchOptions, ...]:
     if settings.slo is None:
         return ()
     quantile = settings.share.get("quantile", SLO_QUANTILE)
-    fields = {
-        "slo": parse_slo(settings.slo, quantile),
-        "requests": settings.prompts_per_level,
-        "burstiness": settings.burstiness,
-    }
-    named = {name: value for name, value in fields.items() if value is not None}
+    fields = {"slo": parse_slo(settings.slo, quantile), **settings.search, **settings.arrivals}
+    if settings.prompts_per_level is not None:
+        fields["requests"] = settings.prompts_per_level
     names = flag_names(BenchSettings) | flag_names(BenchSettings, "search") | {"requests": "--prompts-per-level"}
-    return (validate(SloSearchOptions, {**settings.search, **named}, where="--slo", names=names),)
+    return (validate(SloSearchOptions, fields, where="--slo", names=names),)
 
 
 def _loads(settings: BenchSettings, *, implied: bool) -> tuple[Load, ...]:
     of_kind = {
         "concurrency": ("concurrency", "per_gpu"),
         "request-rate": ("request_rate",),
-        "ramp": ("ramp", "ramp_shape"),
+        "ramp": ("ramp", "growth"),
     }
     named = [kind for kind, names in of_kind.items() if given_of(settings, names)]
     kind = settings.type or (named[-1] if len(named) == 1 else "concurrency")
     for other, names in of_kind.items():
         if other != kind and (wrong := given_of(settings, names)):
             raise UsageError(f"{wrong[0]} belongs to --type {other}, but --type is {kind}")
-    if settings.burstiness is not None and kind == "concurrency" and settings.slo is None:
+    if settings.arrivals and kind == "concurrency" and settings.slo is None:
         raise UsageError(f"--burstiness belongs to --type request-rate, but --type is {kind}")
     if not implied and settings.type is None and not named:
         return ()  # only a search
-    shape = 1.0 if settings.burstiness is None else settings.burstiness
     if kind == "concurrency":
         if settings.concurrency is None and settings.per_gpu:
             return ()
-        return tuple(Closed(concurrency=value) for value in settings.concurrency or ALL_CONCURRENCIES)
+        return tuple(Closed(concurrency=value) for value in settings.concurrency or defaults.CONCURRENCIES)
     if kind == "ramp":
         if settings.ramp is None:
             raise UsageError("--type ramp needs --ramp START:END, for example --ramp 1:16")
-        return parse_ramps(settings.ramp, settings.ramp_shape or "linear", shape)
-    return tuple(Open(rate_rps=value, burstiness=shape) for value in settings.request_rate or ALL_RATES_RPS)
+        return parse_ramps(settings.ramp, **settings.growth, **settings.arrivals)
+    return tuple(Open(rate_rps=value, **settings.arrivals) for value in settings.request_rate or ALL_RATES_RPS)
 
 
 def table(runs: Sequence[Run]) -> str:
@@ -355,7 +167,11 @@ def table(runs: Sequence[Run]) -> str:
     if fresh:
         which = "all levels" if len(fresh) == len(runs) else ", ".join(fresh)
         lines.append(f"on fresh KV pools (given fewer tokens than they hold when the level began): {which}")
-    lines += [f"{run.key.stem} over {len(run.soak.windows)} minutes: {changes(run.soak)}" for run in runs if run.soak]
+    soaks = {run.key.stem: run.soak for run in runs if run.soak}
+    if soaks:
+        from pdlab.report.soaks import changes
+
+        lines += [f"{name} over {len(soak.windows)} minutes: {changes(soak)}" for name, soak in soaks.items()]
     return "\n".join(lines)
 
 
@@ -387,9 +203,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         with reach(normal_url(sweep_options.base_url)):
             result = run_sweep(sweep_options)
         report(result)
-        return 0 if result.valid else INVALID
+        return 0 if result.valid else NOT_CLEAN
 
-    return exit_code(run, resume=_again(argv))
+    return exit_code(run, resume=resumed("bench", argv))
 
 
 def _started(sweep_options: SweepOptions) -> SweepOptions:
@@ -443,11 +259,6 @@ def describe(sweep: SweepOptions) -> str:
     return "\n".join(lines)
 
 
-def _again(argv: Sequence[str]) -> str:
-    kept = [arg for arg in argv if arg not in ("--resume", "--force")]
-    return typed("bench", *kept, "--resume")
-
-
 def report(result: SweepResult) -> None:
     """Print the sweep's table and the next command."""
     skipped = len(result.runs) - result.measured
@@ -459,16 +270,16 @@ def report(result: SweepResult) -> None:
     if skipped > 0:
         print(f"{skipped} of {len(result.runs)} levels were already measured and skipped")
     print(f"results: {result.folder}")
-    print(f"next: {typed('viz', '--exps', str(result.folder), '--use-normalized')}")
+    print(f"next: {command_line('viz', exps=(result.folder,), view={'normalized': True})}")
 
 
-def parse_ramps(text: str, shape: Literal["linear", "exponential"], burstiness: float) -> tuple[Ramp, ...]:
-    """``1:16,2:8``: ramps from START to END requests/s. Raises UsageError."""
+def parse_ramps(text: str, **options: Any) -> tuple[Ramp, ...]:
+    """``1:16,2:8``: ramps from START to END requests/s, with other fields of theirs. Raises UsageError."""
     ramps = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)\s*", part)
         if not match or not all(0 < float(value) <= MAX_LOAD for value in match.groups()):
             raise UsageError(f"--ramp: expected START:END in requests/s above 0, such as 1:16, got {text!r}")
-        ramps.append(Ramp(start_rps=float(match[1]), end_rps=float(match[2]), shape=shape, burstiness=burstiness))
-    _distinct("--ramp", [ramp.end_rps for ramp in ramps])
+        ramps.append(Ramp(start_rps=float(match[1]), end_rps=float(match[2]), **options))
+    distinct("--ramp", [ramp.end_rps for ramp in ramps])
     return tuple(ramps)

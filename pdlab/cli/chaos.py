@@ -11,13 +11,13 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from pdlab.core import defaults
+from pdlab.core.command_lines import command_line
 from pdlab.core.commands import typed
 from pdlab.core.errors import UsageError
-from pdlab.core.exit_code import exit_code
+from pdlab.core.exit_code import NOT_CLEAN, exit_code
 from pdlab.core.settings import FlagsOf, Port, flag_names, not_given, parse, setting, to_words
 from pdlab.faults.plan import TO, WHAT, ChaosOptions, FaultPlan
 
-HAS_FINDINGS = 3
 EPILOG = """\
 examples:
   python -m pdlab chaos short --dry-run
@@ -121,8 +121,8 @@ def _run(settings: ChaosSettings, words: Sequence[str]) -> int:
     made = chaos.load(folder)
     text = report.text(made)
     replace(folder / "table.txt", f"{text}\n".encode())
-    print(f"\n{text}\n\nKept in {folder}; plot: {typed('viz', '--exps', str(folder))}")
-    return 0 if report.well(made) else HAS_FINDINGS
+    print(f"\n{text}\n\nKept in {folder}; plot: {command_line('viz', exps=(folder,))}")
+    return 0 if report.well(made) else NOT_CLEAN
 
 
 if __name__ == "__main__":

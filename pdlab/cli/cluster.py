@@ -13,8 +13,9 @@ examples:
   python launch_gptoss.py --pd-spread --cluster my.yaml --dry-run
   python plan.py --cluster my.yaml --gpus 16
 
-The file has what Ray and the driver of each node say: GPUs with name, memory and NVLink, CPUs and the network. Add what
-they do not say: gpu_memory_gb and gpu_link of GPUs without NVML, nvlink_domain of trays that have NVLink between them.
+The file has what Ray and the driver of each node report: GPUs with name, memory and NVLink, CPUs, the network.
+They do not report everything. Add gpu_memory_gb and gpu_link for GPUs without NVML, and nvlink_domain for trays that
+have NVLink between them.
 """
 
 

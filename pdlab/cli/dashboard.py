@@ -44,7 +44,7 @@ class DashboardSettings(Settings):
         value="HOST:PORT",
         otherwise=f"the pages of the deployment at --url, else the pages in {DISCOVERY}",
     )
-    prometheus_url: str = setting("http://127.0.0.1:9090", "Prometheus' URL, for Grafana", WRITTEN)
+    prometheus_url: str = setting("http://127.0.0.1:9090", "Prometheus' URL, for Grafana", WRITTEN, value="URL")
     out: Path = setting(..., "folder for the files", WRITTEN, value="DIR")
 
 

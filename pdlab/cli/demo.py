@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from pdlab.cli.bench import CONCURRENCIES
+from pdlab.bench.options import CONCURRENCIES
 from pdlab.cluster import machine
 from pdlab.core import defaults
 from pdlab.core.errors import UsageError

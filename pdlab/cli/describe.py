@@ -20,7 +20,7 @@ examples:
   python -m pdlab describe results/ --force     write it again; what was corrected is kept where it still fits
 
 Correct the file: the deployment (pd-spread-p1xtp4-d2xtp2, collocated-4xtp2) or the number of GPUs, the label and the
-model of each curve, or skip: true for what is no result. viz.py reads it with the results.
+model of each curve, or skip: true for a file that is not a result. viz.py reads the description with the results.
 """
 
 

@@ -26,16 +26,17 @@ from pdlab.cli.tuning import described, tuned
 from pdlab.cli.until import DEFAULT_CAP, Stopping, StopTargets, check, parse_until, sight
 from pdlab.core.arguments import MAX_REPEATS
 from pdlab.core.bounds import parse_bounds
+from pdlab.core.command_lines import command_line, flag_words, resumed
 from pdlab.core.commands import typed
 from pdlab.core.errors import StoreError, UsageError
-from pdlab.core.exit_code import exit_code, stop_by_signals
+from pdlab.core.exit_code import NOT_CLEAN, exit_code, stop_by_signals
 from pdlab.core.output_paths import check_folder
 from pdlab.core.settings import parse, setting, to_words
 from pdlab.core.status_line import minutes
 from pdlab.results.schema import Experiment
 from pdlab.results.store import Store
 
-FAILED, INVALID = 1, 3
+FAILED = 1
 EPILOG = """\
 examples:
   python -m pdlab experiment pd-ratio --dry-run
@@ -79,7 +80,7 @@ class ExperimentSettings(RunOptions):
 def main(argv: Sequence[str]) -> int:
     """Run the command line. Returns the exit code."""
     stop_by_signals()
-    return exit_code(lambda: _run(parse(ExperimentSettings, list(argv)), argv), resume=_again(argv))
+    return exit_code(lambda: _run(parse(ExperimentSettings, list(argv)), argv), resume=resumed("experiment", argv))
 
 
 def _run(settings: ExperimentSettings, argv: Sequence[str]) -> int:
@@ -103,12 +104,12 @@ def _run(settings: ExperimentSettings, argv: Sequence[str]) -> int:
         print(stopping.text())
     if not any(result.runs.values()):
         return FAILED
-    return 0 if result.valid else INVALID
+    return 0 if result.valid else NOT_CLEAN
 
 
 def _started(plan: Schedule) -> Schedule:
     """The plan, in which searches that start from the simulator have their first rate."""
-    if not any(search.start_from for visit in plan.visits for part in visit.parts for search in part.searches):
+    if not any(search.start_from for part in plan.parts.values() for search in part.searches):
         return plan
     from pdlab.cli.slo_start import of_experiment
 
@@ -116,10 +117,6 @@ def _started(plan: Schedule) -> Schedule:
     for sentence in words:
         print(sentence, file=sys.stderr)
     return plan
-
-
-def _again(argv: Sequence[str]) -> str:
-    return typed("experiment", *(word for word in argv if word != "--resume"), "--resume")
 
 
 def describe(plan: Schedule, folder: Path, *, resume: bool = False, until: StopTargets | None = None) -> str:
@@ -133,7 +130,7 @@ def describe(plan: Schedule, folder: Path, *, resume: bool = False, until: StopT
         count = configuration.deployment.gpus
         unit = "engine rank" if file.where.local else "GPU"
         lines.append(f"  {configuration.name}: {configuration.deployment.label}, {count} {unit}{'s' * (count != 1)}")
-        lines.append(f"    {typed('launch', *to_words(configuration.settings))} --detach")
+        lines.append(f"    {typed('launch', *to_words(configuration.settings), *flag_words('launch', detach=True))}")
     lines.append("measured on them")
     for visit in plan.visits[: len(plan.configurations)]:
         for part in visit.parts:
@@ -187,7 +184,7 @@ def summary(plan: Schedule, result: RunResult) -> str:
     lines += ratios(result)
     lines.append(f"results: {result.folder}")
     if kept:
-        lines.append(f"next: {typed('viz', '--exps', str(result.folder), '--use-normalized')}")
+        lines.append(f"next: {command_line('viz', exps=(result.folder,), view={'normalized': True})}")
     return "\n".join(lines)
 
 

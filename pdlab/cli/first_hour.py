@@ -12,7 +12,7 @@ from pdlab.core import defaults
 from pdlab.core.arguments import MODEL_HELP
 from pdlab.core.catalog import known_models, resolve_model
 from pdlab.core.errors import UsageError
-from pdlab.core.exit_code import command
+from pdlab.core.exit_code import NOT_CLEAN, command
 from pdlab.core.files import ROOT, cache_dir
 from pdlab.core.output_paths import check_folder
 from pdlab.core.settings import Port, Settings, serving_port, setting
@@ -22,7 +22,6 @@ from pdlab.first_hour.run import FirstHourState, open_state, run
 from pdlab.first_hour.steps import MOST_TOTAL_S, RunsOn, Step, plan, total_s
 from pdlab.steps.runner import RAN
 
-INCOMPLETE = 3
 LENGTHS: dict[RunsOn, tuple[int, int]] = {"cluster": (5000, 250), "local": (256, 32), "rehearsal": (2000, 100)}
 
 EPILOG = f"""\
@@ -50,6 +49,13 @@ class FirstHourSettings(Settings):
     COMMAND = "first-hour"
     ABOUT = "Run all steps on newly booked nodes, from the doctor to a report, in under an hour."
     EXAMPLES = EPILOG
+    EXCLUSIONS = (
+        (
+            "local",
+            "rehearse",
+            "{} and {} exclude each other: real engines on CPUs, or simulated ones on GPUs",
+        ),
+    )
 
     local: bool = setting(False, "use CPU engines on this machine; needs no cluster", WHAT)
     rehearse: bool = setting(False, "use fake nodes on this machine, with simulated engines (docs/rehearsal.md)", WHAT)
@@ -66,10 +72,6 @@ class FirstHourSettings(Settings):
     dry_run: bool = setting(False, "print the steps; start nothing", HOW)
 
     def check(self) -> None:
-        if self.local and self.rehearse:
-            raise UsageError(
-                "--local and --rehearse exclude each other: real engines on CPUs, or simulated ones on GPUs"
-            )
         if self.local and self.model not in (None, defaults.LOCAL_MODEL):
             raise UsageError(f"--model {self.model}: --local serves {defaults.LOCAL_MODEL}; leave one of the two out")
 
@@ -102,7 +104,7 @@ def main(settings: FirstHourSettings) -> int:
         made = archive.write(out, secrets)
         print(f"archive, to send to whoever helps: {made}", file=sys.stderr)
     print(verdicts(steps, state))
-    return 0 if all(outcome.verdict == "ok" for outcome in state.outcomes.values()) else INCOMPLETE
+    return 0 if all(outcome.verdict == "ok" for outcome in state.outcomes.values()) else NOT_CLEAN
 
 
 def describe(steps: Sequence[Step], state: FirstHourState | None = None) -> str:

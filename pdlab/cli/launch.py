@@ -25,7 +25,7 @@ from pdlab.core.files import cache_dir, write_output
 from pdlab.core.nodes import NODE_NAME_LABEL, ClusterView, Role
 from pdlab.core.output_paths import check_writable
 from pdlab.core.served_model import served_model, where_checked
-from pdlab.core.settings import declared, parse
+from pdlab.core.settings import declared, flag_names, parse
 from pdlab.core.vllm_limits import check_context, check_divisibility
 from pdlab.deploy import serving_path
 from pdlab.deploy.cpu_engine.tiny_model import tiny_model_folder
@@ -219,13 +219,14 @@ def _live_view() -> ClusterView:
 
 def _for_real(argv: Sequence[str]) -> str:
     """The same command line without --dry-run and the flags of exports."""
+    dry_run = flag_names(LaunchSettings)["dry_run"]
     exporting = {name: each.flag.bare for each in declared(ExportOptions) for name in each.flags}
     kept: list[str] = []
     words = iter(argv)
     for word in words:
         flag, _, inline = word.partition("=")
         if flag not in exporting:
-            kept += [word] if word != "--dry-run" else []
+            kept += [word] if word != dry_run else []
         elif not inline and exporting[flag] is None:
             next(words, None)
     return command_line(kept)

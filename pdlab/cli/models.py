@@ -25,7 +25,7 @@ examples:
   python -m pdlab models --model meta-llama/Llama-3.1-8B     a model of the Hugging Face cache, or of the hub
   python -m pdlab models --model /models/* --markdown        folders with a config.json, as a table of Markdown
 
-exit code: 0, 3 the shape of a model is not known, 2 bad command line
+exit code: 0 all models are known, 3 the shape of a model is not known, 2 bad command line
 models of configs/models/: {", ".join(known_models())}
 """
 

@@ -9,7 +9,6 @@ import importlib.util
 import math
 import os
 import re
-import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -51,7 +50,7 @@ from pdlab.core.settings import (
     written_numbers,
 )
 from pdlab.core.status_line import StatusLine
-from pdlab.core.workload import Slo, Workload, workload_of_flags
+from pdlab.core.workload import Open, Slo, Workload, workload_of_flags
 
 if TYPE_CHECKING:
     from pdlab.analysis.goodput_map import RateSweep
@@ -148,6 +147,7 @@ class PlanSettings(Settings):
     COMMAND = "plan"
     ABOUT = "Predict throughput and latency of collocated and PD deployments, and rank them for an SLO."
     EXAMPLES = EPILOG
+    EXCLUSIONS = (("blocks", "assume_merged", "{} measured what {} guesses: leave --assume-merged out"),)
     GROUPS = (WHAT, WORKLOAD, SLO, HOW, INSTEAD)
 
     model: str | None = setting(
@@ -262,15 +262,9 @@ class PlanSettings(Settings):
     rate: Annotated[float, Text(_rate)] | None = setting(
         None, "plan for this request rate over all GPUs", WORKLOAD, value="RPS", one_of="load"
     )
-    burstiness: AboveZero | None = setting(
-        None,
-        "shape of the gamma-distributed gaps between arrivals; smaller values are burstier",
-        WORKLOAD,
-        value="B",
-        otherwise="1: Poisson",
-        needs="rate",
-        advanced=True,
-    )
+    arrivals: Annotated[
+        dict[str, Any], FlagsOf(Open, WORKLOAD, only=("burstiness",), needs="rate", advanced=("burstiness",))
+    ] = Field(default_factory=dict)
     concurrency: Annotated[tuple[int, ...], Text(_in_flight, written_numbers)] | None = setting(
         None,
         "plan for these numbers of requests in flight over all GPUs",
@@ -363,12 +357,12 @@ class PlanSettings(Settings):
 
     def check(self) -> None:
         """Raises UsageError for flags that would have no effect."""
-        load = ("requests", "workload", "rate", "burstiness", "concurrency", "prefix_hit_rate", "kv_offload_gb", "slo")
+        load = ("requests", "workload", "rate", "arrivals", "concurrency", "prefix_hit_rate", "kv_offload_gb", "slo")
         cluster = ("node", "gpus", "placement", "top", "fidelity")
         goodput_map = ("goodput_map", "measured", "price_per_gpu_hour")
         blocks = ("assume_merged", "blocks")
         if self.predict:
-            columns = ("requests", "rate", "burstiness", "concurrency", "prompts")
+            columns = ("requests", "rate", "arrivals", "concurrency", "prompts")
             not_given(self, columns, "--predict, whose file has columns for it")
             unused = ("plot", "seed", *cluster, *load, *blocks, *goodput_map, "count_gpus")
             not_given(self, unused, "--predict, which predicts each row of a file as it is")
@@ -377,7 +371,7 @@ class PlanSettings(Settings):
         elif self.explain:
             not_given(self, ("plot", "out", "prompts", *cluster, *goodput_map, "count_gpus"), "--explain")
         elif self.fluid:
-            ranking = ("plot", "out", "prompts", "top", "fidelity", "placement", "rate", "burstiness", "concurrency")
+            ranking = ("plot", "out", "prompts", "top", "fidelity", "placement", "rate", "arrivals", "concurrency")
             not_given(self, (*ranking, *goodput_map, "count_gpus"), "--fluid")
             not_given(self, ("kv_offload_gb",), "--fluid: engines that also decode keep no KV cache in host memory")
         else:
@@ -391,8 +385,6 @@ class PlanSettings(Settings):
                     "--p-hardware and --d-hardware put prefill and decode on different nodes, and count GPUs used: "
                     "leave --placement pack and --count-gpus out"
                 )
-        if self.blocks and self.assume_merged:
-            raise UsageError("--blocks measured what --assume-merged guesses: leave --assume-merged out")
         if not 0 <= self.prefix_hit_rate < 1:
             raise UsageError(f"--prefix-hit-rate {self.prefix_hit_rate:g} must be from 0 to below 1")
         if self.slo.keys() == {"quantile"}:
@@ -507,7 +499,7 @@ def _trace(settings: PlanSettings) -> Trace | None:
 
     if not has_requests(Path(settings.workload)):
         return None
-    for flag in given_of(settings, ("rate", "concurrency", "requests", "burstiness")):
+    for flag in given_of(settings, ("rate", "concurrency", "requests", "arrivals")):
         raise UsageError(f"--workload {settings.workload} sets the lengths and times of its requests; leave {flag} out")
     trace = trace_of_file(Path(settings.workload))
     if trace.requests and "prefix_hit_rate" in settings.model_fields_set:
@@ -548,7 +540,7 @@ def _scenario(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> 
         slo=_slo(settings),
         prefix_hit_rate=hit_rate,
         seed=settings.seed,
-        burstiness=settings.burstiness or 1.0,
+        **settings.arrivals,
         trace=trace,
         scattered=not settings.assume_merged,
         blocks=blocks,
@@ -592,7 +584,7 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
     node = _node(settings, hardware)
     view = planned_nodes(hardware, settings.gpus, node, spread=settings.placement == "spread")
     scenario = replace(scenario, nic=view.engine_nodes[0].nic.kind)
-    progress = _Progress()
+    progress = _PlanProgress()
     ranked_plan = plan(
         scenario,
         settings.model_name,
@@ -619,8 +611,8 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
             node,
             settings.out,
             ranked_plan.best_candidate(collocated=True),
-            "".join(f" {shlex.quote(word)}" for word in to_words(settings, only=("model", *HARDWARE_FIELDS))),
-            "".join(f" {word}" for word in to_words(settings, only=("count_gpus",))),
+            to_words(settings, only=("model", *HARDWARE_FIELDS)),
+            {"count": settings.count_gpus} if settings.count_gpus != DEFAULT_COUNT else None,
         )
     )
     if settings.plot:
@@ -677,7 +669,7 @@ def _draw_map(
     print(f"Goodput map ({'measured and simulated' if measured else 'simulated'}): {path}")
 
 
-class _Progress:
+class _PlanProgress:
     """A status line on standard error with the deployment that is simulated, if a plan takes long."""
 
     def __init__(self) -> None:
@@ -695,7 +687,7 @@ def _fluid(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int
     from pdlab.plan.facts import fluid_text
     from pdlab.plan.fluid_pools import fluid_plan
 
-    scenario, progress = _scenario(settings, hardware, shape), _Progress()
+    scenario, progress = _scenario(settings, hardware, shape), _PlanProgress()
     made = fluid_plan(scenario, settings.model_name, settings.gpus, progress)
     progress.end()
     print(fluid_text(made, scenario, settings.workload))
@@ -788,7 +780,10 @@ def _predict(settings: PlanSettings, file: Path, hardware: Hardware) -> int:
         more = f" and {len(table.unread) - MOST_UNREAD} more" if len(table.unread) > MOST_UNREAD else ""
         columns = f"{', '.join(table.unread[:MOST_UNREAD])}{more}"
         print(f"note: {file}: predictions do not depend on these columns: {columns}", file=sys.stderr)
-    predictions = csv_predictions.predict(table.requested, hardware)
+    try:
+        predictions = csv_predictions.predict(table.requested, hardware)
+    except UsageError as error:
+        raise UsageError(f"{file}, {error}") from error
     for line in csv_predictions.refused(table.requested, predictions):
         print(f"{file}, {line}", file=sys.stderr)
     out = csv_predictions.render(table.header, table.rows, predictions)

@@ -27,8 +27,8 @@ _EPILOG = """examples:
   python -m pdlab two-hosts shape --rate 20mbit
   python -m pdlab two-hosts down
 
-launch_gptoss.py --local --two-hosts serves on them (and starts them where they are not up); ./run_bm.sh
-finds what is served there by itself. docs/two-hosts.md tells what is separate and what is shared.
+launch_gptoss.py --local --two-hosts serves on the hosts, and makes them if they are not up. ./run_bm.sh finds the
+deployment there by itself. docs/two-hosts.md lists what the hosts have of their own and what they share.
 """
 
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pdlab.analysis.power import POWER, SINGLE_REPEAT_SD, LookSchedule, detectable, repeats_for
+from pdlab.analysis.power import CONFIDENCE, POWER, SINGLE_REPEAT_SD, LookSchedule, detectable, repeats_for
 from pdlab.bench.experiment.file import ExperimentFile
 from pdlab.bench.experiment.schedule import Schedule
 from pdlab.core.errors import UsageError
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from pdlab.analysis.headline import Figure, Headline
     from pdlab.analysis.sequential import LookVerdict
 
-CONFIDENCE = 0.95
 DEFAULT_CAP = 12
 LEAST_LOOK = 2  # repeats; one repeat shows no scatter
 NAMES: dict[str, Figure] = {"lead": "throughput", "ttft": "ttft", "tpot": "tpot"}
@@ -63,7 +62,7 @@ def check(until: StopTargets, plan: Schedule) -> None:
     """Raises UsageError if the experiment has nothing to compare, or no closed loop for ``lead``."""
     if not comparisons(plan):
         raise UsageError(f"--until {until.text}: no workload runs on two deployments; there is nothing to compare")
-    closed = any(isinstance(load, Closed) for visit in plan.visits for part in visit.parts for load in part.loads)
+    closed = any(isinstance(load, Closed) for part in plan.parts.values() for load in part.loads)
     if "throughput" in until.targets and not closed:
         raise UsageError(
             f"--until {until.text}: lead is of output tokens/s in closed loops, of which this experiment has none; "
@@ -126,7 +125,7 @@ def headlines_of(plan: Schedule, folder: Path) -> list[Headline]:
     from pdlab.report.whole_nodes import counted as on_whole_nodes
     from pdlab.results.store import Store
 
-    parts = {part.folder: part.workload.name for visit in plan.visits for part in visit.parts}
+    parts = {name: part.workload.name for name, part in plan.parts.items()}
     compared: list[Headline] = []
     for workload in dict.fromkeys(parts.values()):
         folders = [folder / name for name, its in parts.items() if its == workload]

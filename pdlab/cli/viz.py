@@ -15,7 +15,7 @@ from pdlab.analysis.view import SHOWN, View
 from pdlab.core.arguments import SLO_QUANTILE
 from pdlab.core.commands import typed
 from pdlab.core.errors import UsageError
-from pdlab.core.exit_code import exit_code
+from pdlab.core.exit_code import NOT_CLEAN, exit_code
 from pdlab.core.output_paths import check_output, check_picture, distinct
 from pdlab.core.schema import validate
 from pdlab.core.settings import (
@@ -67,7 +67,6 @@ Formulas and units of every figure: docs/metrics.md
 
 
 V = TypeVar("V")
-HAS_FINDINGS = 3
 # Fields that also make sense for folders of faults, which have no load levels.
 WITHOUT_LEVELS = ("exps", "plot_path", "format", "no_plot", "report", "show_tables", "note")
 EXPORTS = ("aiperf", "llmd", "inferencex", "csv", "parquet")
@@ -339,12 +338,12 @@ def _audit(settings: VizSettings) -> int:
     _note(f"{path}: faults made under load, not audited" for path in found.faults)
     if not found.given:
         raise UsageError("--audit: these folders hold faults made under load, which have nothing to audit")
-    _note(note.text for note in found.notes if note.code == "unfinished")
+    _note(note.text for note in found.notes if note.code == "visits_left")
     findings = rules.audit(
         found.experiments, stated_by_folder(settings.gpus, settings.label, found.experiments, "--audit")
     )
     print(rules.render(findings, len(found.experiments)))
-    return HAS_FINDINGS if findings else 0
+    return NOT_CLEAN if findings else 0
 
 
 def _dry_run(settings: VizSettings) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from pdlab.core import defaults
 from pdlab.core.arguments import MODEL_HELP
 from pdlab.core.catalog import found_model, known_models
-from pdlab.core.commands import typed
+from pdlab.core.command_lines import command_line
 from pdlab.core.exit_code import command
 from pdlab.core.settings import Seconds, Settings, setting
 from pdlab.core.text import gigabytes
@@ -52,7 +52,7 @@ def main(settings: WeightsSettings) -> int:
     if not any(node["missing"] or node["broken"] for node in nodes.values()):
         return 0
     if not settings.fetch:
-        print(f"fetch them before the nodes cost money: {typed('weights', '--model', settings.model, '--fetch')}")
+        print(f"fetch them before the nodes cost money: {command_line('weights', model=settings.model, fetch=True)}")
     return MISSING
 
 

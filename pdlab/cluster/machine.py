@@ -17,6 +17,9 @@ from typing import Any, NamedTuple
 
 LOOK_S = 1.0
 BUSY_CORES = 0.2
+# In the command line of vLLM's engine cores and workers as long as they have no title. `setproctitle` sets none in a
+# process that changed the first variable of its environment, and Ray orders a worker's environment at random.
+SPAWNED = "from multiprocessing.spawn import spawn_main"
 
 
 class BusyProcess(NamedTuple):

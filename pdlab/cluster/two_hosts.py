@@ -24,6 +24,7 @@ from pdlab.cluster.namespaces import network_of, spawn_in, spawn_init, unavailab
 from pdlab.core.errors import ClusterError, UsageError
 from pdlab.core.nodes import HOST_NAMES, LinkShape
 from pdlab.core.schema import Frozen
+from pdlab.core.text import last_line
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 INTERFACE = "pdlab0"
@@ -216,8 +217,7 @@ def _await_ready(process: subprocess.Popen[bytes], log: Path, process_name: str)
     assert process.stdout is not None
     if process.stdout.readline() != b"ready\n":
         process.kill()
-        lines = [line for line in log.read_text().splitlines() if line.strip()]
-        raise ClusterError(f"{process_name} does not start: {lines[-1] if lines else 'it printed nothing'}")
+        raise ClusterError(f"{process_name} does not start: {last_line(log.read_text()) or 'it printed nothing'}")
 
 
 def _close(process: subprocess.Popen[bytes]) -> None:

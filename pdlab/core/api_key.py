@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMappi
 from pathlib import Path
 from typing import Any
 
-from pdlab.core.errors import UsageError
+from pdlab.core.errors import UsageError, reason_of
 
 KEY = "PDLAB_API_KEY"
 DIGEST = "PDLAB_API_KEY_SHA256"
@@ -95,7 +95,7 @@ def read(path: Path) -> str:
             raise UsageError(f"--api-key-file {path}: other users can read it; chmod 600 {path}")
         text = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--api-key-file {path}: cannot be read ({getattr(error, 'strerror', error)})") from error
+        raise UsageError(f"--api-key-file {path}: cannot be read ({reason_of(error)})") from error
     return check(text, f"--api-key-file {path}")
 
 

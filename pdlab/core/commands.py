@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 
@@ -17,6 +18,11 @@ SCRIPTS = {
     "check-transfer": "debug/test_nixl_connector_ray.py",
     "install-wheel": "debug/install_on_nodes.py",
 }
+
+
+def module_of(command: str) -> str:
+    """The module that runs a command. Other packages know `pdlab.cli` by these names only."""
+    return f"pdlab.cli.{command.replace('-', '_')}"
 
 
 def typed(command: str, *words: str) -> str:
@@ -38,6 +44,15 @@ def program(command: str) -> str:
     if CHECKOUT is None:
         return f"pdlab {command}"
     return SCRIPTS.get(command, f"python -m pdlab {command}")
+
+
+def as_typed_here(text: str) -> str:
+    """A text about commands: where there is no checkout, with ``pdlab COMMAND`` in place of its scripts."""
+    if CHECKOUT is not None:
+        return text
+    commands = {script: f"pdlab {command}" for command, script in SCRIPTS.items()} | {"-m pdlab": "pdlab"}
+    starts, scripts = "|".join(("python ", r"\./", r"(?<![\w/])")), "|".join(map(re.escape, commands))
+    return re.sub(rf"(?:{starts})({scripts})(?!\w)", lambda found: commands[found[1]], text)
 
 
 def not_installed(package: str) -> str:

@@ -10,7 +10,6 @@ import argparse
 import hashlib
 import json
 import re
-import shlex
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
@@ -19,6 +18,7 @@ from pydantic import Field, field_validator, model_validator
 
 from pdlab.core import defaults
 from pdlab.core.arguments import MODEL_HELP, positive, ucx_transports
+from pdlab.core.command_lines import flag_words
 from pdlab.core.environment import Environment
 from pdlab.core.errors import UsageError
 from pdlab.core.named_values import NOT_PASSED_ON, RESERVED_ENGINE_KWARGS, engine_arg, engine_args, kv_connector
@@ -336,7 +336,7 @@ class Fluid(Frozen):
     pool: Pool
     transport: Transport = Transport()
     roles: Split = setting(
-        FluidSpec.split,
+        FluidSpec.roles,
         "auto: a controller follows the load; P:D: fixed numbers of engines that prefill and that decode, such as 3:5 "
         "(python -m pdlab roles changes them during serving)",
         ROLES,
@@ -364,7 +364,7 @@ class Fluid(Frozen):
         advanced=True,
     )
     prefill_locally_below: Annotated[int | Literal["auto"], Text(_local_tokens)] | None = setting(
-        FluidSpec.local_below,
+        FluidSpec.prefill_locally_below,
         "skip the transfer and prefill on the decode engine if fewer than TOKENS remain after prefix-cache hits; auto: "
         "threshold from measured rates",
         ROLES,
@@ -662,11 +662,7 @@ class Deployment(Frozen):
 
     @property
     def mode(self) -> Mode:
-        if isinstance(self.topology, Collocated):
-            return "collocated"
-        if isinstance(self.topology, Fluid):
-            return "pd-fluid"
-        return "pd-pack" if self.topology.placement == "pack" else "pd-spread"
+        return mode_of(self.topology)
 
     @property
     def transport(self) -> Transport | None:
@@ -855,23 +851,32 @@ def parse_label(label: str) -> Topology:
     )
 
 
-def launch_flags(deployment: Deployment) -> str:
-    """The flags of launch_gptoss.py for this deployment, for a shell."""
-    part = FlagsOf(Deployment, leave_out=("name", "topology"))
-    return shlex.join([*topology_flags(deployment.topology), *part_words(deployment, part)])
-
-
-def topology_flags(topology: Topology) -> tuple[str, ...]:
-    """The flags of launch_gptoss.py for this mode, its pools and its transport."""
-    size = ("replicas", "tp")
+def mode_of(topology: Topology) -> Mode:
+    """The mode of a topology."""
     if isinstance(topology, Collocated):
-        return ("--collocated", *part_words(topology.pool, FlagsOf(Pool), size))
+        return "collocated"
+    if isinstance(topology, Fluid):
+        return "pd-fluid"
+    return "pd-pack" if topology.placement == "pack" else "pd-spread"
+
+
+def launch_words(deployment: Deployment) -> tuple[str, ...]:
+    """The flags of launch_gptoss.py for this deployment."""
+    part = FlagsOf(Deployment, leave_out=("name", "topology"))
+    return (*topology_words(deployment.topology), *part_words(deployment, part))
+
+
+def topology_words(topology: Topology) -> tuple[str, ...]:
+    """The flags of launch_gptoss.py for this mode, its pools and its transport."""
+    size, mode = ("replicas", "tp"), flag_words("launch", mode=mode_of(topology))
+    if isinstance(topology, Collocated):
+        return (*mode, *part_words(topology.pool, FlagsOf(Pool), size))
     transport = part_words(topology.transport, FlagsOf(Transport))
     if isinstance(topology, Fluid):
         roles = part_words(topology, FlagsOf(Fluid, leave_out=("pool", "transport")))
-        return ("--pd-fluid", *part_words(topology.pool, FlagsOf(Pool), size), *roles, *transport)
+        return (*mode, *part_words(topology.pool, FlagsOf(Pool), size), *roles, *transport)
     pools = (
         *part_words(topology.prefill, FlagsOf(Pool, prefix="p-"), size),
         *part_words(topology.decode, FlagsOf(Pool, prefix="d-"), size),
     )
-    return (f"--pd-{topology.placement}", *pools, *transport)
+    return (*mode, *pools, *transport)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+CANNOT_RUN = 5  # exit code: no nodes, or not the software, for a check
+
 
 class PdlabError(Exception):
     """Base of all expected failures. ``exit_code``: exit code of the process."""
@@ -66,8 +68,15 @@ class TransferError(PdlabError):
     """The KV-transfer check cannot run. ``kind``: plugin, backend, memory, side-channel, software, peer (a rank died),
     timeout (a rank hangs), or placement."""
 
-    exit_code = 5
+    exit_code = CANNOT_RUN
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
         self.kind = kind
+
+
+def reason_of(error: Exception) -> str:
+    """Why a file cannot be used, in the operating system's words if the failure came from it."""
+    if isinstance(error, UnicodeDecodeError):
+        return "not UTF-8 text"
+    return getattr(error, "strerror", None) or str(error)

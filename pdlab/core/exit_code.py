@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from pdlab.core.commands import not_installed
+from pdlab.core.commands import as_typed_here, not_installed
 from pdlab.core.errors import BenchError, PdlabError, WriteError
 from pdlab.core.failure import failure_file, write_failure
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     S = TypeVar("S", bound=Settings)
 
+NOT_CLEAN = 3  # the command did its work and has findings: an invalid level, a failed step, a difference
 INTERRUPTED = 130
 READER_GONE = 141  # a shell's code for an end by SIGPIPE
 
@@ -93,6 +94,7 @@ def exit_code(
 
 
 def _failed(error: Exception, text: str, code: int) -> int:
+    text = as_typed_here(text)
     print(f"error: {text}", file=sys.stderr)
     write_failure(text, error)
     return code

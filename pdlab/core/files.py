@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pdlab.core.errors import StoreError, UsageError, WriteError
+from pdlab.core.errors import StoreError, UsageError, WriteError, reason_of
 
 COMMAND_CHARS = 200
 
@@ -30,10 +30,9 @@ def replace(path: Path, data: bytes | Iterable[bytes]) -> None:
             file.writelines((data,) if isinstance(data, bytes) else data)
         temporary.replace(path)
     except OSError as error:
-        reason = f"{error.strerror or error}"
         raise WriteError(
-            f"{path} cannot be written ({reason}): its previous content is unchanged; free disk space, or give this "
-            "user permission to write there"
+            f"{path} cannot be written ({reason_of(error)}): its previous content is unchanged; free disk space, or "
+            "give this user permission to write there"
         ) from error
     finally:
         with contextlib.suppress(OSError):
@@ -53,7 +52,7 @@ def write_output(path: Path, text: str, flag: str) -> None:
     try:
         target.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise WriteError(f"{flag} {path}: cannot be written ({error.strerror or error}); choose another") from error
+        raise WriteError(f"{flag} {path}: cannot be written ({reason_of(error)}); choose another") from error
 
 
 @contextlib.contextmanager
@@ -97,7 +96,7 @@ def _acquired(path: Path, resource: str, fix: str) -> int:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            raise WriteError(f"{path} cannot be created to lock {resource} ({error.strerror or error})") from error
+            raise WriteError(f"{path} cannot be created to lock {resource} ({reason_of(error)})") from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -106,7 +105,7 @@ def _acquired(path: Path, resource: str, fix: str) -> int:
             raise UsageError(f"{resource} is held by {holder}; {fix} (lock {path})") from error
         except OSError as error:
             os.close(file)
-            raise StoreError(f"{path}: this file system has no locks ({error.strerror or error})") from error
+            raise StoreError(f"{path}: this file system has no locks ({reason_of(error)})") from error
         if _same_file(path, file):
             with contextlib.suppress(OSError):  # the lock also holds on a full disk
                 os.ftruncate(file, 0)

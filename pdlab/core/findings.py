@@ -17,7 +17,9 @@ from pdlab.core.schema import Frozen
 
 Severity = Literal["error", "warning", "note"]
 """error: something is wrong or does not work; warning: it is slow, or less precise; note: worth knowing."""
-Source = Literal["gates", "unchecked", "notes", "files", "audit", "doctor", "transfer", "plan", "timeline", "replay"]
+Source = Literal[
+    "gates", "unchecked", "notes", "files", "audit", "doctor", "transfer", "plan", "timeline", "replay", "report"
+]
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ def _noted(source: Source, rule: str, template: str, fix: str = "") -> FindingCo
 _unchecked, _note = partial(_noted, "unchecked"), partial(_noted, "notes")
 _of_plan = partial(_noted, "plan")  # the basis of a plan's step times
 _of_replay = partial(_noted, "replay")  # which of several deployments is best for a replay, and why
+_of_report = partial(_noted, "report")  # what a reader of the figures must know
 _remark = partial(_noted, "transfer")  # the basis of a verdict on a wire
 
 
@@ -1047,10 +1050,11 @@ CODES: dict[str, FindingCode] = {
         "The best for {workload} among {names} is not distinguishable: replay it again in each",
     ),
     "replay_sizes_differ": _of_replay(
-        "the compared deployments are of one size", "the deployments are of different sizes (engine ranks: {sizes})"
+        "the compared deployments are of different sizes",
+        "the deployments are of different sizes (engine ranks: {sizes})",
     ),
     "replay_not_compared": _of_replay(
-        "a replay passed its checks", "{label} failed checks in a replay of {workload}, which is not compared"
+        "a replay failed its checks", "{label} failed checks in a replay of {workload}, which is not compared"
     ),
     "replay_best_by": _of_replay(
         "a figure differs by more than single replays of one deployment",
@@ -1063,7 +1067,7 @@ CODES: dict[str, FindingCode] = {
         "of one deployment may differ by {limit:.2f}",
     ),
     "replay_parts_unknown": _of_replay(
-        "the timelines of a replay were stored", "{figure}: the reason is unknown, because not all have timelines"
+        "not all replays have timelines", "{figure}: the reason is unknown, because not all have timelines"
     ),
     "replay_by_hits": _cause(
         "more of the prompts came from caches",
@@ -1100,5 +1104,31 @@ CODES: dict[str, FindingCode] = {
         "slow requests have shorter gaps between tokens",
         "normalised interactivity at P90: most of the difference is decode, per token of the slowest tenth "
         "{ours_ms:.3g} ms in {best} and {theirs_ms:.3g} ms in {other}",
+    ),
+    "visits_left": _of_report(
+        "every visit of the experiment is measured",
+        "{folder} is not finished: {counted} of {visits} visits{without}",
+    ),
+    "repeats_by_result": _of_report(
+        "the number of repeats was set before they were measured",
+        "{folder} ended by {stopped}: intervals without a correction for these looks are too narrow; those that the "
+        "experiment printed are corrected",
+    ),
+    "settings_searched": _of_report(
+        "the levels were not measured to choose the engine settings",
+        "{folder} is the search for engine settings of {tunes}: its best result is partly chance; compare later "
+        "measurements with these settings",
+    ),
+    "several_curves": _of_report(
+        "a folder holds one curve",
+        "{folder} holds {curves} curves, its files differ in more than their load: {parts}",
+    ),
+    "drawn_once": _of_report("no result is there twice", "identical results are drawn once: {names}"),
+    "other_latency": _of_report(
+        "some level has the latency of the view", "no level has the {lacks}: the {has} is shown"
+    ),
+    "plot_audited": _of_report(
+        "the audit finds nothing that makes a plot wrong",
+        "the audit has findings that make a plot of these folders wrong ({kinds}): {command} lists them",
     ),
 }

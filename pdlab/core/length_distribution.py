@@ -52,8 +52,8 @@ class LengthDistribution(Frozen):
     def longest(self, nominal: Pair) -> Pair:
         """The longest possible request, by input and output tokens together."""
 
-    @abstractmethod
-    def longest_input(self, nominal: Pair) -> int: ...
+    def longest_input(self, nominal: Pair) -> int:
+        return self.longest(nominal)[0]
 
     @abstractmethod
     def sequence(self, nominal: Pair, rng: random.Random) -> Iterator[Pair]:

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from pdlab.core import mixes
-from pdlab.core.errors import UsageError
+from pdlab.core.errors import UsageError, reason_of
 from pdlab.core.length_distribution import LengthDistribution, LengthsOfFile, MeanTokens, Pair
 from pdlab.core.mixes import Mixes
 from pdlab.core.replayed import Replayed
@@ -60,9 +60,6 @@ class Fixed(LengthDistribution):
 
     def longest(self, nominal: Pair) -> Pair:
         return nominal
-
-    def longest_input(self, nominal: Pair) -> int:
-        return nominal[0]
 
     def sequence(self, nominal: Pair, rng: random.Random) -> Iterator[Pair]:
         while True:
@@ -104,9 +101,6 @@ class Uniform(LengthDistribution):
 
     def longest(self, nominal: Pair) -> Pair:
         return self._ends(nominal[0])[1], self._ends(nominal[1])[1]
-
-    def longest_input(self, nominal: Pair) -> int:
-        return self._ends(nominal[0])[1]
 
     def sequence(self, nominal: Pair, rng: random.Random) -> Iterator[Pair]:
         (low_in, high_in), (low_out, high_out) = map(self._ends, nominal)
@@ -283,8 +277,9 @@ def read_pairs(path: Path) -> Pairs:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise UsageError(f"{path}: cannot be read ({why}); give a CSV or JSON Lines file of lengths") from error
+        raise UsageError(
+            f"{path}: cannot be read ({reason_of(error)}); give a CSV or JSON Lines file of lengths"
+        ) from error
     rows = _json_rows(path, text) if path.suffix.lower() in (".jsonl", ".json") else _csv_rows(path, text)
     pairs = tuple(
         (whole_tokens(input_tokens, where), whole_tokens(output_tokens, where))

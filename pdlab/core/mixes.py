@@ -109,7 +109,8 @@ class Mixes(LengthDistribution):
         turn, into_s = divmod(moment_s, self.every_s)
         mix = self.mixes[int(turn) % len(self.mixes)]
         if self.drift:
-            mix = _between(mix, self.mixes[(int(turn) + 1) % len(self.mixes)], into_s / self.every_s)
+            rate, *tokens = _between(mix, self.mixes[(int(turn) + 1) % len(self.mixes)], into_s / self.every_s)
+            mix = Mix(rate=rate, input_tokens=round(tokens[0]), output_tokens=round(tokens[1]))
         crowd = self.crowd
         if crowd is None or not crowd.at_s <= moment_s < crowd.ends_s:
             return mix
@@ -160,9 +161,7 @@ class Mixes(LengthDistribution):
         for begin, end in zip(self.mixes, (*self.mixes[1:], self.mixes[0]), strict=True):
             parts = ((0.0, 1), (0.5, 4), (1.0, 1)) if self.drift else ((0.0, 6),)
             for share, weight in parts:
-                rate, inputs, outputs = (
-                    (1 - share) * a + share * b for a, b in zip(_numbers(begin), _numbers(end), strict=True)
-                )
+                rate, inputs, outputs = _between(begin, end, share)
                 weights.append((weight * rate, inputs, outputs))
         total = sum(weight for weight, _, _ in weights)
         return MeanTokens(sum(w * a for w, a, _ in weights) / total, sum(w * b for w, _, b in weights) / total)
@@ -186,13 +185,10 @@ class Mixes(LengthDistribution):
         raise UsageError(f"{self.flag_value}: requests follow from when they are due; give a request rate")
 
 
-def _numbers(mix: Mix) -> tuple[float, float, float]:
-    return mix.rate, mix.input_tokens, mix.output_tokens
-
-
-def _between(begin: Mix, end: Mix, share: float) -> Mix:
-    rate, inputs, outputs = ((1 - share) * a + share * b for a, b in zip(_numbers(begin), _numbers(end), strict=True))
-    return Mix(input_tokens=round(inputs), output_tokens=round(outputs), rate=rate)
+def _between(begin: Mix, end: Mix, share: float) -> Iterator[float]:
+    """Rate, input tokens and output tokens at that share of the way."""
+    ends = ((getattr(begin, name), getattr(end, name)) for name in ("rate", "input_tokens", "output_tokens"))
+    return ((1 - share) * a + share * b for a, b in ends)
 
 
 def parse_mixes(text: str) -> Mixes:

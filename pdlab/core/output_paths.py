@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pdlab.core.errors import UsageError
+from pdlab.core.errors import UsageError, reason_of
 
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -67,7 +67,7 @@ def check_output(path: Path, flag: str) -> None:
 def _reason(error: Exception) -> str:
     if isinstance(error, RuntimeError):  # from Path.resolve before Python 3.13
         return "a loop of links"
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return reason_of(error)
 
 
 def distinct(paths: list[Path], flag: str) -> list[Path]:

@@ -6,7 +6,7 @@ imported when the first text is rendered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,10 +27,10 @@ def rendered(template: Path, **facts: Any) -> str:
     return str(_environment(template.parent).get_template(template.name).render(facts)).rstrip()
 
 
-def said(template: Path, name: str, *facts: Any, **more: Any) -> str:
+def macro(template: Path, name: str, *facts: Any, **more: Any) -> str:
     """The text of one macro of a template, without empty lines before it and white space after it."""
-    macro = getattr(_environment(template.parent).get_template(template.name).module, name)
-    return str(macro(*facts, **more)).lstrip("\n").rstrip()
+    named = getattr(_environment(template.parent).get_template(template.name).module, name)
+    return str(named(*facts, **more)).lstrip("\n").rstrip()
 
 
 class Macros:
@@ -41,7 +41,7 @@ class Macros:
         self._template = template
 
     def __getattr__(self, name: str) -> Callable[..., str]:
-        return partial(said, self._template, name)
+        return partial(macro, self._template, name)
 
 
 def table(lines: str, *, drop_unknown: bool = False) -> str:
@@ -77,18 +77,12 @@ def ms(seconds: float, specification: str = ".0f") -> str:
     return format(1000 * seconds, specification)
 
 
-def joined(words: Sequence[object]) -> str:
-    """``a, b and c`` with all words; `pdlab.core.text.listed` shortens more than four."""
-    names = [str(word) for word in words]
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
-
-
 FILTERS: dict[str, Callable[..., str]] = {
     "aligned": aligned,
     "capital": capital,
     "counted": text.counted,
     "fmt": fmt,
-    "joined": joined,
+    "joined": text.joined,
     "listed": text.listed,
     "ms": ms,
     "number": text.number,

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pdlab.core.errors import StoreError, UsageError
+from pdlab.core.errors import StoreError, UsageError, reason_of
 from pdlab.core.text import choices
 
 
@@ -103,8 +103,7 @@ def load_yaml(path: Path, kind: type[T], prepare: Callable[[Any], Any] = lambda 
     try:
         data = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise UsageError(f"{path}: cannot be read ({reason}); give the path of a YAML file") from error
+        raise UsageError(f"{path}: cannot be read ({reason_of(error)}); give the path of a YAML file") from error
     except yaml.YAMLError as error:
         raise UsageError(f"{path}: not valid YAML ({yaml_fault(error)})") from error
     return validate(kind, prepare(data), where=str(path))
@@ -134,7 +133,7 @@ def read_model(path: Path, kind: type[T]) -> T:
     try:
         text = path.read_bytes()
     except OSError as error:
-        raise StoreError(f"{path}: cannot be read ({error.strerror or error})") from error
+        raise StoreError(f"{path}: cannot be read ({reason_of(error)})") from error
     try:
         return kind.model_validate_json(text)
     except ValidationError:

@@ -31,7 +31,7 @@ from pdlab.core.arguments import (
     lengths,
     numbers,
 )
-from pdlab.core.commands import program
+from pdlab.core.commands import as_typed_here, program
 from pdlab.core.errors import UsageError
 from pdlab.core.help_pages import Argument, HelpPage, parser_of
 from pdlab.core.schema import Frozen, validate
@@ -44,13 +44,15 @@ class Settings(Frozen):
     """Base of a command's settings.
 
     ``COMMAND``: its name for `python -m pdlab`. ``ABOUT`` and ``EXAMPLES``: the first and the last text of its help.
-    ``GROUPS``: the order of the groups, if it is not that of the fields.
+    ``GROUPS``: the order of the groups, if it is not that of the fields. ``EXCLUSIONS``: pairs of fields,
+    also in parts, of which one must be None, off or empty, and the message if neither is, with {} for their flags.
     """
 
     COMMAND: ClassVar[str] = ""
     ABOUT: ClassVar[str] = ""
     EXAMPLES: ClassVar[str] = ""
     GROUPS: ClassVar[tuple[str, ...]] = ()
+    EXCLUSIONS: ClassVar[tuple[tuple[str, str, str], ...]] = ()
 
     def check(self) -> None:
         """Raises UsageError for settings that contradict each other. A command with such rules overrides this."""
@@ -210,38 +212,9 @@ class Flag:
         schema["group"] = self.group
 
 
-def setting(
-    default: Any,
-    description: str,
-    group: str,
-    *names: str,
-    value: str | None = None,
-    positional: bool = False,
-    bare: Any = None,
-    several: Literal["times", "words"] | None = None,
-    otherwise: str | None = None,
-    implies: Sequence[tuple[str, Any, str]] = (),
-    needs: str | None = None,
-    both_ways: bool = False,
-    one_of: str | None = None,
-    advanced: bool = False,
-) -> Any:
-    """A field of a `Settings` model; the other arguments are those of `Flag`. ``default``: ``...`` if required."""
-    flag = Flag(
-        group,
-        names,
-        value=value,
-        positional=positional,
-        bare=bare,
-        several=several,
-        otherwise=otherwise,
-        implies=tuple(implies),
-        needs=needs,
-        both_ways=both_ways,
-        one_of=one_of,
-        advanced=advanced,
-    )
-    return Field(default, description=description, json_schema_extra=flag)
+def setting(default: Any, description: str, group: str, *names: str, **options: Any) -> Any:
+    """A field of a `Settings` model. ``default``: ``...`` if required. ``options``: the other fields of `Flag`."""
+    return Field(default, description=description, json_schema_extra=Flag(group, names, **options))
 
 
 serving_port = partial(setting, defaults.PORT, "port to serve on")
@@ -272,6 +245,11 @@ class Declared(NamedTuple):
     def long_flag(self) -> str:
         """The first spelling with two dashes, which messages use."""
         return next((name for name in self.flags if name.startswith("--")), self.flags[0])
+
+    @property
+    def short_flag(self) -> str:
+        """The shortest spelling."""
+        return min(self.flags, key=len)
 
     @property
     def default(self) -> Any:
@@ -420,6 +398,9 @@ def parse(kind: type[S], argv: Sequence[str]) -> S:
             other = first.setdefault(each.flag.one_of, each.long_flag)
             if other != each.long_flag:
                 raise UsageError(f"{each.long_flag} and {other} exclude each other: leave one out")
+    for *fields, message in kind.EXCLUSIONS:
+        if all(_value_at(settings, name.split("."))[1] for name in fields):
+            raise UsageError(message.format(*(names[name] for name in fields)))
     settings.check()
     return settings
 
@@ -431,7 +412,9 @@ def help_page(kind: type[Settings]) -> HelpPage:
     name = program(kind.COMMAND)
     usage = " ".join([name, "[flags]", *words])
     arguments = [argument for each in fields for argument in _arguments(each)]
-    return HelpPage(name, usage, kind.ABOUT, kind.EXAMPLES, arguments)
+    for each in arguments:
+        each.options["help"] = as_typed_here(each.options["help"])
+    return HelpPage(name, usage, as_typed_here(kind.ABOUT), as_typed_here(kind.EXAMPLES), arguments)
 
 
 def _arguments(each: Declared) -> Iterator[Argument]:
@@ -470,7 +453,14 @@ def _value_options(each: Declared) -> dict[str, Any]:
         more["action"] = "append"
     elif flag.bare is not None or (flag.positional and not each.required):
         more |= {"nargs": "?"} | ({"const": flag.bare} if flag.bare is not None else {})
+    if flag.positional and "type" in more:
+        more["type"] = partial(_unless_absent, more["type"])
     return more
+
+
+def _unless_absent(reader: Callable[[str], Any], text: str) -> Any:
+    """argparse of Python 3.11 reads the default of an optional word too, which is `argparse.SUPPRESS`."""
+    return text if text is argparse.SUPPRESS else reader(text)
 
 
 def _help(each: Declared) -> str:
@@ -577,10 +567,30 @@ def part_words(value: BaseModel, part: FlagsOf, always: Sequence[str] = ()) -> l
     return _words({"": value}, [each.in_part("", part) for each in part.fields], always)
 
 
-def _words(settings: Any, fields: Sequence[Declared], always: Sequence[str]) -> list[str]:
+def words_of(kind: type[Settings], fields: Mapping[str, Any]) -> list[str]:
+    """The words for these fields of a command, in their order, defaults too, in short spellings.
+
+    A field that is None, off or empty has no words. A part is a mapping. Raises ValidationError for an unknown field or
+    a wrong value, and LookupError for an unknown field of a part.
+    """
+    given = {
+        name: value for name, value in fields.items() if not (value is None or value is False or value in ((), {}))
+    }
+    settings = kind(**given)
+    order = {name: place for place, name in enumerate(given)}
+    chosen = sorted((each for each in declared(kind) if each.path[0] in given), key=lambda each: order[each.path[0]])
+    for name, value in given.items():
+        known = {each.path[1] for each in chosen if each.path[0] == name and len(each.path) > 1}
+        if isinstance(value, Mapping) and known and (unknown := sorted(value.keys() - known)):
+            raise LookupError(f"{name} of {kind.__name__} has no field {unknown[0]!r} with a flag")
+    return _words(settings, chosen, tuple(given), short=True)
+
+
+def _words(settings: Any, fields: Sequence[Declared], always: Sequence[str], *, short: bool = False) -> list[str]:
     words: list[str] = []
     first: list[str] = []
     last: list[str] = []
+    trailing = any(each.flag.positional and each.flag.several for each in fields)  # a bare flag would take its words
     for each in fields:
         holder, value = _value_at(settings, each.path)
         default = None if each.info.is_required() else each.default
@@ -592,6 +602,7 @@ def _words(settings: Any, fields: Sequence[Declared], always: Sequence[str]) -> 
         )
         if (value is None and not none_given) or (value == default and not given):
             continue
+        flag = each.short_flag if short else each.long_flag
         pairs: NamedValues | None = each.one(NamedValues)
         if pairs is not None:
             texts = [pairs.write(name, part) for name, part in value.items()]
@@ -603,13 +614,15 @@ def _words(settings: Any, fields: Sequence[Declared], always: Sequence[str]) -> 
             first += texts
         elif each.kind is bool:
             words.append(each.long_flag if value else each.long_flag.replace("--", "--no-", 1))
+        elif short and each.flag.bare is not None and value == each.flag.bare and not trailing:
+            words.append(flag)
         elif each.flag.several == "words":
-            words += [each.long_flag, *texts]
+            words += [flag, *texts]
         elif implied := next((name for name, implies, _ in each.flag.implies if implies == value), None):
             words.append(implied)
         else:
             for text in texts:
-                words += [f"{each.long_flag}={text}"] if text.startswith("-") else [each.long_flag, text]
+                words += [f"{flag}={text}"] if text.startswith("-") else [flag, text]
     if any(word.startswith("-") for word in last) or (first and words and last):
         last = ["--", *last]
     if any(word.startswith("-") for word in first):

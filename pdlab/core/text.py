@@ -46,6 +46,11 @@ def percent(share: float, reference: float = 0.0) -> str:
     return f"{100 * share:.{decimals}f}"
 
 
+def rounded(value: float, digits: int) -> float:
+    """``value`` with that many significant digits."""
+    return float(f"{value:.{digits}g}")
+
+
 def counted(number: int, noun: str) -> str:
     """``1 finding``, ``2 findings``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
@@ -106,11 +111,15 @@ def plain(value: float) -> str:
 
 def listed(labels: Sequence[str]) -> str:
     """``a, b and c``; for more than four labels the first three and the number of others."""
-    if not labels:
-        return ""
     if len(labels) > 4:
         return f"{', '.join(labels[:3])} and {len(labels) - 3} others"
-    return " and ".join(filter(None, [", ".join(labels[:-1]), *labels[-1:]]))
+    return joined(labels)
+
+
+def joined(words: Sequence[object]) -> str:
+    """``a, b and c`` with all words; `listed` shortens more than four."""
+    names = [str(word) for word in words]
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
 LEAST_BEGUN = 4  # from this many characters on, the beginning of a name suggests the name

@@ -9,6 +9,8 @@ from pdlab.core.deployment import Deployment, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import Placement
 
+LENGTH_STEP = 1024  # of every max_model_len that pdlab chooses or proposes
+
 
 def check_divisibility(deployment: Deployment, shape: ModelShape | None) -> list[str]:
     """Check vLLM 0.29's rules on TP and PP degrees. Returns warnings. Raises UsageError.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,7 +19,7 @@ from pdlab.core.lengths import FIXED, Fixed, Lengths, Lognormal, Pairs, parse_le
 from pdlab.core.mixes import Arrival, Mixes
 from pdlab.core.replayed import Replayed
 from pdlab.core.schema import Frozen, validate
-from pdlab.core.settings import LENGTHS, FlagsOf, PerUnit, Positive, Seed, Share, flag_names, part_words, setting
+from pdlab.core.settings import LENGTHS, PerUnit, Positive, Seed, Share, flag_names, setting
 
 if TYPE_CHECKING:
     import numpy as np
@@ -175,17 +174,16 @@ class Workload(Frozen):
         return " ".join(filter(None, [f"{self.sent_input_tokens}:{self.sent_output_tokens}", self.lengths.label]))
 
     @property
-    def flags(self) -> str:
-        """`flag_words` for a shell."""
-        return shlex.join(self.flag_words)
-
-    @property
-    def flag_words(self) -> tuple[str, ...]:
-        """The flags of run_bm.sh for these lengths."""
+    def bench_fields(self) -> dict[str, Any]:
+        """The fields of the settings of ``bench`` for these lengths."""
         if isinstance(self.lengths, Replayed):
-            return "--workload", self.lengths.flag_value
-        nominal = () if isinstance(self.lengths, OWN_MEANS) else ("input_tokens", "output_tokens")
-        return tuple(part_words(self, FlagsOf(Workload, only=(*nominal, "lengths")), always=nominal))
+            return {"replay_file": self.lengths.flag_value}
+        nominal = (
+            {}
+            if isinstance(self.lengths, OWN_MEANS)
+            else {"input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
+        )
+        return {"requests": nominal if self.lengths == FIXED else {**nominal, "lengths": self.lengths}}
 
     def draw(self, level: Level) -> tuple[Pair, ...]:
         """Input and output tokens as sent of each request of a level.
@@ -245,6 +243,17 @@ def workload_of_flags(given: Mapping[str, Any], default: Workload | None = None)
     return validate(Workload, {**of_default, **given}, where="the workload", names=FLAGS)
 
 
+LOAD = "load"  # title of a group of flags
+Burstiness = Annotated[float, Gt(0)]
+BURSTINESS = setting(
+    1.0,
+    "open loop: shape of the gamma-distributed gaps between arrivals; smaller values are burstier",
+    LOAD,
+    value="B",
+    otherwise="1: Poisson",
+)
+
+
 class Closed(Frozen):
     """Closed loop: ``concurrency`` requests in flight, a new one for each that finishes.
 
@@ -261,17 +270,18 @@ class Closed(Frozen):
 
 
 class Open(Frozen):
-    """Open loop: requests arrive at ``rate_rps``, independently of the server.
-
-    ``burstiness`` is the shape of the gamma distribution of gaps: 1 is a Poisson process.
-    """
+    """Open loop: requests arrive at ``rate_rps``, independently of the server."""
 
     kind: Literal["rate"] = "rate"
     rate_rps: float = Field(gt=0)
-    burstiness: float = Field(default=1.0, gt=0)
+    burstiness: Burstiness = BURSTINESS
 
     @property
     def value(self) -> float:
+        return self.rate_rps
+
+    @property
+    def mean_rps(self) -> float:
         return self.rate_rps
 
 
@@ -284,8 +294,8 @@ class Ramp(Frozen):
     kind: Literal["ramp"] = "ramp"
     start_rps: float = Field(gt=0)
     end_rps: float = Field(gt=0)
-    shape: Literal["linear", "exponential"] = "linear"
-    burstiness: float = Field(default=1.0, gt=0)
+    shape: Literal["linear", "exponential"] = setting("linear", "how a ramp grows", LOAD)
+    burstiness: Burstiness = BURSTINESS
 
     @property
     def value(self) -> float:

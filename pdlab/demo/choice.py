@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pdlab.cluster import local_nodes, machine
 from pdlab.cluster.machine import Machine
 from pdlab.core import defaults
-from pdlab.core.errors import UsageError
+from pdlab.core.errors import UsageError, reason_of
 from pdlab.core.text import gigabytes
 
 PORT = defaults.PORT
@@ -136,7 +136,7 @@ def held_port(requested: int | None) -> Iterator[int]:
                 probe.bind(("127.0.0.1", port))
             except OSError as error:
                 if requested is not None:
-                    raise UsageError(f"--port {port} cannot be used ({error.strerror}); choose another") from error
+                    raise UsageError(f"--port {port} cannot be used ({reason_of(error)}); choose another") from error
                 held, port = local_nodes.hold_port()
                 stack.enter_context(held)
                 print(f"port {PORT} is taken by another program: serving on {port}")

@@ -12,13 +12,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from pdlab.bench.levels import num_requests
 from pdlab.cluster.machine import Machine
+from pdlab.core import defaults
+from pdlab.core.command_lines import child_words, flag_words
 from pdlab.core.commands import python_words
+from pdlab.core.deployment import parse_label, topology_words
 from pdlab.core.errors import StoreError
-from pdlab.core.exit_code import INTERRUPTED
+from pdlab.core.exit_code import INTERRUPTED, NOT_CLEAN
 from pdlab.core.files import ROOT
 from pdlab.core.workload import Closed, Workload
 from pdlab.demo.choice import ENGINES, conditions, nodes_are_up, slower_by
@@ -27,28 +29,17 @@ from pdlab.results.schema import Run
 from pdlab.results.store import Store
 from pdlab.steps.runner import RAN, ChildStep, StepEnd, StepRunner, StepVerdict, as_typed
 
-NO_PLOT, INCOMPLETE = 1, 3
+NO_PLOT = 1
 STOPPED = "the demo was interrupted"
 REPORT_EVERY_S = 20.0
 # Measured on two idle cores. `DemoClock` corrects them.
 LAUNCH_S, SWEEP_START_S, REQUEST_S = 25.0, 20.0, 0.1
 LAUNCH_CODES: dict[int, StepVerdict] = {0: "ok"}
-SWEEP_CODES: dict[int, StepVerdict] = {0: "ok", INCOMPLETE: "finding"}
-
-
-class DemoRun(NamedTuple):
-    """A deployment of the demo: the folder of its results, and the launcher's flags."""
-
-    name: str
-    flags: tuple[str, ...]
+SWEEP_CODES: dict[int, StepVerdict] = {0: "ok", NOT_CLEAN: "finding"}
 
 
 # PD comes first, because it is what people want to see. The collocated engines use as many CPUs as the pairs.
-DEPLOYMENTS = (
-    DemoRun("pd-spread-p1xtp1-d1xtp1", ("--pd-spread", "--p-num", "1", "--p-tp", "1", "--d-num", "1", "--d-tp", "1")),
-    DemoRun("pd-pack-p1xtp1-d1xtp1", ("--pd-pack", "--p-num", "1", "--p-tp", "1", "--d-num", "1", "--d-tp", "1")),
-    DemoRun("collocated-2xtp1", ("--collocated", "--num", "2", "--tp", "1")),
-)
+DEPLOYMENTS = ("pd-spread-p1xtp1-d1xtp1", "pd-pack-p1xtp1-d1xtp1", "collocated-2xtp1")
 REAL = """
 What the plot shows: real deployments of one tiny model on this machine. The engines are vLLM on the CPU; in PD
 (pd-spread, pd-pack) NIXL transfers the KV cache of each request from the prefill engine to the decode engine."""
@@ -83,8 +74,8 @@ class Demo:
         self._out = out
         self._port = port
         self._levels = levels
-        load = ["-t", "concurrency", "-c", ",".join(map(str, levels)), *workload.flag_words]
-        self._load = [*load, "--retry-invalid", "-u", f"http://127.0.0.1:{port}", "--out", _shown_path(out)]
+        load = {"type": "concurrency", "concurrency": tuple(levels), **workload.bench_fields, "retry_invalid": True}
+        self._load = {**load, "base_url": defaults.base_url(port), "out": _shown_path(out)}
         sweep_s = SWEEP_START_S + REQUEST_S * sum(num_requests(Closed(concurrency=level)) for level in levels)
         steps = [("launch", LAUNCH_S * slower), ("sweep", sweep_s * slower)]
         self._clock = DemoClock(steps * len(DEPLOYMENTS))
@@ -98,10 +89,10 @@ class Demo:
         self._print(f"- it takes about {about} minutes; Ctrl-C ends it with a plot of what was measured")
         with self._runner.listening():
             try:
-                for number, shown in enumerate(DEPLOYMENTS):
-                    part = DemoPart(shown.name)
+                for number, label in enumerate(DEPLOYMENTS):
+                    part = DemoPart(label)
                     self._parts.append(part)
-                    self._measure(shown, part, number)
+                    self._measure(part, number)
             finally:
                 self._stop()
             for part in self._parts:
@@ -116,18 +107,20 @@ class Demo:
             return INTERRUPTED
         if plot is None:
             return NO_PLOT
-        return 0 if all(part.valid for part in self._parts) else INCOMPLETE
+        return 0 if all(part.valid for part in self._parts) else NOT_CLEAN
 
-    def _measure(self, shown: DemoRun, part: DemoPart, number: int) -> None:
-        launch = (*python_words("launch"), *shown.flags, "--local", "--detach", "--port", str(self._port))
-        sweep = ("-m", "pdlab", "bench", "-e", shown.name, *self._load)
+    def _measure(self, part: DemoPart, number: int) -> None:
+        name = part.name
+        where = flag_words("launch", local=defaults.LOCAL_NODES, detach=True, port=self._port)
+        launch = (*python_words("launch"), *topology_words(parse_label(name)), *where)
+        sweep = child_words("bench", name=name, **self._load)
         for step, (kind, argv, codes) in enumerate((("launch", launch, LAUNCH_CODES), ("sweep", sweep, SWEEP_CODES))):
             if self._runner.interrupted:
                 part.error = STOPPED
                 return
             self._clock.begin(2 * number + step)
-            self._print(f"\n[{self._clock.step + 1} of {self._clock.steps}; {self._clock}] {kind} of {shown.name}")
-            log = self._out / "logs" / f"{kind}-{shown.name}.log"
+            self._print(f"\n[{self._clock.step + 1} of {self._clock.steps}; {self._clock}] {kind} of {name}")
+            log = self._out / "logs" / f"{kind}-{name}.log"
             end = self._command(ChildStep(argv, log=log, codes=codes))
             if end.verdict in RAN:
                 self._clock.end()
@@ -137,9 +130,9 @@ class Demo:
             else:
                 failed = "did not start" if kind == "launch" else "its sweep failed"
                 reason = end.reason or f"it ended with code {end.exit_code} and printed nothing"
-                where = [_shown_path(path) for path in (log, self._keep_logs(end, shown.name)) if path]
-                part.error = f"{failed}: {reason}; logs: {', '.join(where)}"
-                self._print(f"\n{shown.name} {part.error}\nthe demo continues without it")
+                kept = [_shown_path(path) for path in (log, self._keep_logs(end, name)) if path]
+                part.error = f"{failed}: {reason}; logs: {', '.join(kept)}"
+                self._print(f"\n{name} {part.error}\nthe demo continues without it")
                 self._stop()  # its leftovers must not disturb the next deployment
                 return
 
@@ -158,7 +151,7 @@ class Demo:
     def _stop(self) -> None:
         """Shut down the deployment and the local nodes, if there are any."""
         if nodes_are_up():
-            argv = (*python_words("launch"), "--shutdown", "--port", str(self._port))
+            argv = child_words("launch", shutdown=True, port=self._port)
             self._command(ChildStep(argv, log=self._out / "logs/stop.log", always=True))
 
     def _draw(self) -> Path | None:
@@ -167,11 +160,11 @@ class Demo:
         if not drawn:
             return None
         shortfalls = [self._note(part) for part in self._parts if part.error]
-        notes = [word for text in [*shortfalls, *self._conditions] for word in ("--note", text)]
         plot = self._out / "demo.png"
-        folders = [_shown_path(self._out / part.name) for part in drawn]
-        words = (*python_words("viz"), "--exps", *folders, "--use-normalized", "--gpus-per-node", str(ENGINES), *notes)
-        argv = (*words, "--plot-path", _shown_path(plot))
+        folders = tuple(_shown_path(self._out / part.name) for part in drawn)
+        view = {"normalized": True, "gpus_per_node": ENGINES}
+        notes = (*shortfalls, *self._conditions)
+        argv = child_words("viz", exps=folders, view=view, note=notes, plot_path=_shown_path(plot))
         # An interrupted demo still draws its plot.
         end = self._command(ChildStep(argv, log=self._out / "logs/viz.log", always=self._runner.interrupted))
         return plot if end.verdict in RAN else None

@@ -9,16 +9,15 @@ import sys
 from collections.abc import Sequence
 
 from pdlab.cluster.two_hosts import require
-from pdlab.core.commands import python_words
+from pdlab.core.command_lines import child_words
 from pdlab.core.nodes import LinkShape
-from pdlab.core.settings import FlagsOf, part_words, written_numbers
 from pdlab.steps.runner import StepRunner
 
-# The flags of each check, and the exit code that it must end with.
-CHECKS = (
-    (["--strategy", "pack"], 0),
-    (["--strategy", "spread"], 0),
-    (["--strategy", "spread", "--plant-fault", "swap-blocks"], 4),
+# The settings of each check, and the exit code that it must end with.
+CHECKS: tuple[tuple[dict[str, str], int], ...] = (
+    ({"strategy": "pack"}, 0),
+    ({"strategy": "spread"}, 0),
+    ({"strategy": "spread", "fault": "swap-blocks"}, 4),
 )
 MEANING = """
 What you saw: the KV cache of gpt-oss-120b prompts moved by NIXL, as vLLM's connector moves it, between two Ray
@@ -33,20 +32,19 @@ def prove(link: LinkShape, token_counts: Sequence[int]) -> int:
     ``token_counts``: prompt lengths. Raises UsageError if this machine cannot make two hosts.
     """
     require()
-    tokens = written_numbers(token_counts)
-    hosts = ("-m", "pdlab", "two-hosts")
     runner = StepRunner()
-    code = runner.run_shown(*hosts, "up", *part_words(link, FlagsOf(LinkShape)))
+    code = runner.run_shown(*child_words("two-hosts", action="up", link=link.model_dump(exclude_defaults=True)))
     if code:
         return code  # two hosts that were up already belong to somebody else, and stay
     try:
-        for words, right in CHECKS:
-            command = [sys.executable, *python_words("check-transfer"), *words, "--random-blocks", "--tokens", tokens]
-            code = runner.run_shown(*hosts, "shell", "--", *command)
+        for settings, right in CHECKS:
+            check = child_words("check-transfer", **settings, random_blocks=True, tokens=tuple(token_counts))
+            command = (sys.executable, *check)
+            code = runner.run_shown(*child_words("two-hosts", action="shell", command=command))
             if code != right:
                 print(f"that check ended with code {code}, and should end with {right}", file=sys.stderr)
                 return code or 1
     finally:
-        runner.run_shown(*hosts, "down", always=True)
+        runner.run_shown(*child_words("two-hosts", action="down"), always=True)
     print(MEANING)
     return 0

@@ -55,7 +55,7 @@ class Reference(Frozen):
     answers: tuple[CanaryAnswer, ...]
 
 
-class _Refused(CanaryError):
+class _RefusedByServer(CanaryError):
     """The server says that the request itself is wrong (HTTP 400)."""
 
 
@@ -86,7 +86,7 @@ def ask(base_url: str, model_id: str, key: str | None = None) -> list[CanaryAnsw
     for request in requests(model_id):
         try:
             answers.append(read_answer(_post(base_url, request, key)))
-        except _Refused:
+        except _RefusedByServer:
             if not answers:
                 raise
             break  # a short one was fine, and the others are longer
@@ -298,4 +298,4 @@ def _canary_errors() -> Iterator[None]:
     try:
         yield
     except http_client.NoAnswer as error:
-        raise (_Refused if error.code == 400 else CanaryError)(f"the canary {error}") from error
+        raise (_RefusedByServer if error.code == 400 else CanaryError)(f"the canary {error}") from error

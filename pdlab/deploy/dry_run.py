@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import cast
 
 import yaml
 
-from pdlab.core.commands import typed
+from pdlab.core import defaults
+from pdlab.core.command_lines import command_line
 from pdlab.core.deployment import Deployment, Fluid
 from pdlab.core.nodes import ClusterView, Placement, ReplicaPlacement, Role
 from pdlab.core.text import aligned, counted
@@ -20,7 +20,7 @@ from pdlab.roles.spec import AUTO
 
 MAX_LINK_ROWS = 12
 # The loads of the published sweep, and such as CPU engines answer in reasonable time.
-LOADS = {"gpu": "4,8,16,32,64", "cpu": "4,16"}
+LOADS = {"gpu": (4, 8, 16, 32, 64), "cpu": (4, 16)}
 
 
 def describe(prepared: Prepared, *, serving_path: str, base_url: str, launch_command: str) -> str:
@@ -154,11 +154,12 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 def _commands(prepared: Prepared, launch_command: str, base_url: str) -> list[str]:
     name = prepared.deployment.name or prepared.deployment.label
-    sent = shlex.join([*prepared.workload.flag_words, "-u", base_url, "-m", prepared.model_id])
+    load = {"type": "concurrency", "concurrency": LOADS[prepared.placement.device]}
+    sent = {**prepared.workload.bench_fields, "base_url": base_url, "model": prepared.model_id}
     return [
         launch_command,
-        f"{typed('bench', '-e', name)} -t concurrency -c {LOADS[prepared.placement.device]} {sent}",
-        typed("viz", "--exps", f"bm_results/{name}", "--use-normalized"),
+        command_line("bench", name=name, **load, **sent),
+        command_line("viz", exps=(f"{defaults.RESULTS}/{name}",), view={"normalized": True}),
     ]
 
 

@@ -115,6 +115,7 @@ class ExportOptions(Settings):
     export_k8s: str | None = exported(
         None,
         "write the manifests of a KubeRay RayService for the nodes of --cluster FILE (- is stdout; docs/kubernetes.md)",
+        advanced=True,
     )
     export_env: str | None = setting(
         None,

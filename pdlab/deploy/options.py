@@ -52,6 +52,7 @@ from pdlab.core.settings import (
     serving_port,
     setting,
 )
+from pdlab.core.vllm_limits import LENGTH_STEP
 from pdlab.core.workload import Workload, workload_of_flags
 from pdlab.deploy import serving_path
 from pdlab.deploy.engine_arguments import check_engine_arguments
@@ -66,11 +67,12 @@ FLUID_REPLICAS = 2
 LOCAL_WORKLOAD = Workload(input_tokens=512, output_tokens=64)
 DEFAULT_WORKLOAD = Workload()
 # The canary's longest prompt and the request that proves the wire have some thousand tokens.
-LEAST_MODEL_LEN, LENGTH_STEP = 8192, 1024
+LEAST_MODEL_LEN = 8192
 # Titles of groups of flags.
 WHAT, WHERE = "what to serve (one is required, or --config)", "where"
 WORKLOAD = "workload that the engines must hold (sets --max-model-len)"
 
+_MADE_UP = "{} and {} exclude each other: engines are simulated, on nodes of its own"
 _EXAMPLES = f"""examples:
   python launch_gptoss.py --pd-spread --p-tp 4 --d-tp 4 --cluster p5.48xlarge-x2 --dry-run
       print the placement on two p5.48xlarge; needs no cluster, no Ray and no GPU
@@ -108,6 +110,7 @@ def _host(text: str) -> str:
 
 
 _TP = {"tp": f"{CLUSTER_TP}, with --local {LOCAL_TP}"}
+_ARGS = ("engine_kwargs",)  # of one pool; those of every pool are common
 
 
 class LaunchOptions(Settings):
@@ -171,6 +174,11 @@ class LaunchSettings(ExportOptions, LaunchOptions):
     COMMAND = "launch"
     ABOUT = "Serve gpt-oss with Ray Serve LLM: collocated, or with prefill and decode disaggregated (PD)."
     EXAMPLES = _EXAMPLES
+    EXCLUSIONS = (
+        ("local", "cluster", "{} and {} exclude each other: --local starts its own Ray nodes on this machine"),
+        ("rehearse", "local", _MADE_UP),
+        ("rehearse", "deployment.decode_bench", _MADE_UP),
+    )
     GROUPS = (
         *(WHAT, MODEL, "collocated and fluid pool", "prefill pool", "decode pool", ROLES, WHERE, SERVING, REQUESTS),
         *(TRANSPORT, ENGINE, ENVIRONMENT, WORKLOAD, HOW, EXPORT, KUBERNETES),
@@ -231,8 +239,12 @@ class LaunchSettings(ExportOptions, LaunchOptions):
             otherwise={"replicas": f"1, with --pd-fluid {FLUID_REPLICAS}"} | _TP,
         ),
     ] = Field(default_factory=dict)
-    prefill: Annotated[dict[str, Any], FlagsOf(Pool, "prefill pool", "p-", otherwise=_TP)] = Field(default_factory=dict)
-    decode: Annotated[dict[str, Any], FlagsOf(Pool, "decode pool", "d-", otherwise=_TP)] = Field(default_factory=dict)
+    prefill: Annotated[dict[str, Any], FlagsOf(Pool, "prefill pool", "p-", otherwise=_TP, advanced=_ARGS)] = Field(
+        default_factory=dict
+    )
+    decode: Annotated[dict[str, Any], FlagsOf(Pool, "decode pool", "d-", otherwise=_TP, advanced=_ARGS)] = Field(
+        default_factory=dict
+    )
     fluid: Annotated[dict[str, Any], FlagsOf(Fluid, leave_out=("pool", "transport"))] = Field(default_factory=dict)
     transport: Annotated[dict[str, Any], FlagsOf(Transport)] = Field(default_factory=dict)
     cluster: str | None = setting(
@@ -245,10 +257,10 @@ class LaunchSettings(ExportOptions, LaunchOptions):
     )
     local: LocalNodes | None = setting(
         None,
-        f"start N Ray nodes (2 without a number) on this machine, with CPU engines; the default model is "
-        f"{defaults.LOCAL_MODEL}",
+        f"start N Ray nodes ({defaults.LOCAL_NODES} without a number) on this machine, with CPU engines; the default "
+        f"model is {defaults.LOCAL_MODEL}",
         WHERE,
-        bare=2,
+        bare=defaults.LOCAL_NODES,
     )
     link: Annotated[dict[str, Any], FlagsOf(LinkShape, WHERE, prefix="link-", advanced=("gbit_per_s", "delay_s"))] = (
         Field(default_factory=dict)
@@ -258,6 +270,7 @@ class LaunchSettings(ExportOptions, LaunchOptions):
         f"run the application of --cluster (default {REHEARSED_CLUSTER}) on this machine: fake nodes and GPUs, "
         "simulated engines (docs/rehearsal.md)",
         WHERE,
+        advanced=True,
     )
     rehearsal: Annotated[dict[str, Any], FlagsOf(Rehearsal, WHERE, leave_out=("caches",), needs="rehearse")] = Field(
         default_factory=dict
@@ -531,8 +544,6 @@ class LaunchRequest(LaunchOptions):
 def request_from(settings: LaunchSettings, words: Sequence[str]) -> LaunchRequest:
     """The launch that the settings ask for; ``words``: the flags as they were typed, or that give these settings.
     Raises UsageError."""
-    if settings.local and settings.cluster:
-        raise UsageError("--local and --cluster exclude each other: --local starts its own Ray nodes on this machine")
     deployment = deployment_from(settings)
     return settings.passed_to(
         LaunchRequest,
@@ -561,9 +572,6 @@ def _rehearsal(settings: LaunchSettings, deployment: Deployment) -> Rehearsal | 
     """Raises UsageError for flags that contradict it."""
     if not settings.rehearse:
         return None
-    if settings.local or settings.deployment.get("decode_bench"):
-        other = "--local" if settings.local else "--decode-bench"
-        raise UsageError(f"--rehearse and {other} exclude each other: engines are simulated, on nodes of its own")
     if deployment.kv_offload_gb is not None or deployment.kv_connectors:
         other = "--kv-offload-gb" if deployment.kv_offload_gb is not None else "--kv-connector"
         raise UsageError(f"--rehearse and {other} exclude each other: simulated engines keep no KV cache beside theirs")

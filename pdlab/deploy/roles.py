@@ -22,7 +22,8 @@ from pdlab.core.settings import Settings, setting
 from pdlab.core.text import aligned
 from pdlab.deploy.application import board_names
 from pdlab.deploy.endpoint import load_running
-from pdlab.deploy.serving.role_board import NAMESPACE, PLAYING
+from pdlab.deploy.serving.ray_names import NAMESPACE
+from pdlab.deploy.serving.role_board import WORKING_ROLES
 
 ANSWER_S = 30.0
 DECISIONS_SHOWN = 5
@@ -47,16 +48,13 @@ class RolesSettings(Settings):
     COMMAND = "roles"
     ABOUT = "Look at the roles of a deployment of launch_gptoss.py --pd-fluid, or set them."
     EXAMPLES = EPILOG
+    EXCLUSIONS = (("split", "log", "--log prints decisions: leave it out to set the roles"),)
 
     split: Split | None = setting(
         None, "set the roles; without it: show them", "roles", positional=True, value="P:D|auto"
     )
     log: bool = setting(False, "print every decision as a line of JSON", "roles")
     base_url: str = setting(defaults.BASE_URL, "server of the deployment", "roles", value="URL")
-
-    def check(self) -> None:
-        if self.split is not None and self.log:
-            raise UsageError("--log prints decisions: leave it out to set the roles")
 
 
 def execute(settings: RolesSettings) -> None:
@@ -108,7 +106,7 @@ def describe(looked: Mapping[str, Any]) -> str:
     engines: Mapping[str, Mapping[str, Any]] = looked["engines"]
     roles = [each["role"] for each in engines.values()]
     decoding = roles.count("decode")
-    prefilling = sum(role in PLAYING for role in roles) - decoding
+    prefilling = sum(role in WORKING_ROLES for role in roles) - decoding
     told = "a controller follows the load" if looked["by"] == "auto" else f"set to {looked['by']}"
     rows: list[Sequence[str]] = [("engine", "node", "role", "prompt tokens waiting", "requests decoded")]
     for name, each in sorted(engines.items(), key=lambda item: (item[1]["role"] == "decode", item[0])):

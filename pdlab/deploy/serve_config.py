@@ -373,7 +373,7 @@ def cpu_env() -> dict[str, str]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "OMP_NUM_THREADS": "1",
-        "PDLAB_AT_START": "pdlab.deploy.cpu_engine.prefork",  # heard on the local nodes alone
+        "PDLAB_AT_START": "pdlab.deploy.cpu_engine.prefork",  # heard only on the local nodes
         "HF_HUB_OFFLINE": "1",
         # vLLM's sampler compiles C++ for log-probabilities, which needs a compiler and seconds.
         "TORCHDYNAMO_DISABLE": "1",

@@ -6,36 +6,44 @@ Runs the commands that a user would type, and prints them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from pdlab.cluster import two_hosts
-from pdlab.core.commands import python_words
+from pdlab.core import defaults
+from pdlab.core.command_lines import child_words
 from pdlab.core.errors import UsageError
+from pdlab.core.exit_code import NOT_CLEAN
 from pdlab.steps.runner import StepRunner
 
 # A small KV pool: expired blocks are soon reused, and a KV leak is soon visible.
 KV_BYTES = 48 * 2**20
-SMALL = ("--engine-arg", f"kv_cache_memory_bytes={KV_BYTES}")
-HAS_FINDINGS = 3
+SMALL = {"engine_kwargs": {"kv_cache_memory_bytes": KV_BYTES}}
 
 
 class ChaosDeployment(NamedTuple):
-    """One deployment and its fault plans. ``root``: it needs root; without root it is left out."""
+    """One deployment, its settings for the launch, and its fault plans. ``root``: it needs root, or it is left out."""
 
     name: str
-    launch: tuple[str, ...]
+    launch: Mapping[str, Any]
     plans: tuple[str, ...]
     root: bool = False
 
 
+_SPREAD = {"mode": "pd-spread"}
+
+
+def _spread_of(**pool: int) -> Mapping[str, Any]:
+    return {**_SPREAD, "prefill": pool, "decode": pool}
+
+
 DEPLOYMENTS = (
-    ChaosDeployment("one prefill and one decode replica", ("--pd-spread",), ("all", "soak")),
-    ChaosDeployment("two of each", ("--pd-spread", "--p-num", "2", "--d-num", "2"), ("all", "replicas", "soak")),
-    ChaosDeployment("engines of two ranks", ("--pd-spread", "--p-tp", "2", "--d-tp", "2"), ("workers",)),
+    ChaosDeployment("one prefill and one decode replica", _SPREAD, ("all", "soak")),
+    ChaosDeployment("two of each", _spread_of(replicas=2), ("all", "replicas", "soak")),
+    ChaosDeployment("engines of two ranks", _spread_of(tp=2), ("workers",)),
     ChaosDeployment(
         "two hosts with a link of 1 Gbit/s and 0.2 ms",
-        ("--pd-spread", "--two-hosts", "--link-rate", "1gbit", "--link-delay-ms", "0.2"),
+        {**_SPREAD, "two_hosts": True, "link": {"gbit_per_s": 1.0, "delay_s": 0.0002}},
         ("all",),
         root=True,
     ),
@@ -58,17 +66,17 @@ def launch_and_break(words: Sequence[str], flags: Sequence[str], port: int, *, s
                 print(f"left out, {deployment.name}: {error}", file=sys.stderr)
                 continue
         print(f"\n{deployment.name}", file=sys.stderr, flush=True)
-        where = ["--local", "--detach", "--port", str(port)]
-        code = runner.run_shown(*python_words("launch"), *deployment.launch, *where, *SMALL, *flags)
+        where = {"local": defaults.LOCAL_NODES, "detach": True, "port": port}
+        code = runner.run_shown(*child_words("launch", **deployment.launch, **where, deployment=SMALL), *flags)
         try:
             if code:
                 return code
             for plan in deployment.plans:
-                url = ["--base-url", f"http://127.0.0.1:{port}"]
-                code = runner.run_shown("-m", "pdlab", "chaos", plan, *url, *words)
-                if code not in (0, HAS_FINDINGS):
+                url = defaults.base_url(port)
+                code = runner.run_shown(*child_words("chaos", plan=plan, base_url=url), *words)
+                if code not in (0, NOT_CLEAN):
                     return code
                 worst = max(worst, code)
         finally:
-            runner.run_shown(*python_words("launch"), "--shutdown", "--port", str(port), always=True)
+            runner.run_shown(*child_words("launch", shutdown=True, port=port), always=True)
     return worst

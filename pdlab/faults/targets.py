@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pdlab.cluster.connection import Cluster, pinned_to
+from pdlab.cluster.machine import SPAWNED
 from pdlab.core.errors import ClusterError
 from pdlab.deploy.application import ReplicaState
 from pdlab.deploy.serving.role_board import BOARD_PREFIX
@@ -100,11 +101,8 @@ def classify(
         add(replica.node, replica.pid, "replica" if role else "router", role, replica.replica)
         if role is None:
             continue
-        for pid in survey.below(replica.pid):
-            title = survey.processes[pid]["title"]
-            part: Part | None = "engine" if title.startswith(ENGINE_TITLE) else None
-            part = "worker" if title.startswith(WORKER_TITLE) else part
-            if part is not None and (each := add(replica.node, pid, part, role, replica.replica)) and part == "engine":
+        for pid, part in _engine_parts(survey, replica.pid).items():
+            if (each := add(replica.node, pid, part, role, replica.replica)) and part == "engine":
                 engines[survey.address, pid] = each
     for actor in actors:
         node, pid = actor["Address"]["NodeID"], int(actor["Pid"])
@@ -125,6 +123,17 @@ def classify(
         if survey.raylet is not None and not survey.head:
             add(survey.node, survey.raylet, "raylet")
     return sorted(members.values())
+
+
+def _engine_parts(survey: NodeSurvey, replica: int) -> dict[int, Part]:
+    """Engine cores and their workers below a replica, by number: by title, and without a title by their parent."""
+    titles = {pid: str(survey.processes[pid]["title"]) for pid in survey.below(replica)}
+    spawned = {pid: int(survey.processes[pid]["parent"]) for pid, title in titles.items() if SPAWNED in title}
+    engines = {pid for pid, title in titles.items() if title.startswith(ENGINE_TITLE)}
+    engines = engines or {pid for pid, parent in spawned.items() if parent == replica}
+    workers = {pid for pid, title in titles.items() if title.startswith(WORKER_TITLE)}
+    workers |= {pid for pid, parent in spawned.items() if parent in engines}
+    return {**dict.fromkeys(sorted(engines), "engine"), **dict.fromkeys(sorted(workers), "worker")}
 
 
 def present_parts(members: Sequence[DeploymentProcess]) -> frozenset[tuple[Role | None, Part]]:

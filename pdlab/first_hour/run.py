@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import Field
 
+from pdlab.core.command_lines import flag_words
 from pdlab.core.errors import UsageError
 from pdlab.core.files import replace
 from pdlab.core.schema import Frozen, read_model
@@ -158,7 +159,11 @@ def _adapted(step: Step, out: Path) -> tuple[str, ...]:
         return tuple(word for word in step.command if not word.startswith(results) or Path(word).is_dir())
     proven = backends(out / f"transfer-{step.name.removeprefix('launch ')}.json") if step.serves else {}
     right = [name for name, code in proven.items() if code == 0]
-    return (*step.command, "--kv-backend", right[0]) if len(right) == 1 < len(proven) else step.command
+    return (
+        (*step.command, *flag_words("launch", transport={"backends": (right[0],)}))
+        if len(right) == 1 < len(proven)
+        else step.command
+    )
 
 
 def backends(path: Path) -> dict[str, int]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pdlab.core import defaults
-from pdlab.core.workload import Workload
+from pdlab.core.command_lines import command_line, flag_words
 from pdlab.steps.runner import RAN, StepVerdict
 
 # Where it runs. A rehearsal has the deployments of the cluster, but no real wires and no weights.
@@ -37,7 +36,7 @@ MOST_TOTAL_S = 3600.0
 class Step:
     """One step of the first hour.
 
-    ``command``: the words after ``python -m pdlab``. ``codes``: exit codes that are no failure, with their verdict.
+    ``command``: the command and its words. ``codes``: exit codes that are no failure, with their verdict.
     ``needs``: steps that must have run; ``any_of``: steps of which one must have run. ``serves``: the step starts a
     deployment, which the next such step replaces; a resumed hour runs it again for a step that needs it. ``summary``:
     its JSON file under the output folder. ``advice``: what to do unless it ended ok. ``always``: it also runs after
@@ -64,25 +63,34 @@ class Step:
 
 @dataclass(frozen=True)
 class FirstHourDeployment:
-    """One deployment of the first hour. ``label`` is also the name of its result folder."""
+    """One deployment of the first hour. ``label`` is also the name of its result folder. ``settings``: those of its
+    launch."""
 
     name: str
     label: str
-    flags: tuple[str, ...]
+    settings: Mapping[str, Any]
+
+
+def _collocated(tp: int) -> Mapping[str, Any]:
+    return {"mode": "collocated", "pool": {"replicas": 1, "tp": tp}}
+
+
+def _disaggregated(mode: str, tp: int) -> Mapping[str, Any]:
+    return {"mode": mode, "prefill": {"tp": tp}, "decode": {"tp": tp}}
 
 
 _ON_GPUS = (
-    FirstHourDeployment("collocated", "collocated-1xtp2", ("--collocated", "--num", "1", "--tp", "2")),
-    FirstHourDeployment("pack", "pd-pack-p1xtp2-d1xtp2", ("--pd-pack", "--p-tp", "2", "--d-tp", "2")),
-    FirstHourDeployment("spread", "pd-spread-p1xtp4-d1xtp4", ("--pd-spread", "--p-tp", "4", "--d-tp", "4")),
+    FirstHourDeployment("collocated", "collocated-1xtp2", _collocated(tp=2)),
+    FirstHourDeployment("pack", "pd-pack-p1xtp2-d1xtp2", _disaggregated("pd-pack", tp=2)),
+    FirstHourDeployment("spread", "pd-spread-p1xtp4-d1xtp4", _disaggregated("pd-spread", tp=4)),
 )
 DEPLOYMENTS: dict[RunsOn, tuple[FirstHourDeployment, ...]] = {
     "cluster": _ON_GPUS,
     "rehearsal": _ON_GPUS,
     "local": (
-        FirstHourDeployment("collocated", "collocated-1xtp1", ("--collocated", "--num", "1", "--tp", "1")),
-        FirstHourDeployment("pack", "pd-pack-p1xtp1-d1xtp1", ("--pd-pack", "--p-tp", "1", "--d-tp", "1")),
-        FirstHourDeployment("spread", "pd-spread-p1xtp1-d1xtp1", ("--pd-spread", "--p-tp", "1", "--d-tp", "1")),
+        FirstHourDeployment("collocated", "collocated-1xtp1", _collocated(tp=1)),
+        FirstHourDeployment("pack", "pd-pack-p1xtp1-d1xtp1", _disaggregated("pd-pack", tp=1)),
+        FirstHourDeployment("spread", "pd-spread-p1xtp1-d1xtp1", _disaggregated("pd-spread", tp=1)),
     ),
 }
 DOCTOR_FIX = "each ERROR in its log has its fix on the line 'fix:'; apply it, then continue with --resume"
@@ -103,20 +111,12 @@ def plan(out: Path, *, where: RunsOn, model: str, port: int, lengths: tuple[int,
 
 def _before_anything_is_served(out: Path, where: RunsOn, model: str) -> list[Step]:
     local = where == "local"
-    backends = "UCX" if local else "UCX,LIBFABRIC"
-    here_flag = ("--here",) if local else ()
+    backends = ("UCX",) if local else ("UCX", "LIBFABRIC")
     steps: list[Step] = [
         Step(
             name="doctor",
             title="what the nodes lack",
-            command=(
-                "doctor",
-                *here_flag,
-                "--backends",
-                backends,
-                "--json",
-                str(out / "doctor.json"),
-            ),
+            command=_command("doctor", here=local, backends=backends, json_file=out / "doctor.json"),
             estimate_s=60.0,
             advice=DOCTOR_FIX,
             codes={0: "ok", 3: "finding"},
@@ -125,9 +125,9 @@ def _before_anything_is_served(out: Path, where: RunsOn, model: str) -> list[Ste
         Step(
             name="weights",
             title="weights on every node",
-            command=("weights", "--model", model, *here_flag),
+            command=_command("weights", model=model, here=local),
             estimate_s=30.0,
-            advice=f"python -m pdlab weights --model {shlex.quote(model)} --fetch, then continue with --resume",
+            advice=f"{command_line('weights', model=model, fetch=True)}, then continue with --resume",
             codes={0: "ok"},
         ),
     ]
@@ -137,11 +137,11 @@ def _before_anything_is_served(out: Path, where: RunsOn, model: str) -> list[Ste
 def _afterwards(out: Path, where: RunsOn, port: int) -> list[Step]:
     local = where == "local"
     sweeps = tuple(f"sweep {deployed.name}" for deployed in DEPLOYMENTS[where])
-    folders = tuple(str(out / "results" / deployed.label) for deployed in DEPLOYMENTS[where])
+    folders = tuple(out / "results" / deployed.label for deployed in DEPLOYMENTS[where])
     calibration = Step(
         name="calibration",
         title="the measured levels as hardware that plan.py takes",
-        command=("calibrate", "--runs", *folders, "--start", "recorded", "--out", str(out / "hardware.yaml")),
+        command=_command("calibrate", runs=folders, start="recorded", out=out / "hardware.yaml"),
         estimate_s=120.0,
         advice="its log names what is missing, such as pip install 'pdlab[perf]'; then continue with --resume",
         codes={0: "ok", 2: "finding"},
@@ -151,17 +151,17 @@ def _afterwards(out: Path, where: RunsOn, port: int) -> list[Step]:
         Step(
             name="shutdown",
             title="give the GPUs back" if where == "cluster" else "stop the local nodes",
-            command=("launch", "--shutdown", "--port", str(port)),
+            command=_command("launch", shutdown=True, port=port),
             estimate_s=20.0,
-            advice="python launch_gptoss.py --shutdown, then `ray status`",
+            advice=f"{command_line('launch', shutdown=True)}, then `ray status`",
             codes={0: "ok", 1: "finding"},
             always=True,
         ),
         Step(
             name="report",
             title="plots, tables and verdicts",
-            command=("viz", "--exps", *folders, "--use-normalized", "--plot-path", str(out / "report.png"), "--report",
-                     str(out / "report.html")),
+            command=_command("viz", exps=folders, view={"normalized": True}, plot_path=out / "report.png",
+                             report=out / "report.html"),
             estimate_s=30.0,
             advice="python viz.py --exps ... with the folders that have levels (a folder without any is refused)",
             codes={0: "ok"},
@@ -170,8 +170,8 @@ def _afterwards(out: Path, where: RunsOn, port: int) -> list[Step]:
         Step(
             name="prediction",
             title="measured beside the plan's prediction",
-            command=("plan", "--compare", *folders, *(["--hardware", defaults.LOCAL_HARDWARE] if local else []),
-                     "--plot", str(out / "prediction.png")),
+            command=_command("plan", compare=folders, hardware=defaults.LOCAL_HARDWARE if local else None,
+                             plot=out / "prediction.png"),
             estimate_s=60.0,
             advice="python plan.py --compare ... by hand; the measured results are there all the same",
             codes={0: "ok"},
@@ -181,17 +181,17 @@ def _afterwards(out: Path, where: RunsOn, port: int) -> list[Step]:
     ]  # fmt: skip
 
 
-def _transfer(out: Path, strategy: str, where: RunsOn, backends: str, model: str) -> Step:
+def _transfer(out: Path, strategy: str, where: RunsOn, backends: Sequence[str], model: str) -> Step:
     local = where == "local"
-    tp = "1" if local else "2" if strategy == "pack" else "4"
+    tp = 1 if local else 2 if strategy == "pack" else 4
     file = f"transfer-{strategy}.json"
-    size = ("--local", "--model", model, "--tokens", "1000") if local else ("--model", model)
     return Step(
         name=f"transfer {strategy}",
-        title=f"KV transfer itself, {strategy}, {backends.replace(',', ' and ')}",
-        command=("check-transfer", "--strategy", strategy, "--prefill-tp", tp, "--decode-tp", tp,
-                 "--compare-blocks" if strategy == "pack" else "--random-blocks",
-                 "--backends", backends, *size, "--json", str(out / file)),
+        title=f"KV transfer itself, {strategy}, {' and '.join(backends)}",
+        command=_command("check-transfer", strategy=strategy, prefill_tp=tp, decode_tp=tp,
+                         compare=strategy == "pack", random_blocks=strategy == "spread", backends=backends,
+                         local=defaults.LOCAL_NODES if local else None, model=model, tokens=(1000,) if local else (),
+                         json_file=out / file),
         estimate_s=60.0 if local else 120.0,
         advice="the verdict names cause and remedy (docs/debugging.md); CORRUPT on one backend only is its fault",
         codes={0: "ok", 3: "finding", 4: "finding", 5: "finding"},
@@ -203,19 +203,17 @@ def _deployment(
     deployed: FirstHourDeployment, out: Path, where: RunsOn, model: str, port: int, lengths: tuple[int, int]
 ) -> list[Step]:
     launch, sweep = f"launch {deployed.name}", f"sweep {deployed.name}"
-    url = ("-u", f"http://127.0.0.1:{port}")
-    workload = Workload(input_tokens=lengths[0], output_tokens=lengths[1]).flag_words
+    url = defaults.base_url(port)
+    tokens = {"input_tokens": lengths[0], "output_tokens": lengths[1]}
     limit_s = limit_of(LAUNCH_S[where])
     rehearsed = where == "rehearsal"
-    target = ("--local",) if where == "local" else ("--model", model, *(("--rehearse",) if rehearsed else ()))
-    filled = ("--fill-cache", "no") if rehearsed else ()  # simulated KV pools do not age
-    levels = ",".join(map(str, LEVELS[where]))
+    target: dict[str, Any] = {"local": defaults.LOCAL_NODES} if where == "local" else {"deployment": {"model": model}}
     steps = [
         Step(
             name=launch,
             title=f"start {deployed.label}" + (", the canaries' reference" if deployed.name == "collocated" else ""),
-            command=("launch", *deployed.flags, *target, *workload, "--port", str(port), "--detach", "--timeout-s",
-                     f"{limit_s - 60:g}"),
+            command=_command("launch", **deployed.settings, **target, rehearse=rehearsed, workload=tokens, port=port,
+                             detach=True, timeout_s=limit_s - 60),
             estimate_s=LAUNCH_S[where],
             advice=LAUNCH_FIX,
             codes={0: "ok"},
@@ -228,7 +226,7 @@ def _deployment(
             Step(
                 name="smoke",
                 title="one short level",
-                command=("bench", "--smoke", *workload, *url, "--out", str(out / "results"), "--force"),
+                command=_command("bench", smoke=True, requests=tokens, base_url=url, out=out / "results", force=True),
                 estimate_s=SWEEP_START_S,
                 advice=SWEEP_FIX,
                 codes={0: "ok", 3: "finding"},
@@ -239,8 +237,9 @@ def _deployment(
         Step(
             name=sweep,
             title=f"{len(LEVELS[where])} levels of {deployed.label}",
-            command=("bench", "-t", "concurrency", "-c", levels, *workload, *url, "-e", deployed.label, "--out",
-                     str(out / "results"), "--resume", *filled),
+            command=_command("bench", type="concurrency", concurrency=LEVELS[where], requests=tokens, base_url=url,
+                             name=deployed.label, out=out / "results", resume=True,
+                             fill_cache="no" if rehearsed else None),  # simulated KV pools do not age
             estimate_s=sweep_s(where, lengths[1]),
             advice=SWEEP_FIX,
             codes={0: "ok", 3: "finding"},
@@ -248,6 +247,10 @@ def _deployment(
         )
     )  # fmt: skip
     return steps
+
+
+def _command(command: str, **fields: Any) -> tuple[str, ...]:
+    return command, *flag_words(command, **fields)
 
 
 def sweep_s(where: RunsOn, output_tokens: int) -> float:

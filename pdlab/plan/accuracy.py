@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment
-from pdlab.core.rendering import said
+from pdlab.core.rendering import macro
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Level, Load, Open, Workload
 from pdlab.plan import TEMPLATES
@@ -210,16 +210,16 @@ def _mean(points: Sequence[PredictedPoint]) -> PredictedPoint:
 
 def table(points: Sequence[PredictedPoint]) -> str:
     """A Markdown table: for each experiment and load the predicted and measured figures, and their errors."""
-    return said(ACCURACY, "table", mean_rows(points))
+    return macro(ACCURACY, "table", mean_rows(points))
 
 
 def errors_text(errors: dict[str, float]) -> str:
-    return f"{said(ACCURACY, 'errors', errors)} (median absolute)"
+    return f"{macro(ACCURACY, 'errors', errors)} (median absolute)"
 
 
 def rankings_text(by_lengths: dict[str, list[TargetCorrelation]]) -> str:
     """One line per workload: the mean correlation, and for every target the number of configurations."""
-    return said(ACCURACY, "rankings", by_lengths)
+    return macro(ACCURACY, "rankings", by_lengths)
 
 
 class LevelPoint(NamedTuple):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import UsageError
-from pdlab.core.rendering import said
+from pdlab.core.rendering import macro
 from pdlab.core.workload import Closed, Load, Workload
 from pdlab.plan import TEMPLATES
 from pdlab.sim.hardware import Hardware
@@ -133,7 +133,7 @@ def outside_fit(
 
 def outside_text(outside: Sequence[OutsideFit]) -> str:
     """One line: ``extrapolated: model gpt-oss-20b (fit: gpt-oss-120b), EP (fit: no EP)``; empty if it is inside."""
-    return said(TEMPLATES / "words.txt", "extrapolated", outside) if outside else ""
+    return macro(TEMPLATES / "words.txt", "extrapolated", outside) if outside else ""
 
 
 def _mode_is_fitted(deployment: Deployment, modes: Sequence[str]) -> bool:

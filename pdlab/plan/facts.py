@@ -6,18 +6,19 @@ The templates of this folder print the facts. Other code compares the code of a 
 from __future__ import annotations
 
 import math
-import shlex
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from pdlab.analysis.regimes import Regime, ThroughputCurve, ThroughputPoint, stretches
+from pdlab.core.command_lines import command_line, flag_words
 from pdlab.core.commands import typed
-from pdlab.core.deployment import Disaggregated, Pool, launch_flags
+from pdlab.core.deployment import Disaggregated, Pool, launch_words
 from pdlab.core.gpu_count import Count, other_count
 from pdlab.core.nodes import ClusterView
 from pdlab.core.rendering import rendered
+from pdlab.core.text import rounded
 from pdlab.core.workload import Load, Slo
 from pdlab.plan import TEMPLATES
 from pdlab.plan.candidates import MOST_REPLICAS
@@ -25,7 +26,7 @@ from pdlab.plan.extrapolation import OutsideFit
 from pdlab.plan.fluid_pools import FluidPlan, ServedRate
 from pdlab.plan.planner import Candidate, Plan, ThroughputGain, gain, outside
 from pdlab.plan.rate_matching import RateMatcher, Rates
-from pdlab.plan.scattered_blocks import CHECK
+from pdlab.plan.scattered_blocks import check_line
 from pdlab.plan.scenario import LoadResult, Scenario
 from pdlab.results.slo import bounds_text
 from pdlab.sim.hardware import TO_90
@@ -158,7 +159,11 @@ class Ranking:
     map: RegimeMap | None
     matched: tuple[MatchedPair, ...]
     most_replicas: int = MOST_REPLICAS
-    check: str = CHECK
+
+    @property
+    def check(self) -> str:
+        """The command line that measures scattered KV blocks of the model."""
+        return check_line(model=self.scenario.shape.word, json_file="blocks.json")
 
     @property
     def ranked(self) -> tuple[Candidate, ...]:
@@ -378,8 +383,8 @@ def _matched(plan: Plan, scenario: Scenario) -> list[MatchedPair]:
 
 @dataclass(frozen=True)
 class FluidFacts:
-    """The controller beside the best fixed splits, with a verdict. ``file``: the workload file of a trace, quoted for a
-    shell; None: the workload is no trace."""
+    """The controller beside the best fixed splits, with a verdict. ``file``: the workload file of a trace; None: the
+    workload is no trace."""
 
     plan: FluidPlan
     scenario: Scenario
@@ -412,14 +417,14 @@ class FluidFacts:
 
 def fluid_text(plan: FluidPlan, scenario: Scenario, workload: str | None = None) -> str:
     """The printed plan of a fluid pool. ``workload``: its workload file."""
-    file = shlex.quote(workload) if workload and scenario.trace else None
+    file = workload if workload and scenario.trace else None
+    rate_rps = rounded(MEASURED_AT * plan.auto.rps, 3)
+    load = {"replay_file": file} if file else {"request_rate": (rate_rps,), **scenario.workload.bench_fields}
     return rendered(
         TEMPLATES / "fluid.txt",
         f=FluidFacts(plan, scenario, file),
-        launch=typed("launch"),
-        launch_flags=launch_flags(plan.deployment),
-        bench=typed("bench", "-e", plan.deployment.label),
-        measure_at_rps=MEASURED_AT * plan.auto.rps,
+        launch=typed("launch", *launch_words(plan.deployment), *flag_words("launch", detach=True)),
+        bench=command_line("bench", name=plan.deployment.label, **load),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pdlab.analysis.replays import replay_facts
 from pdlab.core.catalog import ModelShape
-from pdlab.core.errors import StoreError, UsageError
+from pdlab.core.errors import StoreError, UsageError, reason_of
 from pdlab.core.replayed import COMPILED, Replayed
 from pdlab.core.workload import Replay
 from pdlab.plan.accuracy import MeasuredSweep
@@ -71,7 +71,7 @@ def trace_sent(folder: Path, experiment: Experiment) -> Trace | None:
                 digest.update(block)
     except OSError as error:
         raise StoreError(
-            f"{path}: cannot be read ({error.strerror or error}); put the requests that were sent there"
+            f"{path}: cannot be read ({reason_of(error)}); put the requests that were sent there"
         ) from error
     if (found := digest.hexdigest()) != replayed[0].sha256:
         raise StoreError(

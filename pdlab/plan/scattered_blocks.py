@@ -10,10 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pdlab.core.commands import typed
+from pdlab.core.command_lines import command_line
 from pdlab.core.errors import UsageError
 
-CHECK = typed("check-transfer", "--strategy", "pack", "--compare-blocks")
 KIND = "kv-transfer-check"
 
 
@@ -31,6 +30,11 @@ class ScatteredBlocks:
         return max(0.0, self.scattered_s - self.contiguous_s) / self.tokens
 
 
+def check_line(**more: Any) -> str:
+    """The command line of the check that measures it. ``more``: more of its settings."""
+    return command_line("check-transfer", strategy="pack", compare=True, **more)
+
+
 def read(path: Path, model: str, tokens: int, *, cpu: bool) -> ScatteredBlocks:
     """The costs in the ``--json`` file of a check, at the size nearest to ``tokens``. ``cpu``: the plan is for engines
     on CPUs, whose KV cache is in host memory. Raises UsageError for a file of another model, memory or kind of
@@ -40,13 +44,15 @@ def read(path: Path, model: str, tokens: int, *, cpu: bool) -> ScatteredBlocks:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or "not JSON"
-        raise UsageError(f"{where}: cannot be read ({reason}); give the --json file of {CHECK}") from error
+        raise UsageError(f"{where}: cannot be read ({reason}); give the --json file of {check_line()}") from error
     if not isinstance(data, dict) or data.get("kind") != KIND:
-        raise UsageError(f"{where}: not the --json of a KV-transfer check; make one with {CHECK}")
+        raise UsageError(f"{where}: not the --json of a KV-transfer check; make one with {check_line()}")
     try:
         return _chosen(data, where, path, model, tokens, cpu=cpu)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError(f"{where}: something is missing or damaged ({error!r}); make it again with {CHECK}") from error
+        raise UsageError(
+            f"{where}: something is missing or damaged ({error!r}); make it again with {check_line()}"
+        ) from error
 
 
 def _chosen(data: dict[str, Any], where: str, path: Path, model: str, tokens: int, *, cpu: bool) -> ScatteredBlocks:

@@ -25,7 +25,8 @@ import ray
 from ray import serve
 
 from pdlab.core.deployment import Collocated
-from pdlab.deploy.serving.sequences import join, split
+from pdlab.core.rehearsal import SENT_HEADER
+from pdlab.deploy.serving.sequences import GREEDY, join, split
 from pdlab.deploy.serving.timeline import IDS_KEY, packed
 from pdlab.rehearsal.clock import SlowClock
 from pdlab.rehearsal.metrics import EngineMetrics
@@ -48,8 +49,6 @@ from pdlab.sim.simulator import engine_of
 from pdlab.sim.step_time import engine_cache
 from pdlab.traffic.oracle import HitOracle, oracle_of
 
-SENT_HEADER = "x-pdlab-sent"  # as in pdlab.bench.client.protocol
-GREEDY = 1e-5
 FRESH_S = 10.0  # simulated seconds for which the published use of a front end is valid: its engine may have ended
 NOTICE_TRIES, NOTICE_AGAIN_S = 200, 0.02
 BODY = "rehearsal"
@@ -242,11 +241,11 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
                 self._lease(number[0])
                 complete = True
                 self.metrics.ended(times[0], len(ids), 1, fetched=False)
-                reply = _Reply(self, request, ids, answer(prompt_digest, 1, self._vocabulary.size), chat=chat)
+                reply = _Answer(self, request, ids, answer(prompt_digest, 1, self._vocabulary.size), chat=chat)
                 reply.cached_tokens = self._cached_tokens(times[0])
                 yield self._prefill_answer(request, reply, number[0], prefilled_s, prompt_digest)
                 return
-            reply = _Reply(self, request, ids, tokens, chat=chat)
+            reply = _Answer(self, request, ids, tokens, chat=chat)
             sent = 0
             while sent < served.output_tokens:
                 _, upto = await made.get()
@@ -310,7 +309,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
 
     # --- KV transfer --------------------------------------------------------------------------
 
-    def _prefill_answer(self, request: Any, reply: _Reply, number: int, prefilled_s: float, prompt_digest: str) -> Any:
+    def _prefill_answer(self, request: Any, reply: _Answer, number: int, prefilled_s: float, prompt_digest: str) -> Any:
         engine = self.core.engines[0]
         params = {
             "do_remote_prefill": True,
@@ -419,7 +418,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         self._leases[number] = asyncio.get_running_loop().call_later(wait_s, expire)
 
 
-class _Reply:
+class _Answer:
     """The OpenAI answer to one sequence. ``cached_tokens``: of its prompt; None: not in the usage."""
 
     def __init__(self, engine: SimulatedEngine, request: Any, ids: Sequence[int], tokens: list[int], *, chat: bool):

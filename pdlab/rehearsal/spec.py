@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment
-from pdlab.core.errors import UsageError
+from pdlab.core.errors import UsageError, reason_of
 from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.schema import Frozen, validate
 from pdlab.sim.hardware import Hardware
@@ -52,5 +52,5 @@ def read_spec() -> EngineSpec:
     try:
         text = Path(file).read_text(encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"{SPEC}={file}: cannot be read ({error.strerror}); launch again") from error
+        raise UsageError(f"{SPEC}={file}: cannot be read ({reason_of(error)}); launch again") from error
     return validate(EngineSpec, json.loads(text), where=file)

@@ -315,7 +315,12 @@ def _listeners(ports: list[int]) -> dict[str, str]:
     """Port -> name and id of the process that listens there, for processes that this one may inspect."""
     taken = {inode: str(port) for inode, (_, port) in _listening_sockets().items() if port in ports}
     holders = _holders(taken)
-    return {taken[inode]: f"{Path(words[0]).name}, process {pid}" for inode, (pid, words) in holders.items()}
+    return {taken[inode]: f"{_name(words)}, process {pid}" for inode, (pid, words) in holders.items()}
+
+
+def _name(words: list[str]) -> str:
+    """Short name of a process: its program, or the beginning of the code that an interpreter runs."""
+    return words[words.index("-c") + 1][:60] if "-c" in words[:-1] else Path(words[0]).name
 
 
 def open_ports() -> list[dict[str, Any]]:

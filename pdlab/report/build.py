@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +15,7 @@ from pdlab.analysis import goodput, loading, published_tables, ranking
 from pdlab.analysis.audit import rules
 from pdlab.analysis.audit.registry import AuditFinding
 from pdlab.analysis.crossovers import GroupCrossovers, group_crossovers
-from pdlab.analysis.curves import Curve, LevelCost, level_costs, own
+from pdlab.analysis.curves import Curve, LevelCost, level_costs, rankable
 from pdlab.analysis.goodput import SloRanking
 from pdlab.analysis.headline import Compared, compared
 from pdlab.analysis.ranking import BoundsRanking, Frontier, bounds_rankings, frontiers
@@ -24,12 +23,12 @@ from pdlab.analysis.ttft_parts import TtftParts
 from pdlab.analysis.view import View
 from pdlab.core.arguments import SLO_QUANTILE
 from pdlab.core.bounds import Bounds, parse_bounds
-from pdlab.core.commands import typed
+from pdlab.core.command_lines import command_line
 from pdlab.core.errors import UsageError
-from pdlab.core.findings import Finding
+from pdlab.core.findings import Finding, found
 from pdlab.core.workload import Replay, Slo, parse_slo
 from pdlab.report import replays, soaks, timelines, ttft_parts, whole_nodes
-from pdlab.report.load import ReportNote, Results
+from pdlab.report.load import Results
 from pdlab.report.replays import ReplayedLevel
 from pdlab.report.soaks import SoakRun
 from pdlab.report.timelines import Timeline
@@ -54,7 +53,7 @@ class Report:
     slo_rankings: tuple[SloRanking, ...] = ()
     price_per_gpu_hour: float | None = None
     remarks: tuple[str, ...] = ()
-    notes: tuple[ReportNote, ...] = ()
+    notes: tuple[Finding, ...] = ()
     soaks: tuple[SoakRun, ...] = ()
     timelines: tuple[Timeline, ...] = ()
     replays: tuple[ReplayedLevel, ...] = ()
@@ -108,7 +107,7 @@ class Report:
     @property
     def doubts(self) -> tuple[str, ...]:
         """Why the figures themselves may be wrong; to be shown wherever the figures are."""
-        return tuple(note.text for note in self.notes if note.code == "audit")
+        return tuple(note.text for note in self.notes if note.code == "plot_audited")
 
 
 def build_report(
@@ -149,7 +148,7 @@ def build_report(
     if not shown:
         raise UsageError(f"--per-role {view.role}: no experiment has {view.role} GPUs of its own; leave it out")
     view = _known_view(shown, view, notes)
-    ranking.require_latency(own(shown), view)
+    ranking.require_latency(rankable(shown), view)
     notes += _audit_note(results)
     labelled = results.labelled
     return Report(
@@ -165,7 +164,11 @@ def build_report(
         soaks=tuple(soaks.held(labelled)),
         timelines=tuple(timelines.moving(labelled)),
         replays=tuple(replays.replays(labelled, asked, simulated)),
-        parts=tuple(each for each in ttft_parts.told(labelled) if each.label in {curve.label for curve in shown}),
+        parts=tuple(
+            each
+            for each in ttft_parts.levels_with_timelines(labelled)
+            if each.label in {curve.label for curve in shown}
+        ),
     )
 
 
@@ -175,33 +178,33 @@ def bounds_of_files(results: Results, view: View) -> list[Bounds]:
     return list(dict.fromkeys(parse_bounds(each.text, view.statistic, f"{each.folder}, at:") for each in entries))
 
 
-def _curves(results: Results, published: Sequence[Path], notes: list[ReportNote]) -> list[Curve]:
+def _curves(results: Results, published: Sequence[Path], notes: list[Finding]) -> list[Curve]:
     """The measured curves, one for each measurement, and the published ones."""
     every = analysis.curves(results.experiments, [each.requests for each in results.loaded])
     kept = analysis.drawn_once(every)
     if len(kept) < len(every):
         names = [curve.label for curve in kept if curve not in every]
-        notes.append(ReportNote("drawn-once", f"identical results are drawn once: {'; '.join(names)}"))
+        notes.append(found("drawn_once", names="; ".join(names)))
     measured = [whole_nodes.counted(curve) for curve in kept]
     return [*measured, *(curve for path in published for curve in published_tables.load(path))]
 
 
-def _known_view(curves: Sequence[Curve], view: View, notes: list[ReportNote]) -> View:
+def _known_view(curves: Sequence[Curve], view: View, notes: list[Finding]) -> View:
     """The view, with a latency that some level has, as far as the view leaves that open."""
     fixed = view.model_fields_set
     modes = ["token"] if view.use_interactivity else ["token", "first_token"]
     for mode in [view.latency_mode] if "latency_mode" in fixed else modes:
         for statistic in [view.statistic] if "statistic" in fixed else [view.statistic, "mean"]:
             other = view.model_copy(update={"latency_mode": mode, "statistic": statistic})
-            if ranking.drawn_points(own(curves), other):
+            if ranking.drawn_points(rankable(curves), other):
                 if other != view:
                     lacks, has = (f"{each.statistic} of {each.latency_name}" for each in (view, other))
-                    notes.append(ReportNote("other-latency", f"no level has the {lacks}: the {has} is shown"))
+                    notes.append(found("other_latency", lacks=lacks, has=has))
                 return other
     return view
 
 
-def _audit_note(results: Results) -> list[ReportNote]:
+def _audit_note(results: Results) -> list[Finding]:
     """A note if the audit finds something in these folders that makes a plot of them wrong."""
     paths = results.folders.experiments
     hashes = loading.hashes(results.loaded)
@@ -214,6 +217,5 @@ def _audit_note(results: Results) -> list[ReportNote]:
         return []
     kinds = ", ".join(dict.fromkeys(finding.kind for finding in findings))
     few = len(paths) <= 4
-    named, more = (shlex.join(map(str, paths)), "") if few else ("DIR...", " with these folders")
-    text = f"the audit has findings that make a plot of these folders wrong ({kinds}): "
-    return [ReportNote("audit", f"{text}{typed('viz', '--audit')} {named}{more} lists them")]
+    line = command_line("viz", audit=paths if few else ("DIR...",))
+    return [found("plot_audited", kinds=kinds, command=line if few else f"{line} with these folders")]

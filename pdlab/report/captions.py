@@ -6,20 +6,20 @@ import textwrap
 from collections.abc import Sequence
 
 from pdlab.analysis.comparable import groups, models_text, workloads_text
-from pdlab.analysis.curves import Curve, configuration, own, shared_settings
+from pdlab.analysis.curves import Curve, configuration, rankable, shared_settings
 from pdlab.analysis.view import View
 from pdlab.core import text as core_text
-from pdlab.core.rendering import said
+from pdlab.core.rendering import macro
 from pdlab.report import tables
+from pdlab.report.section import WORDS
 from pdlab.results.curve_names import PLAIN
 
 MAX_FOOTNOTES = 12
-WORDS = tables.ASSETS / "words.txt"
 
 
 def title(curves: Sequence[Curve], view: View) -> str:
     """Models, shared settings, and lengths."""
-    measured = own(curves)
+    measured = rankable(curves)
     workloads = dict.fromkeys(workloads_text(group.curves) for group in groups(measured, view))
     lengths = f"{core_text.listed(list(workloads))} tokens (input:output)"
     shared = shared_settings(measured)
@@ -30,12 +30,12 @@ def title(curves: Sequence[Curve], view: View) -> str:
 
 def subtitle(curves: Sequence[Curve], view: View) -> str:
     """The meaning of numbers, rings, thin lines and crosses."""
-    return said(
+    return macro(
         WORDS,
         "subtitle",
         per=("per " if view.normalized else "") + tables.node_name(curves, view),
         several=len(groups(curves, view)) > 1,
-        several_kinds=len({point.kind for curve in own(curves) for point in curve.points}) > 1,
+        several_kinds=len({point.kind for curve in rankable(curves) for point in curve.points}) > 1,
         thin=any(len(curve.lines()) > 1 for curve in curves),
         invalid=any(not point.valid for curve in curves for point in curve.points),
     )
@@ -48,10 +48,10 @@ def usual_footnotes(curves: Sequence[Curve], view: View) -> list[str]:
 
 def _glossary(curves: Sequence[Curve], view: View) -> list[str]:
     """The terms of this picture, for new readers. One deployment of each kind explains the notation."""
-    kinds = {tuple(c.deployment.pools): c.deployment for c in reversed(own(curves)) if c.deployment}
+    kinds = {tuple(c.deployment.pools): c.deployment for c in reversed(rankable(curves)) if c.deployment}
     examples = [(configuration(each), each.pools) for each in reversed(kinds.values())]
-    on_cpus = any(curve.gpus.device == "cpu" for curve in own(curves))
-    return said(
+    on_cpus = any(curve.gpus.device == "cpu" for curve in rankable(curves))
+    return macro(
         WORDS, "glossary", view.statistic == "p50", examples, ("prefill", "decode") in kinds, on_cpus
     ).splitlines()
 

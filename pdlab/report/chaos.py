@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
@@ -17,12 +16,13 @@ from pdlab.analysis.chaos import (
     throughput,
     total,
 )
-from pdlab.core.rendering import said
+from pdlab.core.rendering import macro
 from pdlab.report.figure import DASH_DOT, DASHED, DOTTED, Dashes, Figure, Line, Span, line_panel, stacked, steps
+from pdlab.report.section import ASSETS
 from pdlab.report.style import HUES
 from pdlab.results.chaos import REQUEST_OUTCOMES, Chaos, ChaosRequest, ChaosRun, RequestOutcome
 
-WORDS = Path(__file__).parent / "assets" / "chaos.txt"
+WORDS = ASSETS / "chaos.txt"
 COLORS: dict[RequestOutcome, str] = {
     "right": HUES[0],
     "error": HUES[4],
@@ -55,7 +55,7 @@ def text(chaos: Chaos) -> str:
 
 def title(chaos: Chaos) -> str:
     """One line on the run."""
-    return said(WORDS, "title", chaos.run, chaos.manifest.rehearsal)
+    return macro(WORDS, "title", chaos.run, chaos.manifest.rehearsal)
 
 
 def table(chaos: Chaos) -> str:
@@ -67,7 +67,9 @@ def table(chaos: Chaos) -> str:
     for fault in chaos.faults:
         if fault.outcome != "injected":
             skipped.setdefault(fault.kind, []).append(fault.outcome)
-    return said(WORDS, "table", kinds, [(name, each[0], len(each)) for name, each in skipped.items()], REQUEST_OUTCOMES)
+    return macro(
+        WORDS, "table", kinds, [(name, each[0], len(each)) for name, each in skipped.items()], REQUEST_OUTCOMES
+    )
 
 
 class ChaosFacts(NamedTuple):
@@ -101,7 +103,7 @@ def lines(chaos: Chaos) -> list[str]:
         counters={name: value for name, value in chaos.run.counters.items() if value},
         memory=memory_change(chaos.samples),
     )
-    return said(WORDS, "lines", facts).splitlines()
+    return macro(WORDS, "lines", facts).splitlines()
 
 
 def figure(chaos: Chaos) -> Figure:
@@ -147,4 +149,4 @@ def _parts(chaos: Chaos) -> list[str]:
 def fault_list(chaos: Chaos) -> str:
     """Every fault: its number in the picture, its time, its targets, and the recovery."""
     took = {each.fault.number: each.recovery_s for each in fault_outcomes(chaos)}
-    return said(WORDS, "faults", [(fault, took.get(fault.number)) for fault in chaos.faults])
+    return macro(WORDS, "faults", [(fault, took.get(fault.number)) for fault in chaos.faults])

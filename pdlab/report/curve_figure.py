@@ -14,12 +14,12 @@ from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from pdlab.analysis.comparable import groups
-from pdlab.analysis.curves import METRICS, Curve, Point, Rate, own
+from pdlab.analysis.curves import Curve, Point, Rate, rankable
 from pdlab.analysis.intervals import Estimate
 from pdlab.analysis.ranking import pareto
 from pdlab.analysis.view import View
 from pdlab.core import text as core_text
-from pdlab.core.bounds import Metric, Statistic
+from pdlab.core.bounds import METRICS, Metric, Statistic
 from pdlab.core.workload import LoadKind
 from pdlab.report import captions, tables
 from pdlab.report.build import Report
@@ -324,7 +324,7 @@ class _Builder:
     def __post_init__(self) -> None:
         curves, view = self.curves, self.view
         self.levels = [(i, curve, point) for i, curve in enumerate(curves) for point in curve.points]
-        self.kinds = [kind for kind in LOAD_AXES if any(kind in curve.lines() for curve in own(curves))]
+        self.kinds = [kind for kind in LOAD_AXES if any(kind in curve.lines() for curve in rankable(curves))]
         named = {name: {id(each) for each in members} for name, members in named_groups(curves, view)}
         self.groups_of = [tuple(n for n in named if id(curve) in named[n]) or (curve.workload,) for curve in curves]
         self.group_names = tuple(dict.fromkeys([*named, *chain(*self.groups_of)]))
@@ -458,19 +458,19 @@ class _Builder:
         )
 
     def _tables(self, curve: Curve, point: Point, statistics: Sequence[Statistic]) -> tuple[TextTable, TextTable]:
-        def told(estimate: Estimate | None) -> str:
+        def shown(estimate: Estimate | None) -> str:
             return tables.figure(estimate, self.view.confidence)
 
         known = [each for each in statistics if any(point.ms(metric, each) is not None for metric in METRICS)]
         latencies = [
-            (metric.upper(), *(told(point.ms_estimate(metric, each)) for each in known))
+            (metric.upper(), *(shown(point.ms_estimate(metric, each)) for each in known))
             for metric in METRICS
             if any(point.ms(metric, each) is not None for each in known)
         ]
         rates = [
             (
                 _rate_name(rate).removesuffix("/s"),
-                *(told(point.rate_estimate(rate).scaled(curve.scale(view))) for view, _ in self.views.values()),
+                *(shown(point.rate_estimate(rate).scaled(curve.scale(view))) for view, _ in self.views.values()),
             )
             for rate in tables.RATES
         ]

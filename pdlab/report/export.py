@@ -142,15 +142,15 @@ def _json(content: Any) -> bytes:
     return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
 
 
-class _MeanTokens(NamedTuple):
+class _RequestTokens(NamedTuple):
     """Mean input and output tokens of a request."""
 
     input: float
     output: float
 
 
-def _mean_tokens(whole: Summary) -> _MeanTokens:
-    return _MeanTokens(
+def _mean_tokens(whole: Summary) -> _RequestTokens:
+    return _RequestTokens(
         whole.input_tokens_per_s * whole.duration_s / whole.completed,
         whole.output_tokens_per_s * whole.duration_s / whole.completed,
     )

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from pdlab.analysis.comparable import groups, workloads_text
-from pdlab.analysis.curves import Curve, own
+from pdlab.analysis.curves import Curve, rankable
 from pdlab.analysis.ranking import frontiers
 from pdlab.analysis.view import View
 
@@ -25,7 +25,7 @@ def highlighted(curves: Sequence[Curve], view: View, best: Sequence[str] = ()) -
 
     ``best``: labels that answer latency bounds; they come first.
     """
-    if len(own(curves)) <= MOST_ALIKE:
+    if len(rankable(curves)) <= MOST_ALIKE:
         return None
     chosen: list[str] = []
     for group in groups(curves, view):
@@ -57,4 +57,4 @@ def named_groups(curves: Sequence[Curve], view: View) -> list[tuple[str, tuple[C
 def panels(curves: Sequence[Curve], view: View) -> list[tuple[str, tuple[Curve, ...]]]:
     """(name, curves) of every panel of throughput against latency: one, or with many curves one for each group."""
     found = named_groups(curves, view)
-    return found if len(found) > 1 and len(own(curves)) > MOST_TOGETHER else [("", tuple(curves))]
+    return found if len(found) > 1 and len(rankable(curves)) > MOST_TOGETHER else [("", tuple(curves))]

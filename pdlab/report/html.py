@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from pdlab.analysis.audit.registry import AuditFinding
 from pdlab.analysis.comparable import groups, models_text
-from pdlab.analysis.curves import Curve, Point, own
+from pdlab.analysis.curves import Curve, Point, rankable
 from pdlab.analysis.headline import Compared, Headline, OtherPairs, PairComparison, compared
 from pdlab.analysis.loading import Loaded
 from pdlab.analysis.ranking import bounds_rankings
@@ -31,13 +31,13 @@ from pdlab.report import text as report_text
 from pdlab.report.build import Report
 from pdlab.report.curve_figure import of_report
 from pdlab.report.replays import ReplayedLevel
+from pdlab.report.section import ASSETS, WORDS
 from pdlab.report.tuning import baseline_text
 from pdlab.results.chaos import Chaos
 from pdlab.results.schema import ExperimentRecord, Manifest, Run
 from pdlab.results.store import read_record
 
 BY_A_PROGRAM = "pdlab.write_html(...)"
-ASSETS = Path(__file__).parent / "assets"
 LATENCY_COLUMNS: tuple[tuple[Literal["ttft", "tpot", "e2el"], str], ...] = (
     ("ttft", "p50"),
     ("ttft", "p99"),
@@ -84,7 +84,7 @@ def render(report: Report, command: str, *, log_latency: bool | None = None) -> 
         node=tables.node_name(curves, view),
         node_always=tables.node_name(curves, _per_node(view)),
         parts=list(_compared_groups(report)),
-        say=Macros(verdicts.WORDS),
+        say=Macros(WORDS),
         no_bound=verdicts.NO_BOUND,
         view=view,
         figure=lambda estimate: tables.figure(estimate, view.confidence),
@@ -184,7 +184,7 @@ def _page_facts(curves: Sequence[Curve], manifests: Sequence[Manifest]) -> PageF
     days = sorted({manifest.started_at[:10] for manifest in manifests if manifest.started_at})
     origins = dict.fromkeys(f"{each.origin}{' (rehearsed)' if each.rehearsal else ''}" for each in manifests)
     return PageFacts(
-        models=models_text(own(curves)),
+        models=models_text(rankable(curves)),
         shared=tables.shared_text(curves),
         workloads=list(dict.fromkeys(curve.workload for curve in curves)),
         experiments=len(curves) - published,

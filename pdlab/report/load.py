@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 from pdlab.analysis import loading
-from pdlab.analysis.curves import METRICS, gpus_of, short_labels
+from pdlab.analysis.curves import gpus_of, short_labels
 from pdlab.analysis.intervals import carried
 from pdlab.analysis.loading import Loaded
-from pdlab.core.bounds import Statistic
+from pdlab.core.bounds import METRICS, Statistic
 from pdlab.core.errors import UsageError
+from pdlab.core.findings import CODES, Finding, found
 from pdlab.core.output_paths import distinct
 from pdlab.core.text import choices, listed
 from pdlab.core.workload import Open, Ramp
@@ -23,15 +24,7 @@ from pdlab.results.published_folders import result_files
 from pdlab.results.schema import Experiment, Run
 from pdlab.results.store import experiment_folders, record_notes, searched
 
-NoteCode = Literal["unfinished", "stopped", "tuning", "several-curves", "drawn-once", "other-latency", "audit"]
 Row = dict[str, str | float | bool | None]
-
-
-class ReportNote(NamedTuple):
-    """A caveat for the reader of the figures. ``code``: its kind; ``text``: in words."""
-
-    code: NoteCode
-    text: str
 
 
 class ResultFolders(NamedTuple):
@@ -44,7 +37,7 @@ class ResultFolders(NamedTuple):
     given: tuple[Path, ...]
     experiments: tuple[Path, ...]
     faults: tuple[Path, ...]
-    notes: tuple[ReportNote, ...]
+    notes: tuple[Finding, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +61,7 @@ class Results:
         return list(zip(short_labels(self.experiments), self.loaded, strict=True))
 
     @property
-    def notes(self) -> tuple[ReportNote, ...]:
+    def notes(self) -> tuple[Finding, ...]:
         """On the folders, and on their contents."""
         return (*self.folders.notes, *_several_curves(self.loaded))
 
@@ -109,8 +102,8 @@ def find(folders: Sequence[Path], flag: str) -> ResultFolders:
             (faults if chaos_results.is_chaos(folder) else given).append(folder)
     distinct(faults, flag)
     experiments = distinct(experiment_folders(given), flag)
-    notes = [ReportNote(*note) for folder in given for note in record_notes(folder).items()]
-    notes.sort(key=lambda note: get_args(NoteCode).index(note.code))
+    notes = [note for folder in given for note in record_notes(folder)]
+    notes.sort(key=lambda note: [*CODES].index(note.code))
     return ResultFolders(tuple(given), tuple(experiments), tuple(faults), tuple(notes))
 
 
@@ -162,13 +155,12 @@ def _is_called(path: Path, name: str) -> bool:
     return ends or Path(name).resolve() == path.resolve()
 
 
-def _several_curves(loaded: Sequence[Loaded]) -> Iterator[ReportNote]:
+def _several_curves(loaded: Sequence[Loaded]) -> Iterator[Finding]:
     """Folders that hold several curves, and which."""
     for folder in dict.fromkeys(each.folder for each in loaded):
         parts = [each.experiment.part for each in loaded if each.folder == folder]
         if len(parts) > 1:
-            text = f"{folder} holds {len(parts)} curves, its files differ in more than their load: {listed(parts)}"
-            yield ReportNote("several-curves", text)
+            yield found("several_curves", folder=str(folder), curves=len(parts), parts=listed(parts))
 
 
 def _row(label: str, source: Loaded, run: Run) -> Row:

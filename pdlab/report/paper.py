@@ -14,12 +14,13 @@ from pdlab.core.errors import StoreError, WriteError
 from pdlab.core.files import replace
 from pdlab.report.figure import Axis, Block, Figure, Line, PlotPanel
 from pdlab.report.label_layout import Box, along, around, fit
+from pdlab.report.section import ASSETS
 from pdlab.report.style import INK, SOFT, lightness
 
 FRONTIER, SHADE = "#fbeeb0", "#bbbbbb"
 DARK, LIGHT, HALF = "#111111", "#ffffff", 55.0  # texts on blocks; CIE L* of their colours
 NARROW = 8.0  # times the low end of an axis
-STYLE_FILE = Path(__file__).parent / "assets" / "pdlab.mplstyle"
+STYLE_FILE = ASSETS / "pdlab.mplstyle"
 TICK_SIZE, GROUP_SIZE, PANEL_TITLE_SIZE = 7.0, 6.5, 8.0  # points
 GROUP_CHARS_PER_IN, LEAST_GROUP_CHARS = 16.5, 6
 

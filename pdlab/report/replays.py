@@ -18,11 +18,11 @@ from pdlab.analysis.replays import LAST_TURN, LENGTH_STEP, ReplayFacts, TimesOfS
 from pdlab.analysis.ttft_parts import TtftParts
 from pdlab.core.errors import UsageError
 from pdlab.core.findings import Finding
-from pdlab.core.rendering import said
+from pdlab.core.rendering import macro
 from pdlab.core.workload import Replay, Slo
 from pdlab.report import timelines
 from pdlab.report.figure import DASHED, DOTTED, Figure, Line, PlotPanel, line_panel, stacked
-from pdlab.report.section import Section
+from pdlab.report.section import ASSETS, Section
 from pdlab.report.style import HUES
 from pdlab.results.published_folders import load_experiment
 from pdlab.results.schema import RequestRecord, Run
@@ -31,7 +31,7 @@ from pdlab.results.store import Store
 
 SHOWN = ("p50", "p90", "p99")
 OF_CLASSES = ("p50", "p90")
-WORDS = Path(__file__).parent / "assets" / "replays.txt"
+WORDS = ASSETS / "replays.txt"
 MOST = 4  # of one picture of classes
 
 
@@ -162,7 +162,7 @@ def section(each: ReplayedLevel) -> Section:
     within = [(bounds_of_one(found.slo), found) for found in facts.within]
     figures = list(figure_rows(facts, simulated)) if simulated else []
     rows = list(class_rows(facts, simulated))
-    return Section(said(WORDS, "title", each), said(WORDS, "body", facts, within, figures, rows, bool(simulated)))
+    return Section(macro(WORDS, "title", each), macro(WORDS, "body", facts, within, figures, rows, bool(simulated)))
 
 
 def figure_rows(measured: ReplayFacts, simulated: ReplayFacts) -> Iterator[FigureRow]:

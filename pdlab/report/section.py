@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
+
+ASSETS = Path(__file__).parent / "assets"
+WORDS = ASSETS / "words.txt"
 
 
 class Section(NamedTuple):

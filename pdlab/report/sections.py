@@ -12,13 +12,13 @@ from pdlab.analysis.goodput import SloRanking, goodput_at, share_at
 from pdlab.analysis.ttft_breakdown import PARTS
 from pdlab.analysis.view import View
 from pdlab.core.bounds import Bounds
-from pdlab.core.rendering import said
+from pdlab.core.rendering import macro
 from pdlab.report import tables
-from pdlab.report.section import Section
+from pdlab.report.section import ASSETS, Section
 from pdlab.report.verdicts import LOOPS, SERVED, lead_factor
 from pdlab.results.slo import bounds_text
 
-SECTIONS = tables.ASSETS / "sections.txt"
+SECTIONS = ASSETS / "sections.txt"
 
 
 class SectionFacts(tables.TableFacts):
@@ -28,7 +28,7 @@ class SectionFacts(tables.TableFacts):
 
 
 def _section(name: str, *facts: Any) -> Section:
-    title, _, body = said(SECTIONS, name, *facts).partition("\n")
+    title, _, body = macro(SECTIONS, name, *facts).partition("\n")
     return Section(title, body)
 
 

@@ -7,16 +7,21 @@ from typing import Literal, NamedTuple
 
 from pdlab.analysis.loading import Loaded
 from pdlab.core import text as core_text
+from pdlab.core.rendering import macro
 from pdlab.report.figure import DASHED, Figure, Line, PlotPanel, line_panel, stacked
-from pdlab.report.section import Section
+from pdlab.report.section import WORDS, Section
 from pdlab.report.style import HUES
-from pdlab.results.schema import Distribution, Run, SoakWindow
-from pdlab.results.soak import changes
+from pdlab.results.schema import Distribution, Run, Soak, SoakWindow
 
 ROWS = 20  # most rows of a table; longer soaks show every second minute, and so on
 SoakMetric = Literal["tpot", "ttft"]
 METRICS: tuple[SoakMetric, ...] = ("tpot", "ttft")
 STATISTICS = ("p50", "p95")
+
+
+def changes(soak: Soak) -> str:
+    """How each latency changed, in words."""
+    return macro(WORDS, "soak_changes", soak)
 
 
 class SoakRun(NamedTuple):

@@ -6,19 +6,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 from pdlab.analysis.comparable import incomparable, length_notes
-from pdlab.analysis.curves import Curve, Point, Rate, own, shared_settings
+from pdlab.analysis.curves import Curve, Point, Rate, rankable, shared_settings
 from pdlab.analysis.intervals import Estimate, requests_for
 from pdlab.analysis.ranking import FrontierPoint, LevelKey, frontier_points, level_key, order_changes
 from pdlab.analysis.view import View
 from pdlab.core.bounds import Metric, Statistic
 from pdlab.core.gpu_count import Count, other_count
-from pdlab.core.rendering import said
+from pdlab.core.rendering import macro
 from pdlab.core.text import number
+from pdlab.report.section import ASSETS
 
-ASSETS = Path(__file__).parent / "assets"
 TABLES = ASSETS / "tables.txt"
 LATENCIES: tuple[Metric, ...] = ("ttft", "tpot", "e2el")
 RATES: tuple[Rate, ...] = ("requests", "input", "output", "total")
@@ -28,7 +27,11 @@ def render(curves: Sequence[Curve], view: View) -> str:
     """Every table and note, as printed; ends without a newline."""
     shown = TableFacts(curves, view)
     per_node = TableFacts(curves, view.model_copy(update={"normalized": True}))
-    found = [said(TABLES, "experiments", shown), said(TABLES, "raw", shown), said(TABLES, "per_node", per_node)]
+    found = [
+        macro(TABLES, "experiments", shown),
+        macro(TABLES, "raw", shown),
+        macro(TABLES, "per_node", per_node),
+    ]
     return "\n\n".join(filter(None, [*found, "\n".join([*notes(curves, view), *tail_notes(curves)])]))
 
 
@@ -111,7 +114,7 @@ class NoteFacts:
 
     @cached_property
     def _points(self) -> list[Point]:
-        return [point for curve in own(self.curves) for point in curve.points]
+        return [point for curve in rankable(self.curves) for point in curve.points]
 
     @property
     def levels(self) -> int:
@@ -137,13 +140,13 @@ class NoteFacts:
 
     @property
     def rehearsed(self) -> list[str]:
-        return [curve.label for curve in own(self.curves) if curve.rehearsed]
+        return [curve.label for curve in rankable(self.curves) if curve.rehearsed]
 
     @property
     def partial(self) -> list[str]:
         if not self.view.normalized or self.view.role != "all":
             return []
-        sizes = [(c.label, c.gpus.total, c.gpus.whole) for c in own(self.curves)]
+        sizes = [(c.label, c.gpus.total, c.gpus.whole) for c in rankable(self.curves)]
         return [f"{label} ({total} of {whole:.3g})" for label, total, whole in sizes if whole and whole > total]
 
     @property
@@ -169,27 +172,29 @@ class NoteFacts:
 
     @property
     def fresh(self) -> list[tuple[str, list[str]]]:
-        loads = [(c.label, [point.load for point in c.points if point.fresh], len(c.points)) for c in own(self.curves)]
+        loads = [
+            (c.label, [point.load for point in c.points if point.fresh], len(c.points)) for c in rankable(self.curves)
+        ]
         return [(label, [] if len(fresh) == every else fresh) for label, fresh, every in loads if fresh]
 
 
 def notes(curves: Sequence[Curve], view: View, *, exclusions: bool = True) -> list[str]:
     """Notes on a comparison: windows, repeats, workloads, invalid levels. ``exclusions``: also why repeats are left
     out."""
-    return said(TABLES, "notes", NoteFacts(curves, view), exclusions).splitlines()
+    return macro(TABLES, "notes", NoteFacts(curves, view), exclusions).splitlines()
 
 
 def tail_notes(curves: Sequence[Curve]) -> list[str]:
     """How many requests a percentile takes, if some repeats had too few for it."""
-    points = [point for curve in own(curves) for point in curve.points]
+    points = [point for curve in rankable(curves) for point in curve.points]
     had = dict.fromkeys(s for p in points for each in p.samples for values in each.latency_ms.values() for s in values)
     scarce = sorted(statistic for statistic in had if not all(point.carries(statistic) for point in points))
-    return said(TABLES, "tails", [f"{each} takes {requests_for(each)}" for each in scarce]).splitlines()
+    return macro(TABLES, "tails", [f"{each} takes {requests_for(each)}" for each in scarce]).splitlines()
 
 
 def load_name(point: Point) -> str:
     """``concurrency 4``, ``7.5 requests/s``."""
-    return said(TABLES, "load_name", point)
+    return macro(TABLES, "load_name", point)
 
 
 def shared_text(curves: Sequence[Curve]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pdlab.analysis.curves import own
+from pdlab.analysis.curves import rankable
 from pdlab.report import chaos as chaos_report
 from pdlab.report import replays, sections, soaks, tables, timelines, ttft_parts, verdicts
 from pdlab.report.build import Report
@@ -43,8 +43,8 @@ def further_sections(report: Report) -> Iterator[Section]:
     yield from (sections.crossover_section(each, view) for each in report.crossovers)
     if report.parts:
         yield ttft_parts.section(report.parts)
-    told = {each.label for each in report.parts}
-    if (split := sections.split_section([curve for curve in curves if curve.label not in told])) is not None:
+    with_timelines = {each.label for each in report.parts}
+    if (split := sections.split_section([curve for curve in curves if curve.label not in with_timelines])) is not None:
         yield split
     if report.price_per_gpu_hour is not None:
         yield sections.cost_section(report.costs, curves, view, report.price_per_gpu_hour, report.at)
@@ -76,6 +76,6 @@ def verdict_text(report: Report) -> str:
     lines = [verdicts.headline(curves, view, report.comparison)]
     for answers in report.bounds_rankings:
         lines += map(str, verdicts.bound_answers(answers, curves, view))
-    if not report.at and len(own(curves)) > 1:
+    if not report.at and len(rankable(curves)) > 1:
         lines.append(verdicts.NO_BOUND)
     return "\n".join([*lines, *slo_sentences(report), *(each.text for each in report.replay_verdicts)])

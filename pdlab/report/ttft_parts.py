@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 from pdlab.analysis.loading import Loaded
 from pdlab.analysis.ttft_parts import PartsAround, SlowRequest, TtftParts, shown_parts, ttft_parts
-from pdlab.core.rendering import said
+from pdlab.core.rendering import macro
 from pdlab.core.text import number
-from pdlab.report import tables
 from pdlab.report.figure import Axis, Block, Figure, PlotPanel
-from pdlab.report.section import Section
+from pdlab.report.section import ASSETS, Section
 from pdlab.results.store import MANIFEST, Store
 from pdlab.results.timeline import PARTS
 
@@ -65,7 +64,7 @@ class PartsPictures(NamedTuple):
         return self.loads._replace(rows=[loads, slowest[:MOST_CURVES]], width_in=width)
 
 
-def told(labelled: Sequence[tuple[str, Loaded]]) -> list[TtftParts]:
+def levels_with_timelines(labelled: Sequence[tuple[str, Loaded]]) -> list[TtftParts]:
     """Of every load of these experiments whose timelines were kept. Raises StoreError."""
     levels = []
     for label, (folder, experiment, *_) in labelled:
@@ -91,7 +90,7 @@ def section(levels: Sequence[TtftParts]) -> Section:
     """Parts by curve, load and percentile, in ms, and the largest part of each curve at its highest load."""
     names = shown_parts(levels)
     rows = [_row(level, around, names) for level in levels for around in (*level.around, level.mean)]
-    text = said(tables.ASSETS / "sections.txt", "ttft_parts", rows, names, levels, sentences(levels))
+    text = macro(ASSETS / "sections.txt", "ttft_parts", rows, names, levels, sentences(levels))
     title, _, body = text.partition("\n")
     return Section(title, body)
 

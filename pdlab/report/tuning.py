@@ -7,12 +7,11 @@ from typing import Any
 
 from pdlab.analysis.curves import Curve
 from pdlab.analysis.headline import Headline
-from pdlab.core.rendering import said
+from pdlab.core.rendering import macro
 from pdlab.core.text import plain
-from pdlab.report import tables
+from pdlab.report.section import WORDS
 from pdlab.results.schema import TriedSettings, Tuning
 
-WORDS = tables.ASSETS / "words.txt"
 OWN = "the experiment's own settings"
 
 
@@ -32,7 +31,7 @@ def baseline_text(headline: Headline, curves: Sequence[Curve]) -> str | None:
     for pool in reference.deployment.pools.values():
         settings |= pool.engine_kwargs
     tuned = tuning_text(reference.tuning) if reference.tuning else None
-    return said(WORDS, "baseline", reference, tuned, settings_text(settings) if settings else None)
+    return macro(WORDS, "baseline", reference, tuned, settings_text(settings) if settings else None)
 
 
 def tuning_text(tuning: Tuning) -> str:
@@ -43,7 +42,7 @@ def tuning_text(tuning: Tuning) -> str:
     """
     grid = [f"{knob} {', '.join(str(_value(v)) for v in values)}" for knob, values in tuning.grid.items()]
     known = [tried for tried in tuning.tried if tried.tokens_per_s is not None]
-    return said(WORDS, "tuned", tuning, known, grid, settings_text)
+    return macro(WORDS, "tuned", tuning, known, grid, settings_text)
 
 
 def tried_text(tried: TriedSettings) -> str:

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pdlab.analysis.comparable import COMPARED_LOADS, groups, incomparable
-from pdlab.analysis.curves import Curve, own
+from pdlab.analysis.curves import Curve, rankable
 from pdlab.analysis.goodput import SloRanking
 from pdlab.analysis.headline import Compared, EqualLatency, Matrix, PairComparison, compared
 from pdlab.analysis.intervals import Comparison, is_tail, requests_for
 from pdlab.analysis.ranking import BoundsRanking, Ranked
 from pdlab.analysis.view import View
 from pdlab.core import text
-from pdlab.core.rendering import said
+from pdlab.core.rendering import macro
 from pdlab.core.text import ROUNDING, percent, plain
 from pdlab.report import tables
+from pdlab.report.section import WORDS
 from pdlab.report.tuning import baseline_text
 from pdlab.results.slo import bounds_text
 
-WORDS = Path(__file__).parent / "assets" / "words.txt"
 SERVED = {
     "open": ("goodput of open loops", "at request rates"),
     "closed": ("capacity of closed loops", "in closed loops"),
@@ -47,21 +46,21 @@ AnswerCode = Literal[
 def headline(curves: Sequence[Curve], view: View, whole: Compared | None = None) -> str:
     """The whole curves compared, three lines for each deployment; or why they cannot be. ``whole``: their comparison,
     if known."""
-    if not any(point.valid for curve in own(curves) for point in curve.points):
+    if not any(point.valid for curve in rankable(curves) for point in curve.points):
         return "No valid level to compare."
-    if len(own(curves)) < 2:
-        return f"Only {own(curves)[0].label}: nothing to compare."
+    if len(rankable(curves)) < 2:
+        return f"Only {rankable(curves)[0].label}: nothing to compare."
     whole = compared(curves, view) if whole is None else whole
     texts = [matrix_text(each, view) for each in whole.matrices]
     spelled = whole.spelled()
     for block in spelled.headlines:
         lines = [figure_lines(each, curves, view) for each in block.comparisons]
-        texts.append(said(WORDS, "headline", block, lines, baseline_text(block, curves)))
+        texts.append(macro(WORDS, "headline", block, lines, baseline_text(block, curves)))
     for pairs in spelled.pairs:
         shown = pairs.comparisons[:MOST_PAIRS]
         lines = [figure_lines(each, curves, view) for each in shown]
-        texts.append(said(WORDS, "pairs", pairs, shown, lines, LOOPS[pairs.kind]))
-    return "\n\n".join(filter(None, [*texts, said(WORDS, "apart", apart(whole, curves, view))]))
+        texts.append(macro(WORDS, "pairs", pairs, shown, lines, LOOPS[pairs.kind]))
+    return "\n\n".join(filter(None, [*texts, macro(WORDS, "apart", apart(whole, curves, view))]))
 
 
 class MatrixCell(NamedTuple):
@@ -131,7 +130,7 @@ def _latency_cell(each: EqualLatency, view: View) -> MatrixCell:
 
 def matrix_text(matrix: Matrix, view: View) -> str:
     """Every curve of a group over every other, as tables whose columns have the numbers of their rows."""
-    return "\n\n".join(said(WORDS, "matrix", table) for table in matrix_tables(matrix, view))
+    return "\n\n".join(macro(WORDS, "matrix", table) for table in matrix_tables(matrix, view))
 
 
 class NotCompared(NamedTuple):
@@ -146,7 +145,7 @@ class NotCompared(NamedTuple):
 
 def apart(whole: Compared, curves: Sequence[Curve], view: View) -> NotCompared:
     """Which of these curves are not compared, and why."""
-    kinds = {point.kind for curve in own(curves) for point in curve.points if point.valid}
+    kinds = {point.kind for curve in rankable(curves) for point in curve.points if point.valid}
     admitted = {curve.label for group in groups(curves, view) if len(group.curves) > 1 for curve in group.curves}
     return NotCompared(
         nothing_compared=not whole.headlines,
@@ -281,7 +280,7 @@ class BoundAnswer:
         ]
 
     def __str__(self) -> str:
-        return said(WORDS, "bounds_ranking", self)
+        return macro(WORDS, "bounds_ranking", self)
 
 
 def rate_name(curves: Sequence[Curve], view: View) -> str:
@@ -337,7 +336,7 @@ class SloAnswer:
 def slo_sentence(slo_ranking: SloRanking, curves: Sequence[Curve], view: View) -> str:
     """The configuration with the highest throughput within the SLO, its margin over the second, and the uncertainty."""
     rate = f"{view.throughput_metric} tokens/s per {tables.node_name(curves, view)}"
-    return said(WORDS, "slo", SloAnswer(slo_ranking, rate, tables.unit(curves)))
+    return macro(WORDS, "slo", SloAnswer(slo_ranking, rate, tables.unit(curves)))
 
 
 def has_no_scatter(ahead: Comparison) -> bool:

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from pydantic import Field, ValidationError
 
-from pdlab.core.errors import StoreError, WriteError
+from pdlab.core.errors import StoreError, WriteError, reason_of
 from pdlab.core.files import replace
 from pdlab.core.schema import Frozen, one_line, read_model
 from pdlab.results.schema import Manifest
@@ -160,7 +160,7 @@ def new_folder(parent: Path, label: str) -> Path:
         except FileExistsError:
             number += 1
         except OSError as error:
-            raise WriteError(f"{folder} cannot be made ({error.strerror or error}); give another --out") from error
+            raise WriteError(f"{folder} cannot be made ({reason_of(error)}); give another --out") from error
 
 
 def append(folder: Path, values: Iterable[ChaosRequest | InjectedFault | ChaosSample]) -> None:
@@ -171,7 +171,7 @@ def append(folder: Path, values: Iterable[ChaosRequest | InjectedFault | ChaosSa
             with path.open("a", encoding="utf-8") as file:
                 file.write(value.model_dump_json(exclude_defaults=True) + "\n")
         except OSError as error:
-            raise WriteError(f"{path} cannot be written ({error.strerror or error}): free disk space") from error
+            raise WriteError(f"{path} cannot be written ({reason_of(error)}): free disk space") from error
 
 
 def finish(folder: Path, run: ChaosRun, manifest: Manifest) -> None:

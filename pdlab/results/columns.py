@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import IO, TYPE_CHECKING, Any
 
-from pdlab.core.errors import WriteError
+from pdlab.core.errors import WriteError, reason_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -167,7 +167,7 @@ def said_when_full() -> Iterator[None]:
         yield
     except OSError as error:
         raise WriteError(
-            f"a temporary file in {tempfile.gettempdir()} cannot be written ({error.strerror or error}); free disk "
+            f"a temporary file in {tempfile.gettempdir()} cannot be written ({reason_of(error)}); free disk "
             "space there, or set TMPDIR to a folder on another disk"
         ) from error
 

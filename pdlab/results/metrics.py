@@ -66,6 +66,16 @@ class LoadWindow(NamedTuple):
         return arrived & ((requests.finish_s <= self.closes_s) | ~requests.ok)
 
 
+def student_t(probability: float, dof: float) -> float:
+    """Quantile of Student's t: the x with P(T <= x) = ``probability``, which is in (0, 1).
+
+    ``dof`` is above 0; infinity gives the normal distribution.
+    """
+    from scipy.special import stdtrit
+
+    return float(stdtrit(dof, probability))
+
+
 def percentile(ordered: Sequence[float] | Column, q: float) -> float:
     """The ``q``-th percentile (0 to 100) of sorted values, linear between neighbours (numpy's default)."""
     position = (len(ordered) - 1) * q / 100

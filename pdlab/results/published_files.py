@@ -180,7 +180,7 @@ def most_counted(concurrency: float, whole: Summary) -> float:
 
 def offered_rps(load: Load) -> float:
     """Mean rate at which an open loop sends; infinite for a closed loop."""
-    return load.rate_rps if isinstance(load, Open) else load.mean_rps if isinstance(load, Ramp) else math.inf
+    return load.mean_rps if isinstance(load, Open | Ramp) else math.inf
 
 
 def capped_at(load: Load, whole: Summary, *, limit: float | None, peak: float | None) -> float | None:

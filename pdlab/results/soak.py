@@ -33,11 +33,6 @@ NOTHING = 0.01  # so does any interval within this of 1
 MOST_ALIKE = 0.8  # upper limit of the correlation of neighbouring blocks
 LEAST_FREEDOM = 6  # by trials: with fewer, a change inside a third hides the one between thirds
 BIAS = 3.0  # by trials on queues that do not change
-# Student's t, two-sided 5 %, by degrees of freedom.
-T_LIMIT = {
-    1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228, 11: 2.201,
-    12: 2.179, 13: 2.160, 14: 2.145, 15: 2.131, 16: 2.120, 17: 2.110, 18: 2.101,
-}  # fmt: skip
 LATENCIES = ("ttft", "tpot")
 
 
@@ -127,7 +122,7 @@ def change(known: Sequence[tuple[float, float]], opens_s: float, closes_s: float
     freedom = 2 * (blocks - 2)
     error = math.sqrt(longer * 2 / blocks * math.fsum(value**2 for third in off for value in third) / freedom)
     difference = fmean(last) - fmean(first)
-    half = T_LIMIT[max(LEAST_FREEDOM, int(freedom / longer))] * error
+    half = metrics.student_t(0.975, max(LEAST_FREEDOM, int(freedom / longer))) * error
     low, high = math.exp(difference - half), math.exp(difference + half)
     verdict = "undecided"
     if low >= 1 - NOTHING and high <= 1 + NOTHING:
@@ -163,19 +158,3 @@ def _neighbour_correlation(thirds: Sequence[Sequence[float]]) -> float:
     squares = math.fsum(value**2 for third in thirds for value in third)
     pairs = math.fsum(a * b for third in thirds for a, b in pairwise(third))
     return min(MOST_ALIKE, max(0.0, pairs / squares + BIAS / len(thirds[0]))) if squares else 0.0
-
-
-def changes(soak: Soak) -> str:
-    """The changes in words."""
-    return "; ".join(f"{name.upper()} {_words(each)}" for name, each in soak.changes.items())
-
-
-def _words(change: Change) -> str:
-    if change.ratio is None or change.low is None or change.high is None:
-        return f"undecided: {change.reason}"
-    percents = [f"{100 * (value - 1):+.1f}" for value in (change.ratio, change.low, change.high)]
-    interval = f"{percents[0]} % ({percents[1]} to {percents[2]}, 95 %)"
-    if change.verdict == "undecided":
-        return f"undecided: last third against first {interval}"
-    verdict = {"same": "the same", "longer": "longer", "shorter": "shorter"}[change.verdict]
-    return f"{verdict} in the last third: {interval}"

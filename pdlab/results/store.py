@@ -20,10 +20,11 @@ from collections.abc import Callable, Iterable, Iterator
 from io import BufferedIOBase
 from itertools import chain
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-from pdlab.core.errors import StoreError
+from pdlab.core.errors import StoreError, reason_of
 from pdlab.core.files import locked, replace
+from pdlab.core.findings import Finding, found
 from pdlab.core.schema import read_model
 from pdlab.core.workload import RunKey
 from pdlab.results.kept import Row, lines_of
@@ -272,22 +273,17 @@ def searched(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise StoreError(
-            f"{folder}: cannot be searched ({reason}); give a folder of results that this user may read"
+            f"{folder}: cannot be searched ({reason_of(error)}); give a folder of results that this user may read"
         ) from error
 
 
-def record_notes(folder: Path) -> dict[Literal["unfinished", "stopped", "tuning"], str]:
-    """What the record in ``folder`` tells a reader of its figures, by kind. Empty without a record. Raises StoreError.
-
-    unfinished: some visits are not measured. stopped: the number of repeats depended on their results. tuning: the
-    levels were measured to choose engine settings.
-    """
+def record_notes(folder: Path) -> list[Finding]:
+    """What the record in ``folder`` tells a reader of its figures. Empty without a record. Raises StoreError."""
     record = read_record(folder)
     if record is None:
-        return {}
-    notes: dict[Literal["unfinished", "stopped", "tuning"], str] = {}
+        return []
+    notes = []
     left = [visit.status for visit in record.visits if visit.status != "done"]
     if left:
         counted = ", ".join(
@@ -296,17 +292,12 @@ def record_notes(folder: Path) -> dict[Literal["unfinished", "stopped", "tuning"
         names = [name for names in record.folders.values() for name in names]
         without = [name for name in names if not next(Store(folder / name).levels(), None)]
         nothing = f"; nothing is measured of {', '.join(without)}" if without else ""
-        notes["unfinished"] = f"{folder} is not finished: {counted} of {len(record.visits)} visits{nothing}"
+        visits = len(record.visits)
+        notes.append(found("visits_left", folder=str(folder), counted=counted, visits=visits, without=nothing))
     if record.stopped is not None:
-        notes["stopped"] = (
-            f"{folder} ended by {record.stopped}: intervals without a correction for these looks are too narrow; "
-            "those that the experiment printed are corrected"
-        )
+        notes.append(found("repeats_by_result", folder=str(folder), stopped=record.stopped))
     if record.tunes is not None:
-        notes["tuning"] = (
-            f"{folder} is the search for engine settings of {record.tunes}: its best result is partly chance; "
-            "compare later measurements with these settings"
-        )
+        notes.append(found("settings_searched", folder=str(folder), tunes=record.tunes))
     return notes
 
 

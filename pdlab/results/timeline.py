@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field, FiniteFloat
 
-from pdlab.marks.parts import after_early, chain, seconds_of
+from pdlab.marks.request_parts import after_early, chain, seconds_of
 from pdlab.results.kept import Row
 
 # Every part in the order of time, and its meaning.
@@ -64,12 +64,12 @@ class KvRead(NamedTuple):
 class RequestTimeline(Row):
     """One request as its server saw it. Times in ms.
 
-    ``t``: marks (`pdlab.marks.parts.MARKS`) since the request reached the answering server. ``p``: durations in the
-    prefill replica: ``total`` of its server, ``queue`` and ``prefill`` of its engine. ``wire``: the reads. ``id``: the
-    client's id of the request; ``p_id`` and ``d_id``: the engines' ids. ``role_p`` and ``role_d``: the replicas that
-    prefilled and answered. ``boot``: the boot id of the machine whose clock the marks are of. ``attempt``: calls of
-    prefill made (``try`` in files). ``err``: why a mark is missing. ``early``: the first token is prefill's and was
-    sent before the KV cache had moved.
+    ``t``: marks (`pdlab.marks.request_parts.MARKS`) since the request reached the answering server. ``p``: durations
+    in the prefill replica: ``total`` of its server, ``queue`` and ``prefill`` of its engine. ``wire``: the reads.
+    ``id``: the client's id of the request; ``p_id`` and ``d_id``: the engines' ids. ``role_p`` and ``role_d``: the
+    replicas that prefilled and answered. ``boot``: the boot id of the machine whose clock the marks are of.
+    ``attempt``: calls of prefill made (``try`` in files). ``err``: why a mark is missing. ``early``: the first token
+    is prefill's and was sent before the KV cache had moved.
 
     ``path``: *pd* (prefill on another engine, KV cache read), *cached* (decode had the prompt and read nothing),
     *recomputed* (the KV cache was refused or did not arrive), *local* (decode computed the prompt in a deployment with
@@ -122,9 +122,9 @@ class RequestTimeline(Row):
             raise ValueError(f"request {self.id}: no first byte is marked")
         served_ms = self.t["first_byte"]
         if self.ttft_s is None:
-            return _ordered(seconds_of(self._told, served_ms))
+            return _ordered(seconds_of(self._marks, served_ms))
         front_s = max(0.0, self.ttft_s - served_ms / 1e3)
-        return (TimePart("front", front_s), *_ordered(seconds_of(self._told, min(served_ms, self.ttft_s * 1e3))))
+        return (TimePart("front", front_s), *_ordered(seconds_of(self._marks, min(served_ms, self.ttft_s * 1e3))))
 
     def parts_of_second(self) -> tuple[TimePart, ...]:
         """From sending the first byte until the second token's, if the first token was sent early. These parts would
@@ -132,18 +132,18 @@ class RequestTimeline(Row):
         if not self.early or "second_byte" not in self.t:
             return ()
         first_ms = self.t["first_byte"]
-        return _ordered(seconds_of(after_early(self._told), max(first_ms, self.t["second_byte"]), first_ms))
+        return _ordered(seconds_of(after_early(self._marks), max(first_ms, self.t["second_byte"]), first_ms))
 
     @property
-    def _told(self) -> dict[str, Any]:
-        """As `pdlab.marks.parts` takes it."""
+    def _marks(self) -> dict[str, Any]:
+        """As `pdlab.marks.request_parts` takes it."""
         return {"path": self.path, "early": self.early, "t": self.t, "p": self.p}
 
     @property
     def disorder_s(self) -> float:
         """The largest contradiction between marks or durations and their order, in seconds; 0: in order."""
         worst_ms, at_ms = 0.0, 0.0
-        for mark in chain(self._told):
+        for mark in chain(self._marks):
             worst_ms = max(worst_ms, at_ms - self.t[mark])
             at_ms = self.t[mark]
         if self.p and "answer" in self.t and (called := self.t.get("failed", self.t.get("call"))) is not None:

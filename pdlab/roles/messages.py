@@ -34,7 +34,7 @@ class EngineReport(Message):
     ``prefill_busy_s``: seconds with a prefill; ``generated_tokens``. By size class of the prompt: ``prompts``
     (requests, tokens) that others prefilled for it, ``answers`` (requests, tokens), and ``local`` requests that it
     prefilled itself. Latencies in seconds; ``handoff_s``: from the end of the prefill to the first token. ``warmed``:
-    results of first transfers from other engines (`pdlab.deploy.serving.elastic.EngineAdmission.told`).
+    results of first transfers from other engines (`pdlab.deploy.serving.elastic.EngineAdmission.transfers_ended`).
     """
 
     waiting_prompt_tokens: int = 0

@@ -17,20 +17,19 @@ TTFT_S = 2.0  # planned bound if none is given
 
 @dataclass(frozen=True)
 class FluidSpec:
-    """``split``: ``auto``, or prefill and decode engines as ``3:5``. ``p_min``, ``d_min``: least prefill and decode
-    engines. ``slo_ttft_s``, ``slo_tpot_s``: bounds of the latencies (None: 2 s, and twice the decode step of an almost
-    empty engine). ``local_below``: the decoding engine prefills shorter prompts itself, in tokens (None: none;
-    ``auto``: by the learnt rates). ``prefix_affinity``: route prompts to engines that cache their prefix.
-    ``slow_down``: real seconds per simulated second. ``engines``: number at the start. ``least``, ``most``: bounds of
-    their number later (None: fixed). ``down_after_s``: one engine stops after fewer were enough for this time.
-    ``app``, ``deployment``: names of Ray Serve."""
+    """The user's fields have their help texts in `pdlab.core.deployment.Fluid`.
 
-    split: str = AUTO
+    ``slo_ttft_s`` None: `TTFT_S`. ``slo_tpot_s`` None: twice the decode step of an almost empty engine. ``slow_down``:
+    real seconds per simulated second. ``engines``: number at the start. ``least``, ``most``: bounds of their number
+    later (None: fixed). ``app``, ``deployment``: names of Ray Serve.
+    """
+
+    roles: str = AUTO
     p_min: int = 1
     d_min: int = 1
     slo_ttft_s: float | None = None
     slo_tpot_s: float | None = None
-    local_below: int | str | None = None
+    prefill_locally_below: int | str | None = None
     prefix_affinity: bool = False
     slow_down: float = 1.0
     engines: int = 0
@@ -43,16 +42,9 @@ class FluidSpec:
     @classmethod
     def of(cls, topology: Any) -> FluidSpec:
         """The specification of a `pdlab.core.deployment.Fluid`; fields with the same name are copied."""
-        elsewhere = {
-            "split": topology.roles,
-            "local_below": topology.prefill_locally_below,
-            "engines": topology.pool.replicas,
-            "least": topology.least if topology.moves else None,
-            "most": topology.most if topology.moves else None,
-        }
-        names = {each.name for each in fields(cls)} - set(elsewhere)
-        same = {name: getattr(topology, name) for name in names if name in type(topology).model_fields}
-        return cls(**elsewhere, **same)
+        counts = {"least": topology.least, "most": topology.most} if topology.moves else {}
+        same = {each.name for each in fields(cls)} & set(type(topology).model_fields)
+        return cls(engines=topology.pool.replicas, **counts, **{name: getattr(topology, name) for name in same})
 
     @property
     def changed(self) -> dict[str, Any]:
@@ -71,7 +63,7 @@ class FluidSpec:
 
     def first(self, engines: int) -> tuple[int, int]:
         """(prefill, decode) engines before any load is known."""
-        return first_split(engines, self.p_min, self.d_min) if self.split == AUTO else counts_of(self.split)
+        return first_split(engines, self.p_min, self.d_min) if self.roles == AUTO else counts_of(self.roles)
 
 
 def counts_of(text: str) -> tuple[int, int]:

@@ -70,7 +70,7 @@ def literal_version(system: str, engine: str, version: str = "current") -> str:
     return {**CURRENT, **CURRENT_ON.get(system, {})}[engine] if version == "current" else version
 
 
-class _Kept(Frozen):
+class _CachedTables(Frozen):
     """An entry of the cache: the key of the tables, and the tables."""
 
     of: dict[str, str]
@@ -110,14 +110,14 @@ def tabulate(
     }
     name = json.dumps(key, sort_keys=True)
     if name not in _known:
-        _known[name] = _kept(key) or _keep(key, _filled(key, _Asked(files, model, pool, formats)))
+        _known[name] = _kept(key) or _keep(key, _filled(key, _TableSource(files, model, pool, formats)))
     return _known[name]
 
 
 _known: dict[str, Tabulated] = {}
 
 
-class _Asked(NamedTuple):
+class _TableSource(NamedTuple):
     """What the key of the tables was made of."""
 
     files: ModelFiles
@@ -132,7 +132,7 @@ def _file(key: Mapping[str, str]) -> Path:
 
 def _kept(key: Mapping[str, str]) -> Tabulated | None:
     with suppress(OSError, ValidationError):
-        kept = _Kept.model_validate_json(_file(key).read_bytes())
+        kept = _CachedTables.model_validate_json(_file(key).read_bytes())
         if kept.of == key:
             return kept.tables
     return None
@@ -141,7 +141,7 @@ def _kept(key: Mapping[str, str]) -> Tabulated | None:
 def _keep(key: dict[str, str], tables: Tabulated) -> Tabulated:
     """Nothing is kept where the cache cannot be written."""
     with suppress(WriteError):
-        replace(_file(key), _Kept(of=key, tables=tables).model_dump_json().encode())
+        replace(_file(key), _CachedTables(of=key, tables=tables).model_dump_json().encode())
     return tables
 
 
@@ -163,7 +163,7 @@ class _Compiled(NamedTuple):
     exchange: OtherWay | None = None
 
 
-def _filled(of: Mapping[str, str], asked: _Asked) -> Tabulated:
+def _filled(of: Mapping[str, str], asked: _TableSource) -> Tabulated:
     what = f"step times of {asked.model.name} on {of['system']}, {of['engine']} {of['version']}, {of['parallel']}"
     try:
         installed = importlib.metadata.version(PACKAGE)
@@ -425,7 +425,7 @@ def all_reduces(config: Mapping[str, Any], pool: Pool) -> int:
     return 3 if norms_all_heads(config, pool) else 2
 
 
-def _check_format(compiled: _Compiled, folder: Path, of: Mapping[str, str], asked: _Asked, what: str) -> None:
+def _check_format(compiled: _Compiled, folder: Path, of: Mapping[str, str], asked: _TableSource, what: str) -> None:
     """Raises UsageError where a decode step in 8 bits is slower than in 16, which is a fault of the tables."""
     if compiled.gemm != DOUBTED:
         return

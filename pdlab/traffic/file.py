@@ -16,7 +16,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.lengths import relative_to_folder
 from pdlab.core.schema import Finite, load_yaml, validate
 from pdlab.core.settings import AboveZero, Text, setting
-from pdlab.core.workload import Workload
+from pdlab.core.workload import BURSTINESS, Burstiness, Workload
 from pdlab.traffic.quantity import Varying, VaryingSeconds
 
 WORKLOAD = "workload"  # title of a group of flags
@@ -31,7 +31,7 @@ class RandomRequests(Finite):
 
     rate_rps: float = Field(gt=0)
     requests: int = Field(ge=1, le=MOST_SESSIONS)
-    burstiness: float = Field(default=1.0, gt=0)
+    burstiness: Burstiness = BURSTINESS
     workload: Workload = Workload()
 
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, TextIO
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from pdlab.core.errors import UsageError
+from pdlab.core.errors import UsageError, reason_of
 from pdlab.core.schema import Finite, one_line, validate
 from pdlab.traffic.bounded import REMEMBERED, LatestKeys
 
@@ -208,8 +208,7 @@ def opened(path: Path, wanted: str = "a trace") -> Iterator[TextIO]:
         with path.open(encoding="utf-8-sig", newline="") as stream:
             yield stream
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise UsageError(f"{path}: cannot be read ({reason}); give {wanted}") from error
+        raise UsageError(f"{path}: cannot be read ({reason_of(error)}); give {wanted}") from error
 
 
 def _head(path: Path, text: str) -> TrafficHead:

@@ -163,7 +163,7 @@ def run_backend(
     plan: TransferPlan, options: Sequence[RankOptions], ranks: Ranks, print_line: Callable[[str], None] = lambda _: None
 ) -> BackendResult:
     """Run the plan on started ranks. Raises TransferError. Corruption is a finding and not an error."""
-    return _Run(plan, options, ranks, print_line).run()
+    return _CheckRun(plan, options, ranks, print_line).run()
 
 
 def verdict_of(observed: ObservedTransfer, findings: Sequence[Inspection]) -> Verdict:
@@ -200,7 +200,7 @@ def with_wire_of(result: BackendResult, probe: BackendResult) -> BackendResult:
     )
 
 
-class _Run:
+class _CheckRun:
     def __init__(
         self, plan: TransferPlan, options: Sequence[RankOptions], ranks: Ranks, print_line: Callable[[str], None]
     ) -> None:

@@ -24,7 +24,6 @@ from pdlab.transfer.rank.layout import refusal as tp_refusal
 BLOCK_TOKENS = 16
 TOKENS = (1000, 5000, 20000)
 MAX_TRANSFERS = 100_000  # takes minutes to hours; more is a typing error
-LOCAL_NODES = 2
 
 _EPILOG = f"""exit codes: 0 right wire and fast, 3 slow or wrong wire, 4 corrupt, 5 cannot run, 2 bad flags
 
@@ -52,15 +51,16 @@ class CheckTransferSettings(Settings):
         "arrived intact, how fast, and over which wire."
     )
     EXAMPLES = _EPILOG
+    EXCLUSIONS = (("tokens", "blocks", "{} and {} exclude each other: both give the sizes of a request; give one"),)
 
     strategy: Literal["pack", "spread"] = setting(
         "pack", "pack: all ranks on one node; spread: prefill and decode on two nodes", WHERE
     )
     local: LocalNodes | None = setting(
         None,
-        f"start N Ray nodes on this machine ({LOCAL_NODES} without a number), and check there",
+        f"start N Ray nodes on this machine ({defaults.LOCAL_NODES} without a number), and check there",
         WHERE,
-        bare=LOCAL_NODES,
+        bare=defaults.LOCAL_NODES,
         otherwise="the running Ray cluster",
     )
     prefill_tp: Positive = setting(TransferPlan.prefill_tp, "tensor parallel ranks of prefill", WHERE)
@@ -118,8 +118,6 @@ def plan_from(settings: CheckTransferSettings) -> TransferPlan:
         raise UsageError(f"{reason}; change --prefill-tp or --decode-tp")
     if settings.tokens and settings.tokens[-1] > MAX_TOKENS:
         raise UsageError(f"--tokens {settings.tokens[-1]}: at most {MAX_TOKENS}, more than any model takes")
-    if settings.tokens and settings.blocks:
-        raise UsageError("--tokens and --blocks exclude each other: both give the sizes of a request; give one")
     if settings.blocks:
         sizes = tuple(RequestSize(blocks) for blocks in settings.blocks)
     else:

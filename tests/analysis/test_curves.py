@@ -1,4 +1,4 @@
-"""Means over repeats, normalisation by role, latency modes, and what may be said of a comparison."""
+"""Means over repeats, normalisation by role, latency modes, and what may be macro of a comparison."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pdlab.core.errors import StoreError
 from pdlab.core.lengths import Uniform
 from pdlab.core.nodes import Placement
 from pdlab.core.rehearsal import Rehearsal
-from pdlab.core.rendering import said
+from pdlab.core.rendering import macro
 from pdlab.core.workload import Closed, Load, Open, Workload
 from pdlab.report import sections, tables, verdicts
 from pdlab.report.style import styles
@@ -106,7 +106,7 @@ def test_invalid_repeats_are_left_out_and_invalid_levels_kept() -> None:
     assert (mixed.valid, mixed.repeats, mixed.excluded, mixed.requests_per_s) == (True, 1, 1, 1.0)
     assert mixed.reasons == ("one failed",)
     assert (bad.valid, bad.requests_per_s, bad.reasons) == (False, 2.0, ("client saturated",))
-    notes = said(tables.TABLES, "invalid", [curve], True).splitlines()
+    notes = macro(tables.TABLES, "invalid", [curve], True).splitlines()
     assert "1 of 2 repeats left out: one failed" in notes[0]
     assert "not valid: client saturated" in notes[1]
 

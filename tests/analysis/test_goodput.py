@@ -17,7 +17,7 @@ from pdlab.analysis.view import View
 from pdlab.bench import slo_search
 from pdlab.bench.slo_search import LevelSample, SloSearchOptions
 from pdlab.core.errors import UsageError
-from pdlab.core.rendering import said
+from pdlab.core.rendering import macro
 from pdlab.core.workload import Slo, parse_slo
 from pdlab.report import sections, verdicts
 from pdlab.results.schema import SloSearch
@@ -204,7 +204,7 @@ def test_searches_of_several_repeats_reach_from_the_lowest_end_to_the_highest() 
     )
     assert not isinstance(most, str)
     assert most.bracket_rps == (6.0, 7.7) and most.throughput.value == pytest.approx(65)
-    assert said(verdicts.WORDS, "bracket", most) == "between 6 and 7.7 requests/s (95 % confidence, each of 2 repeats)"
+    assert macro(verdicts.WORDS, "bracket", most) == "between 6 and 7.7 requests/s (95 % confidence, each of 2 repeats)"
 
 
 def test_searches_name_a_best_only_where_their_brackets_do_not_meet() -> None:
@@ -293,7 +293,7 @@ def test_searches_that_found_nothing_or_no_end() -> None:
     open_ended = with_search("open", searched("o", {7.0: 0.99}))
     most = capacity(open_ended, SLO, View(), "open")
     assert not isinstance(most, str) and most.capped and most.bracket_rps == (7.0, None)
-    assert said(verdicts.WORDS, "bracket", most) == "at least 7 requests/s (95 % confidence)"
+    assert macro(verdicts.WORDS, "bracket", most) == "at least 7 requests/s (95 % confidence)"
     closed = with_search("closed", searched("c", {5.0: 0.99, 5.5: 0.6}))
     ranked = slo_ranking([open_ended, closed], SLO, View(), "open")
     assert ranked.best == "open", "its lower end is above the other's upper end"
@@ -302,7 +302,7 @@ def test_searches_that_found_nothing_or_no_end() -> None:
     unproven = with_search("unproven", searched("d", {5.0: 0.91, 5.5: 0.6}))
     most = capacity(unproven, SLO, View(), "open")
     assert (
-        not isinstance(most, str) and said(verdicts.WORDS, "bracket", most) == "below 5.5 requests/s (95 % confidence)"
+        not isinstance(most, str) and macro(verdicts.WORDS, "bracket", most) == "below 5.5 requests/s (95 % confidence)"
     )
     assert slo_ranking([unproven, closed], SLO, View(), "open").best is None
 

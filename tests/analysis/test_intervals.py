@@ -20,7 +20,7 @@ from pdlab.analysis.intervals import (
     of_requests,
     resample,
 )
-from pdlab.analysis.power import student_t
+from pdlab.results.metrics import student_t
 
 TRIALS = 200
 LEVEL = 0.95

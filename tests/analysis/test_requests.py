@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -155,6 +156,10 @@ def test_read_from_the_store(tmp_path: Path) -> None:
     assert requests.load_requests(store.folder, run) is None
 
 
+def first_lines(data: bytes, count: int) -> bytes:
+    return gzip.compress(b"\n".join(gzip.decompress(data).splitlines()[:count]))
+
+
 def test_several_gzip_members_are_read_to_the_end(tmp_path: Path) -> None:
     store, run = kept(tmp_path, simple(40))
     path = store.records_path(run.key)
@@ -164,33 +169,27 @@ def test_several_gzip_members_are_read_to_the_end(tmp_path: Path) -> None:
     assert columns is not None and len(columns) == 40
 
 
+UNREADABLE = r"concurrency1\.records\.json\.gz: records cannot be read"
+
+
 @pytest.mark.parametrize(
-    "damage",
+    ("damage", "message"),
     [
-        lambda data: data[: len(data) // 2],
-        lambda data: b"not gzip",
-        lambda data: gzip.compress(b"{"),
-        lambda data: gzip.compress(b'{"finish_s":1}'),
-        lambda data: gzip.compress(b'{"arrival_s":"soon","output_tokens":1}'),
+        (lambda data: data[: len(data) // 2], UNREADABLE),
+        (lambda data: b"not gzip", UNREADABLE),
+        (lambda data: gzip.compress(b"{"), UNREADABLE),
+        (lambda data: gzip.compress(b'{"finish_s":1}'), UNREADABLE),
+        (lambda data: gzip.compress(b'{"arrival_s":"soon","output_tokens":1}'), UNREADABLE),
+        (lambda data: first_lines(data, 0), "holds 0 requests, its level completed 40"),
+        (lambda data: first_lines(data, 39), "holds 39 requests, its level completed 40"),
     ],
-    ids=["cut", "no-gzip", "no-json", "no-arrival", "no-number"],
+    ids=["cut", "no-gzip", "no-json", "no-arrival", "no-number", "none", "one-missing"],
 )
-def test_damaged_records_are_named(damage: object, tmp_path: Path) -> None:
+def test_damaged_records_are_named(damage: Callable[[bytes], bytes], message: str, tmp_path: Path) -> None:
     store, run = kept(tmp_path, simple(40))
     path = store.records_path(run.key)
-    assert callable(damage)
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(StoreError, match=r"concurrency1\.records\.json\.gz: records cannot be read"):
-        requests.load_requests(store.folder, run)
-
-
-@pytest.mark.parametrize("count", [0, 39])
-def test_records_that_are_not_whole_are_named(count: int, tmp_path: Path) -> None:
-    store, run = kept(tmp_path, simple(40))
-    path = store.records_path(run.key)
-    lines = gzip.decompress(path.read_bytes()).splitlines()
-    path.write_bytes(gzip.compress(b"\n".join(lines[:count])))
-    with pytest.raises(StoreError, match=f"holds {count} requests, its level completed 40"):
+    with pytest.raises(StoreError, match=message):
         requests.load_requests(store.folder, run)
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from pdlab.analysis.power import student_t
+from pdlab.results.metrics import student_t
 
 
 @pytest.mark.parametrize(

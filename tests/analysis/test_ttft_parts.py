@@ -30,7 +30,7 @@ def test_the_mean_is_of_every_part_as_it_was_put_in(tmp_path: Path) -> None:
     (level,) = levels(tmp_path, [pd(n, 0.1 * n, PD_MS, front_ms=5.0) for n in range(20)], steady_window_s=None)
     assert level.mean.parts_s == pytest.approx({"front": 0.005, **{name: ms / 1e3 for name, ms in PD_MS.items()}})
     assert level.mean.ttft_s == pytest.approx(sum(level.mean.parts_s.values()))
-    assert (level.told, level.lacking, level.largest, level.where) == (20, 0, "prefill", "concurrency 4")
+    assert (level.timed, level.lacking, level.largest, level.where) == (20, 0, "prefill", "concurrency 4")
     finding = level.finding
     assert finding.code == "ttft_mostly_prefill" and finding.numbers["part_ms"] == pytest.approx(50)
     assert finding.numbers["percent"] == pytest.approx(100 * 50 / (5 + sum(PD_MS.values())))
@@ -70,7 +70,7 @@ def test_only_whole_timelines_within_the_steady_window_of_valid_levels_count(tmp
     made = [alone(n, 0.1 * n, ALONE_MS) for n in range(100)]
     lame = made[50].model_copy(update={"t": {"queued": 2.0, "first_byte": 68.5}})
     (level,) = levels(tmp_path, [*made[:50], lame, *made[51:]], steady_window_s=(2.0, 7.05))
-    assert (level.told, level.lacking) == (50, 1)
+    assert (level.timed, level.lacking) == (50, 1)
     unjoined = made[0].model_copy(update={"ttft_s": None})
     assert levels(tmp_path, [unjoined], steady_window_s=None) == []
     (run,) = Store(tmp_path / "one").runs()

@@ -154,8 +154,8 @@ def test_warm_up_reaches_every_pair_twice(deployment: Deployment | None, expecte
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"concurrency": None},
-        {"rate_rps": 2.0},
+        {"load": {}},
+        {"load": {"concurrency": 1, "rate_rps": 2.0}},
         {"base_url": None},
         {"backend": "pd-bare"},
         {"seed": 2**32},
@@ -166,9 +166,9 @@ def test_warm_up_reaches_every_pair_twice(deployment: Deployment | None, expecte
 def test_incomplete_client_levels(wrong: dict[str, Any]) -> None:
     right = {
         "name": "x", "base_url": "http://h", "model": "m", "tokenizer": "t", "input_tokens": 1, "output_tokens": 1,
-        "num_requests": 1, "seed": 0, "concurrency": 1,
+        "num_requests": 1, "seed": 0, "load": {"concurrency": 1},
     }  # fmt: skip
-    assert ClientLevel.model_validate(right).burstiness == 1.0
+    assert ClientLevel.model_validate(right).load == Closed(concurrency=1)
     with pytest.raises(ValidationError):
         ClientLevel.model_validate({**right, **wrong})
 
@@ -178,7 +178,7 @@ def test_client_level_sends_what_the_mode_sends() -> None:
     (level,) = levels.build_sweep(workload, [Open(rate_rps=2, burstiness=0.5)]).levels
     sent = protocol.client_level(level, workload, base_url="http://h", model="m", tokenizer="t", request_timeout_s=9)
     assert (sent.input_tokens, sent.output_tokens) == (1, 64)
-    assert (sent.rate_rps, sent.burstiness, sent.concurrency, sent.request_timeout_s) == (2, 0.5, None, 9)
+    assert (sent.load, sent.concurrency, sent.request_timeout_s) == (level.load, None, 9)
     assert sent.seed == level.seed and sent.name == "rate2"
 
 

@@ -297,7 +297,7 @@ def test_a_rehearsal_is_sent_in_slow_time_and_kept_in_simulated_time() -> None:
         assert records[1].arrival_s == pytest.approx(0.02)
         assert "rehearsed_pace" in rehearsed.validity.unchecked and "rehearsed_pace" not in real.validity.unchecked
     assert [asked.stamped for asked in (*plain.asked, *slow.asked)] == [False, False, True, True]
-    assert slow.asked[1].rate_rps == 2 and slow.asked[1].request_timeout_s == 5
+    assert slow.asked[1].load == Open(rate_rps=2) and slow.asked[1].request_timeout_s == 5
 
 
 @pytest.mark.parametrize("rehearsal", [None, Rehearsal(slow_down=5)])

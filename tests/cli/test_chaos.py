@@ -57,7 +57,7 @@ def test_flags_change_the_plan(orders: list[faults_run.ChaosOrder]) -> None:
 def test_a_wrong_answer_is_told_by_the_exit_code_and_kept(
     orders: list[faults_run.ChaosOrder], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert chaos.main(["short", "--out", "kept"]) == chaos.HAS_FINDINGS
+    assert chaos.main(["short", "--out", "kept"]) == 3
     out = capsys.readouterr().out
     folder = tmp_path / "kept" / "chaos-x"
     assert "kill_prefill_before_read" in out and "1 wrong" in out and f"viz.py --exps {Path('kept/chaos-x')}" in out
@@ -137,9 +137,10 @@ class TestLaunches:
         assert "-m pdlab chaos --launch" in (root / "Makefile").read_text()
 
     def test_flags_of_the_launches_are_the_launchers(self) -> None:
+        from pdlab.core.command_lines import flag_words
         from pdlab.core.settings import parse
         from pdlab.deploy.options import LaunchSettings
 
         for each in launched.DEPLOYMENTS:
-            settings = parse(LaunchSettings, [*each.launch, "--local", "--detach", *launched.SMALL])
+            settings = parse(LaunchSettings, flag_words("launch", **each.launch, local=2, deployment=launched.SMALL))
             assert settings.deployment == {"engine_kwargs": {"kv_cache_memory_bytes": launched.KV_BYTES}}

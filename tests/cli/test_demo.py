@@ -20,7 +20,7 @@ from pdlab.demo import run as demo_run
 from pdlab.demo.clock import DemoClock
 
 TESTS = Path(__file__).resolve().parents[1]
-SPREAD, PACK, COLLOCATED = (shown.name for shown in demo_run.DEPLOYMENTS)
+SPREAD, PACK, COLLOCATED = demo_run.DEPLOYMENTS
 IDLE = Machine(cores=2, idle_cores=1.9, memory_free_bytes=20 * 10**9, memory_bytes=24 * 10**9, load_average=0.1)
 
 # Plays python: launches and sweeps as the plan says, the true viz.py unless the plan has a picture for it. Signals that

@@ -22,7 +22,7 @@ from pdlab.analysis.goodput_map import GoodputMap
 from pdlab.analysis.regimes import ThroughputPoint, stretches
 from pdlab.cli import bench, launch, plan, viz
 from pdlab.core.catalog import ModelShape, load_cluster, load_model
-from pdlab.core.deployment import Deployment, Disaggregated, Pool, launch_flags, parse_label
+from pdlab.core.deployment import Deployment, Disaggregated, Pool, launch_words, parse_label
 from pdlab.core.nodes import ClusterView
 from pdlab.core.settings import parse
 from pdlab.core.workload import Open, Slo, Workload
@@ -572,7 +572,7 @@ class TestHandOver:
     )
     def test_flags_mean_the_deployment(self, label: str, capsys: pytest.CaptureFixture[str]) -> None:
         deployment = Deployment(topology=parse_label(label))
-        words = [*shlex.split(launch_flags(deployment)), "--cluster", "p5.48xlarge-x2", "--dry-run"]
+        words = [*launch_words(deployment), "--cluster", "p5.48xlarge-x2", "--dry-run"]
         assert launch.main(words) == 0
         assert capsys.readouterr().out.splitlines()[0].split()[1] == label
 
@@ -601,7 +601,7 @@ class TestProgress:
         assert "simulating" not in out and "\r" not in err
 
     def test_what_is_quick_is_not(self, capsys: pytest.CaptureFixture[str]) -> None:
-        progress = plan._Progress()
+        progress = plan._PlanProgress()
         progress(0, 3, "collocated-1xtp2")
         progress.end()
         assert capsys.readouterr().err == ""

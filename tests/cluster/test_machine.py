@@ -30,32 +30,36 @@ def sixteen_gib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=12 * GIB, total=16 * GIB))
 
 
-def test_memory_of_the_whole_machine(tmp_path: Path) -> None:
-    root = write(tmp_path, {"proc/self/cgroup": "0::/\n"})
-    assert machine.memory(root) == (12 * GIB, 16 * GIB)
-
-
-def test_memory_within_the_limit_of_a_group_above(tmp_path: Path) -> None:
-    files = {
-        "proc/self/cgroup": "0::/box/job\n",
-        "sys/fs/cgroup/box/memory.max": f"{8 * GIB}\n",
-        "sys/fs/cgroup/box/memory.current": f"{5 * GIB}\n",
-        "sys/fs/cgroup/box/memory.stat": f"anon 1\ninactive_file {2 * GIB}\n",
-        "sys/fs/cgroup/box/job/memory.max": "max\n",
-        "sys/fs/cgroup/box/job/memory.current": f"{5 * GIB}\n",
-    }
-    assert machine.memory(write(tmp_path, files)) == (5 * GIB, 8 * GIB)
-
-
-def test_memory_under_control_groups_of_version_1(tmp_path: Path) -> None:
-    files = {
-        "proc/self/cgroup": "4:memory:/job\n0::/\n",
-        "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{2**63 - 4096}\n",
-        "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{9 * GIB}\n",
-        "sys/fs/cgroup/memory/job/memory.limit_in_bytes": f"{4 * GIB}\n",
-        "sys/fs/cgroup/memory/job/memory.usage_in_bytes": f"{1 * GIB}\n",
-    }
-    assert machine.memory(write(tmp_path, files)) == (3 * GIB, 4 * GIB)
+@pytest.mark.parametrize(
+    ("files", "free_gib", "total_gib"),
+    [
+        ({"proc/self/cgroup": "0::/\n"}, 12, 16),
+        (
+            {
+                "proc/self/cgroup": "0::/box/job\n",
+                "sys/fs/cgroup/box/memory.max": f"{8 * GIB}\n",
+                "sys/fs/cgroup/box/memory.current": f"{5 * GIB}\n",
+                "sys/fs/cgroup/box/memory.stat": f"anon 1\ninactive_file {2 * GIB}\n",
+                "sys/fs/cgroup/box/job/memory.max": "max\n",
+                "sys/fs/cgroup/box/job/memory.current": f"{5 * GIB}\n",
+            },
+            5, 8,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:memory:/job\n0::/\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{2**63 - 4096}\n",
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{9 * GIB}\n",
+                "sys/fs/cgroup/memory/job/memory.limit_in_bytes": f"{4 * GIB}\n",
+                "sys/fs/cgroup/memory/job/memory.usage_in_bytes": f"{1 * GIB}\n",
+            },
+            3, 4,
+        ),
+    ],
+    ids=["whole machine", "limit of a group above", "control groups of version 1"],
+)  # fmt: skip
+def test_memory(files: dict[str, str], free_gib: int, total_gib: int, tmp_path: Path) -> None:
+    assert machine.memory(write(tmp_path, files)) == (free_gib * GIB, total_gib * GIB)
 
 
 def test_cores_within_a_quota(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from contract.conftest import quietly
 
+from pdlab.cluster import machine
 from pdlab.faults import on_node, run, targets
 from pdlab.faults.plan import FaultPlan
 
@@ -53,6 +54,23 @@ class TestRaysTables:
 
 
 class TestTitles:
+    @pytest.mark.parametrize("variable", ["A", "B"])
+    def test_is_not_set_after_a_change_of_the_first_variable(self, variable: str) -> None:
+        """Then `machine.SPAWNED` and the parents tell what a process is."""
+        title = f"{targets.ENGINE_TITLE}_DP0"
+        program = (
+            f"import os; os.environ[{variable!r}] = 'changed'; import setproctitle; "
+            f"setproctitle.setproctitle({title!r}); print(open('/proc/self/cmdline').read().split('\\0')[0].strip())"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program], env={"A": "1", "B": "2"}, stdout=subprocess.PIPE, text=True
+        )
+        assert done.stdout.strip() == (sys.executable if variable == "A" else title)
+
+    def test_a_process_that_is_spawned(self) -> None:
+        line = quietly("multiprocessing.spawn").get_command_line(pipe_handle=1)
+        assert machine.SPAWNED in str(line)
+
     def test_of_engine_cores_and_workers(self) -> None:
         core = inspect.getsource(quietly("vllm.v1.engine.core"))
         assert 'process_title = "EngineCore"' in core and 'process_title = f"EngineCore_DP{dp_rank}"' in core

@@ -47,7 +47,7 @@ def test_the_built_application_plays_roles(direct: bool, monkeypatch: pytest.Mon
     assert config.request_router_config.request_router_class == FLUID_ROUTER
     told = config.request_router_config.request_router_kwargs
     assert told == {"board": served.board_name, "prefill": 1} and served.board_name.startswith(BOARD_PREFIX)
-    assert served.board_spec.split == "1:2"
+    assert served.board_spec.roles == "1:2"
     (llm_config,) = [value for value in engines.init_kwargs.values() if hasattr(value, "engine_kwargs")]
     assert llm_config.engine_kwargs["kv_transfer_config"]["kv_role"] == "kv_consumer"
     again = built("pd-fluid-3xtp1-p1d2", direct=direct, monkeypatch=monkeypatch)
@@ -190,7 +190,7 @@ def test_the_engine_with_fewest_requests_decodes() -> None:
 def test_prompts_and_requests_that_were_sent_are_counted_apart() -> None:
     """An engine that was given a prompt as the roles changed is not one with hundreds of requests."""
     ours = router({"a": "prefill", "b": "prefill", "c": "prefill", "d": "decode"})
-    ours._count(ours._playing("decode", frozenset())[0], 0, 500)
+    ours._count(ours._with_role("decode", frozenset())[0], 0, 500)
     ours._known = replace(ours._known, roles=ROLES)
     assert asked(ours, None, times=40) == {"b", "d"}
 
@@ -369,7 +369,7 @@ def test_the_classes_travel_to_nodes_without_pdlab() -> None:
         "from ray import cloudpickle\n"
         "board, plays, make, spec, report = cloudpickle.loads(sys.stdin.buffer.read())\n"
         "cloudpickle.dumps(make.__globals__['RoleBoard'])  # as a replica does that makes the actor\n"
-        "made = board(cloudpickle.loads(cloudpickle.dumps(spec(split='1:1'))))\n"
+        "made = board(cloudpickle.loads(cloudpickle.dumps(spec(roles='1:1'))))\n"
         "counts = report(prompts={3: (1, 7)}).fields\n"
         "assert b'EngineReport' not in cloudpickle.dumps(counts), 'the class goes with every message'\n"
         "async def live():\n"

@@ -57,6 +57,7 @@ def test_it_takes_what_the_stubs_have() -> None:
 PROMPTS = """
 from pdlab.bench.client.worker import _samples
 from pdlab.bench.client.protocol import ClientLevel
+from pdlab.core.workload import Closed, Open
 from pdlab.deploy.cpu_engine.tiny_model import build_tokenizer
 folder = Path(sys.argv[1]) / "own"
 folder.mkdir()
@@ -70,7 +71,7 @@ from vllm.tokenizers import get_tokenizer
 tokenizer = get_tokenizer(str(folder))
 lengths = [(9, 1), (400, 30), (2, 7), (64, 3), (33, 12)]
 level = ClientLevel(name="x", base_url="http://h", model="m", tokenizer="t", input_tokens=50, output_tokens=5, seed=3,
-                    num_requests=5, rate_rps=1.0, lengths=lengths)
+                    num_requests=5, load=Open(rate_rps=1.0), lengths=lengths)
 for part, parts in ((0, 1), (1, 2)):
     samples = _samples(level.model_copy(update={"part": part, "parts": parts}), tokenizer)
     print("ASKED", json.dumps([(len(own.encode(s.prompt).ids), s.expected_output_len) for s in samples]))
@@ -85,7 +86,7 @@ def test_prompts_have_the_lengths_that_are_asked_one_by_one(printed: list[str]) 
 # The same prompts with and without the short way; one tokenizer splits at spaces, the other has a token of two words.
 IN_A_ROW = """
 level = ClientLevel(name="x", base_url="http://h", model="m", tokenizer="t", input_tokens=200, output_tokens=5, seed=3,
-                    num_requests=5, concurrency=1, prefix_tokens=20)
+                    num_requests=5, load=Closed(concurrency=1), prefix_tokens=20)
 texts_in_a_row, found = worker._texts_in_a_row, []
 for name in ("split", "merged"):
     folder = Path(sys.argv[1]) / name

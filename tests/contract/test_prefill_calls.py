@@ -35,7 +35,7 @@ def test_the_built_application_calls_and_drains(label: str, direct: bool, monkey
         assert found[role]._deployment_config.graceful_shutdown_timeout_s == SHUTDOWN_WINDOW_S > KV_DRAIN_S
         assert inspect.iscoroutinefunction(found[role].func_or_class.__del__)
     rules = found["Decode"].func_or_class.prefill_rules
-    assert dataclasses.replace(rules, on_failure=tuple(rules.on_failure)) == prefill_call.PrefillRules()
+    assert dataclasses.astuple(rules) == (120.0, 5.0, ["retry", "local"], False, False)
     assert found["Prefill"]._deployment_config.request_router_config.request_router_class == PREFILL_ROUTER
     assert found["Decode"]._deployment_config.request_router_config.request_router_class != PREFILL_ROUTER
 

@@ -30,7 +30,8 @@ def private() -> Iterator[tuple[str, str | None]]:
     yield from ((module, None) for module in sorted(MODULES))
     yield from ((module, name) for table in TABLES for name, module in table.NAMES.items())
     yield from ((module, None) for module in rays_of_cluster.COMMANDS)
-    yield "ray._private.state", "available_resources_per_node"
+    yield from (("ray._private.state", name) for name in ("available_resources_per_node", "actors", "jobs"))
+    yield from (("ray.experimental.internal_kv", f"_internal_kv_{verb}") for verb in ("get", "put"))
     yield "ray.llm._internal.common.callbacks.base", "CallbackBase"
     yield "ray.serve._private.request_router.pow_2_router", "PowerOfTwoChoicesRequestRouter"
     yield "vllm.platforms", "current_platform"

@@ -9,7 +9,7 @@ import pytest
 
 from pdlab.__main__ import COMMANDS
 from pdlab.core import commands, exit_code, files
-from pdlab.core.commands import SCRIPTS, python_words, typed
+from pdlab.core.commands import SCRIPTS, as_typed_here, python_words, typed
 
 
 def test_every_script_exists_and_belongs_to_a_command() -> None:
@@ -32,6 +32,18 @@ def test_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         "pdlab viz -h", "pdlab bench -h", "pdlab weights -h",
     ]  # fmt: skip
     assert python_words("launch") == ["-m", "pdlab", "launch"]
+
+
+def test_texts_name_what_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (
+        "sudo python launch_gptoss.py -h; ./run_bm.sh run x (viz.py --at); python -m pdlab weights; pdlab/cli/plan.py"
+    )
+    assert as_typed_here(text) == text
+    monkeypatch.setattr(commands, "CHECKOUT", None)
+    assert as_typed_here(text) == (
+        "sudo pdlab launch -h; pdlab bench run x (pdlab viz --at); pdlab weights; pdlab/cli/plan.py"
+    )
+    assert as_typed_here("debug/doctor.py names it") == "pdlab doctor names it"
 
 
 def test_a_checkout_is_known_by_its_folders(tmp_path: Path) -> None:

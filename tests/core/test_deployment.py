@@ -14,7 +14,7 @@ from pdlab.core.deployment import (
     Pool,
     Serving,
     Transport,
-    launch_flags,
+    launch_words,
     parse_label,
     unguarded,
 )
@@ -93,7 +93,7 @@ def test_a_fluid_deployment_has_a_label_of_its_own(topology: Fluid, label: str, 
         {"fluid": topology.pool},
         topology.pool.gpus,
     )
-    assert launch_flags(deployment) == flags
+    assert launch_words(deployment) == tuple(flags.split())
     assert deployment.transport == Transport()
 
 

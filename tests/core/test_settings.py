@@ -43,7 +43,7 @@ class Example(Settings):
     COMMAND = "example"
     ABOUT = "Show every kind of setting."
 
-    plan: str | None = setting(None, "the plan", "what", positional=True, value="FILE")
+    plan: Path | None = setting(None, "the plan", "what", positional=True, value="FILE")
     mode: Literal["far", "near"] | None = setting(
         None, "the placement as one word", "what", "--mode", implies=(("--near", "near", "on one node"),)
     )
@@ -74,7 +74,7 @@ def test_each_kind_of_flag_sets_its_field() -> None:
     words = "plan.yaml --near --sizes 3,1 --number 4 --port 1 --rate 0.5 --slo-ms 12 --timeout-s 1e3 --quantile 0.5"
     words += " --local --extra a --extra b --dry-run --no-guard --folders x y"
     settings = parse(Example, words.split())
-    assert (settings.plan, settings.mode, settings.sizes, settings.count) == ("plan.yaml", "near", (1, 3), 4)
+    assert (settings.plan, settings.mode, settings.sizes, settings.count) == (Path("plan.yaml"), "near", (1, 3), 4)
     assert (settings.port, settings.rate, settings.slo_s, settings.timeout_s) == (1, 0.5, 0.012, 1000.0)
     assert (settings.local, settings.extra, settings.guard) == (2, ("a", "b"), False)
     assert settings.folders == (Path("x"), Path("y")) and settings.dry_run

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from pdlab.core.command_lines import flag_words
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import validate
 from pdlab.core.workload import Closed, Level, Load, Open, Slo, Workload, parse_slo
@@ -104,7 +105,7 @@ class TestLengths:
         workload = varied(lengths=f"file:{path}")
         assert (workload.input_tokens, workload.output_tokens, workload.longest) == (20, 4, (30, 5))
         assert workload.label.startswith("20:4 file p.csv ")
-        assert workload.flag_words == ("--lengths", f"file:{path}")
+        assert flag_words("bench", **workload.bench_fields) == ("--lengths", f"file:{path}")
         with pytest.raises(ValidationError, match=r"input_tokens is 5000, but the file of lengths sets that itself"):
             varied(lengths=f"file:{path}", input_tokens=5000)
 
@@ -112,7 +113,8 @@ class TestLengths:
         assert Workload().label == "5000:250"
         assert varied().label == "5000:250 uniform 0.8-1.0"
         assert varied(mode="prefill-only").label == "5000:1 uniform 0.8-1.0"
-        assert varied().flag_words == ("--itl", "5000", "--otl", "250", "--lengths", "uniform:0.8-1.0")
+        words = flag_words("bench", **varied().bench_fields)
+        assert words == ("--itl", "5000", "--otl", "250", "--lengths", "uniform:0.8-1.0")
 
     def test_means_and_extremes_as_sent(self) -> None:
         workload = varied(lengths="uniform:0.5-1.5", mode="prefill-only")

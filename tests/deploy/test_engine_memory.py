@@ -105,22 +105,21 @@ def test_one_name_for_two_sizes_is_asked_for(tmp_path: Path, capsys: pytest.Capt
     assert "cannot hold" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("keys", ["gpu_type: GPU-OF-TOMORROW", "nic: {kind: efa}"])
-def test_memory_that_nothing_says_is_not_known(keys: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = dry_run(cluster_of(tmp_path, keys), capsys, "--collocated", "--tp", "8")
-    assert "memory of collocated engines: not known" in text and "gpu_memory_gb of n0" in text
-
-
-def test_one_node_of_unknown_memory_makes_the_pool_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = cluster_of(tmp_path, "gpu_type: X, gpu_memory_gb: 85.5", "gpu_type: X")
-    text = dry_run(file, capsys, "--collocated", "--tp", "8", "--num", "2")
-    assert "not known" in text and "gpu_memory_gb of n1 in" in text
-
-
-def test_a_model_without_a_shape_is_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = cluster_of(tmp_path, "gpu_type: A100")
-    text = dry_run(file, capsys, "--collocated", "--tp", "8", "--model", "org/name")
-    assert "has no config.json of org/name" in text and "gpu_memory_gb" not in text
+@pytest.mark.parametrize(
+    ("nodes", "flags", "parts"),
+    [
+        (["gpu_type: GPU-OF-TOMORROW"], "", ["memory of collocated engines: not known", "gpu_memory_gb of n0"]),
+        (["nic: {kind: efa}"], "", ["memory of collocated engines: not known", "gpu_memory_gb of n0"]),
+        (["gpu_type: X, gpu_memory_gb: 85.5", "gpu_type: X"], "--num 2", ["not known", "gpu_memory_gb of n1 in"]),
+        (["gpu_type: A100"], "--model org/name", ["has no config.json of org/name"]),
+    ],
+)
+def test_memory_that_is_not_known_has_its_reason(
+    nodes: list[str], flags: str, parts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = dry_run(cluster_of(tmp_path, *nodes), capsys, "--collocated", "--tp", "8", *flags.split())
+    assert all(part in text for part in parts)
+    assert ("gpu_memory_gb" in text) == ("--model" not in flags)
 
 
 @pytest.mark.parametrize(

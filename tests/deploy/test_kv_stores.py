@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pdlab.core.catalog import load_cluster, local_cluster, resolve_model
-from pdlab.core.deployment import Deployment, Fluid, Pool, launch_flags, parse_label, unguarded
+from pdlab.core.deployment import Deployment, Fluid, Pool, launch_words, parse_label, unguarded
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterView
 from pdlab.core.schema import validate
@@ -81,7 +81,7 @@ def test_flags_and_file_say_the_same() -> None:
     deployment = deployment_from(parse(LaunchSettings, words))
     assert deployment.kv_offload_gb == 64
     assert deployment.kv_connectors == ({"kv_connector": "HF3FSKVConnector"}, LMCACHE)
-    again = deployment_from(parse(LaunchSettings, shlex.split(launch_flags(deployment))))
+    again = deployment_from(parse(LaunchSettings, launch_words(deployment)))
     assert again == deployment
 
 

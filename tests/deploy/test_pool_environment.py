@@ -10,7 +10,7 @@ import yaml
 
 from pdlab.cli import launch
 from pdlab.core.catalog import load_cluster, load_deployment
-from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Fluid, Pool, Topology, launch_flags
+from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Fluid, Pool, Topology, launch_words
 from pdlab.core.environment import SET_ELSEWHERE, before_ray_start, is_secret
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import to_yaml
@@ -49,7 +49,7 @@ def test_each_pool_has_its_own_beside_those_of_both(mode: str) -> None:
     app = rendered(deployment)
     assert {name: variables(app, "prefill").get(name) for name in "ABC"} == {"A": "all", "B": "prefill", "C": None}
     assert {name: variables(app, "decode").get(name) for name in "ABC"} == {"A": "all", "B": "all", "C": "decode"}
-    assert deployment_from(parse(LaunchSettings, launch_flags(deployment).split())) == deployment
+    assert deployment_from(parse(LaunchSettings, launch_words(deployment))) == deployment
 
 
 def test_flags_win_over_a_file(tmp_path: Path) -> None:

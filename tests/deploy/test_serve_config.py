@@ -390,7 +390,13 @@ def test_fluid_engines_are_all_consumers_and_the_board_is_told_the_rules() -> No
     assert app.args["llm_config"]["deployment_config"]["num_replicas"] == 4
     assert "request_router_config" not in app.args["llm_config"]["deployment_config"], "it has the board's name"
     assert FluidSpec(**app.args["roles"]) == FluidSpec(
-        split="1:3", p_min=1, d_min=2, slo_tpot_s=0.02, local_below="auto", prefix_affinity=True, engines=4
+        roles="1:3",
+        p_min=1,
+        d_min=2,
+        slo_tpot_s=0.02,
+        prefill_locally_below="auto",
+        prefix_affinity=True,
+        engines=4,
     )
     assert app.args["prefill_call"]["on_failure"] == ["retry", "local"]
     assert not app.scaled and "external_scaler_enabled" not in serve_config(app)["applications"][0]

@@ -255,21 +255,19 @@ def test_wrong_before_any_fault_is_no_ground_for_one(
     assert not node_actors.sent
 
 
-def test_nobody_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("status", "fault", "error", "message"),
+    [
+        ("RUNNING", "all", DeployError, "a request before any fault got no answer"),
+        ("DEPLOYING", "all", ClusterError, "is DEPLOYING; faults need"),
+        ("RUNNING", "link_down", UsageError, "none of the plan's faults applies"),
+    ],
+)
+def test_what_cannot_begin(
+    status: str, fault: str, error: type[Exception], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, _ = made("http://127.0.0.1:9", tmp_path, monkeypatch)
-    with pytest.raises(DeployError, match="a request before any fault got no answer"):
-        one.run()
-
-
-def test_one_that_is_not_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, _ = made("http://127.0.0.1:9", tmp_path, monkeypatch)
-    monkeypatch.setattr(FakeApp, "status", "DEPLOYING")
-    with pytest.raises(ClusterError, match="is DEPLOYING; faults need"):
-        one.run()
-
-
-def test_nothing_possible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, _ = made("http://127.0.0.1:9", tmp_path, monkeypatch)
-    one.plan = FaultPlan(faults=("link_down",))
-    with pytest.raises(UsageError, match="none of the plan's faults applies"):
+    monkeypatch.setattr(FakeApp, "status", status)
+    one.plan = one.plan if fault == "all" else FaultPlan(faults=(fault,))
+    with pytest.raises(error, match=message):
         one.run()

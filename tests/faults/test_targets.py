@@ -101,6 +101,18 @@ def test_who_is_who() -> None:
     assert all(each.started == dict(HEAD | WORKER)[each.pid]["started"] for each in found())
 
 
+def test_an_engine_whose_processes_have_no_title_is_found_by_its_parents() -> None:
+    spawned = "python -c from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=9) --multiprocessing-fork"
+    tracker = facts(11, "python -c from multiprocessing.resource_tracker import main;main(8)")
+    titles = {12: facts(11, spawned), 13: facts(12, spawned), 24: tracker, 25: facts(12, tracker["title"])}
+    surveys = [SURVEYS[0]._replace(processes=HEAD | titles), SURVEYS[1]]
+    assert classify(surveys, REPLICAS, ROLES, ACTORS, JOBS) == found()
+
+    # Beside an engine core with its title, another child of the replica is something else: vLLM's coordinator of DP.
+    surveys = [SURVEYS[0]._replace(processes=HEAD | {24: facts(11, spawned)}), SURVEYS[1]]
+    assert classify(surveys, REPLICAS, ROLES, ACTORS, JOBS) == found()
+
+
 def test_the_head_nodes_raylet_is_never_hit() -> None:
     assert all(each.pid != 10 for each in found())
     assert (None, "node") in present_parts(found())

@@ -31,17 +31,18 @@ import pytest
 from support import zmq_callers
 from support.web import fetch
 
-from pdlab.cluster import local_nodes, two_hosts
+from pdlab.cluster import local_nodes, machine, two_hosts
 from pdlab.cluster.local_nodes import LocalNodes
 from pdlab.cluster.namespaces import network_of, unavailable
+from pdlab.faults import targets
 from tests.live.conftest import ROOT, TIMEOUT_S, Stack
 
 pytestmark = pytest.mark.long  # tests/live/test_experiment.py watches what it launches
 EVERY_S = 0.2
 KEY = "an-api-key-of-a-live-test"
 COMPLETION = {"model": "tiny-gptoss", "prompt": "a", "max_tokens": 2}
-TP_PARTS = ("gcs_server", "raylet", "haproxy", "ServeReplica", "VLLM::Worker")  # its ranks' torch and gloo listen too
-# What must have been seen listening, or the tables were not read right.
+# What must have been seen listening, or the tables were not read right. With TP, its ranks' torch and gloo listen too.
+TP_PARTS = ("gcs_server", "raylet", "haproxy", "ServeReplica", "VLLM::Worker")
 PD_PARTS = ("gcs_server", "raylet", "haproxy", "ServeController", "ServeReplica:pdlab:Decode", "VLLM::EngineCore")
 
 # gRPC servers by the title of their process, with a method of each.
@@ -82,10 +83,21 @@ def listeners(pids: set[int]) -> set[Listener]:
             links = [link for link in _links(pid) if link.startswith("socket:[")]
             # Read after the descriptors, and again for each process: a socket made in between would be missed.
             tables[where] = _table(pid, socket.AF_INET, "tcp") | _table(pid, socket.AF_INET6, "tcp6")
-            title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            title = _title(pid)
             for inode in {link[8:-1] for link in links} & tables[where].keys():
                 listening.add(Listener(*tables[where][inode], title[:400], where))
     return listening
+
+
+def _title(pid: int) -> str:
+    """The command line. A process of vLLM's whose title is not set (`pdlab.cluster.machine.SPAWNED`) is named by its
+    parent's."""
+    title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    if machine.SPAWNED not in title:
+        return title
+    parent = _title(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]))
+    names = {"ray::ServeReplica": targets.ENGINE_TITLE, targets.ENGINE_TITLE: targets.WORKER_TITLE}
+    return next((f"{name} {title}" for start, name in names.items() if parent.startswith(start)), title)
 
 
 def _links(pid: int) -> Iterator[str]:
@@ -450,7 +462,7 @@ def stranger(address: str) -> str:
 
 PROBE = """
 import sys
-from pdlab.cluster import local_nodes, two_hosts
+from pdlab.cluster import local_nodes, machine, two_hosts
 from pdlab.cluster.connection import Cluster
 known = local_nodes.environment
 local_nodes.environment = lambda *args: known(*args) | {"RAY_AUTH_MODE": sys.argv[1]}

@@ -79,7 +79,7 @@ def test_what_the_view_leaves_open_is_chosen_by_the_results_and_what_it_sets_is_
     results = pdlab.load(PREFILL)
     report = pdlab.build_report(results)
     assert report.view.latency_mode == "first_token"
-    assert [note.code for note in report.notes if note.code != "audit"] == ["other-latency"]
+    assert [note.code for note in report.notes if note.code != "plot_audited"] == ["other_latency"]
     with pytest.raises(UsageError, match="no level has the p50 of TPOT"):
         pdlab.build_report(results, pdlab.View(latency_mode="token"))
 
@@ -97,7 +97,7 @@ def test_notes_have_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     first = folders.write(tmp_path / "first", folders.deployments(1)[0])
     second = Path(shutil.copytree(first, tmp_path / "second"))
     report = pdlab.build_report(pdlab.load(first, second))
-    assert [note.code for note in report.notes] == ["drawn-once", "audit"]
+    assert [note.code for note in report.notes] == ["drawn_once", "plot_audited"]
     assert report.doubts == (report.notes[1].text,) and {each.kind for each in report.findings} == {"identical"}
     assert viz.main(["--exps", str(first), str(second), "--no-plot"]) == 0
     assert capsys.readouterr().err == "".join(f"note: {note.text}\n" for note in report.notes)

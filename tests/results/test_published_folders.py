@@ -261,6 +261,13 @@ def test_published_h100_folders_import() -> None:
         assert {run.key.kind for run in experiment.runs} == ({"rate"} if "itl10000" in folder.name else {"concurrency"})
 
 
+def damaged(folder: Path, change: dict[str, object]) -> Path:
+    folder.mkdir()
+    content = json.loads((PUBLISHED / "results-of-tuesday" / "conc4.json").read_text())
+    (folder / "conc4.json").write_text(json.dumps({**content, **change}))
+    return folder
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -271,20 +278,13 @@ def test_published_h100_folders_import() -> None:
     ],
 )
 def test_what_cannot_be_a_load_is_one_error(tmp_path: Path, change: dict[str, object], message: str) -> None:
-    folder = tmp_path / "damaged_1xtp2"
-    folder.mkdir()
-    content = json.loads((PUBLISHED / "results-of-tuesday" / "conc4.json").read_text())
-    (folder / "conc4.json").write_text(json.dumps({**content, **change}))
     with pytest.raises(StoreError, match=message):
-        load_experiment(folder)
+        load_experiment(damaged(tmp_path / "damaged_1xtp2", change))
 
 
 def test_a_latency_that_is_none_makes_its_level_invalid(tmp_path: Path) -> None:
-    folder = tmp_path / "nan_1xtp2"
-    folder.mkdir()
-    content = json.loads((PUBLISHED / "results-of-tuesday" / "conc4.json").read_text())
-    (folder / "conc4.json").write_text(json.dumps({**content, "mean_ttft_ms": float("nan"), "mean_tpot_ms": -1}))
-    (run,) = load_experiment(folder).runs
+    changed = {"mean_ttft_ms": float("nan"), "mean_tpot_ms": -1}
+    (run,) = load_experiment(damaged(tmp_path / "nan_1xtp2", changed)).runs
     assert run.validity.reasons == ("mean_ttft_ms is nan and 1 more: not a latency",)
 
 

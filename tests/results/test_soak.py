@@ -10,9 +10,10 @@ from support import records as made
 from support.queues import served
 
 from pdlab.core.workload import Closed, Level, Open
+from pdlab.report.soaks import changes
 from pdlab.results.level_data import LevelData
 from pdlab.results.schema import Change, RequestRecord, Soak
-from pdlab.results.soak import change, changes, load_window, soak, windows
+from pdlab.results.soak import change, load_window, soak, windows
 
 Known = list[tuple[float, float]]
 

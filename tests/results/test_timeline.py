@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support import folders
 
 from pdlab.core.errors import StoreError
-from pdlab.marks.parts import MARKS
+from pdlab.marks.request_parts import MARKS
 from pdlab.results.store import Store
 from pdlab.results.timeline import PARTS, KvRead, RequestTimeline
 

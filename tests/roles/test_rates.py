@@ -17,41 +17,28 @@ def decoding(batch: int, step_s: float, seconds: float = 0.5, **more: float) -> 
     return EngineLoad("d", "decode", 0, batch, generated_tokens=tokens, **more)  # type: ignore[arg-type]
 
 
-def test_the_prefill_rate_is_that_of_busy_time() -> None:
+@pytest.mark.parametrize(
+    ("looks", "tokens_per_s", "within"),
+    [
+        ([], None, 0),
+        ([prefilling(4000, 0.1)] * 10, 40_000, 1e-6),  # idle for the rest of the look
+        ([prefilling(0, 0.5)], None, 0),  # a prompt that takes longer than a look
+        ([prefilling(0, 0.5), prefilling(8000, 0.3)], 10_000, 0.05),
+        ([prefilling(20_000, 0.5)] * 200 + [prefilling(5000, 0.5)] * 200, 10_000, 0.05),
+        ([prefilling(20_000, 0.5)] + [prefilling(0, 0.0)] * 1000, 40_000, 1e-6),
+    ],
+    ids=["nothing", "busy time", "no rate yet", "long prompt", "a new rate", "time without prompts"],
+)
+def test_the_prefill_rate(looks: list[EngineLoad], tokens_per_s: float | None, within: float) -> None:
     rate = PrefillRate()
-    assert rate.tokens_per_s is None
-    for _ in range(10):
-        rate.learn([prefilling(4000, 0.1)])  # idle for the rest of the look
-    assert rate.tokens_per_s == pytest.approx(40_000)
-
-
-def test_a_prompt_that_takes_longer_than_a_look_has_no_rate_yet() -> None:
-    rate = PrefillRate()
-    rate.learn([prefilling(0, 0.5)])
-    assert rate.tokens_per_s is None
-    rate.learn([prefilling(8000, 0.3)])
-    assert rate.tokens_per_s == pytest.approx(10_000, rel=0.05)
-
-
-def test_a_new_prefill_rate_replaces_the_old_one() -> None:
-    rate = PrefillRate()
-    for tokens_per_s in (40_000, 10_000):
-        for _ in range(200):
-            rate.learn([prefilling(tokens_per_s // 2, 0.5)])
-    assert rate.tokens_per_s == pytest.approx(10_000, rel=0.05)
+    for look in looks:
+        rate.learn([look])
+    assert rate.tokens_per_s == (tokens_per_s and pytest.approx(tokens_per_s, rel=within))
 
 
 def test_prompts_beside_decoding_requests_teach_no_prefill_rate() -> None:
     rate = PrefillRate()
     rate.learn([prefilling(100, 5.0, running=3), prefilling(100, 5.0, role="decode"), prefilling(8000, 0.2)])
-    assert rate.tokens_per_s == pytest.approx(40_000)
-
-
-def test_time_without_prompts_makes_nothing_forgotten() -> None:
-    rate = PrefillRate()
-    rate.learn([prefilling(20_000, 0.5)])
-    for _ in range(1000):
-        rate.learn([prefilling(0, 0.0)])
     assert rate.tokens_per_s == pytest.approx(40_000)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 
@@ -41,18 +42,17 @@ def waits_s(hardware: Hardware, arrival_s: list[float], tokens: list[int]) -> tu
     return ttft_s, per_token_s
 
 
+def poisson(rng: random.Random, rate_rps: float, count: int) -> list[float]:
+    return list(itertools.accumulate(rng.expovariate(rate_rps) for _ in range(count)))
+
+
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
 def test_m_d_1(load: float) -> None:
     """Poisson arrivals, prompts of one length: mean time in system D + rho D / (2 (1 - rho)) (Pollaczek-Khinchine)."""
     hardware, tokens, count = bare(4096), 4096, 40_000
     _, per_token_s = waits_s(hardware, [0.0], [tokens])
     service_s = tokens * per_token_s
-    rng = random.Random(5)
-    now_s, arrivals = 0.0, []
-    for _ in range(count):
-        now_s += rng.expovariate(load / service_s)
-        arrivals.append(now_s)
-    ttft_s, _ = waits_s(hardware, arrivals, [tokens] * count)
+    ttft_s, _ = waits_s(hardware, poisson(random.Random(5), load / service_s, count), [tokens] * count)
     assert ttft_s == pytest.approx(service_s * (1 + load / (2 * (1 - load))), rel=0.04)
 
 
@@ -66,9 +66,5 @@ def test_m_m_1(load: float) -> None:
     rng = random.Random(7)
     tokens = [1 + int(rng.expovariate(1 / mean_tokens)) for _ in range(count)]
     service_s = statistics.fmean(tokens) * per_token_s
-    now_s, arrivals = 0.0, []
-    for _ in range(count):
-        now_s += rng.expovariate(load / service_s)
-        arrivals.append(now_s)
-    ttft_s, _ = waits_s(hardware, arrivals, tokens)
+    ttft_s, _ = waits_s(hardware, poisson(rng, load / service_s, count), tokens)
     assert ttft_s == pytest.approx(service_s / (1 - load), rel=0.06)

@@ -6,6 +6,9 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from pdlab.core.deployment import RequestLimits
+from pdlab.deploy.serving.guard import RequestRules
+
 JSON = ((b"content-type", b"application/json"),)
 
 
@@ -45,3 +48,8 @@ def exchange(
 def text_of(sent: Iterable[dict[str, Any]]) -> str:
     """The body of an answer."""
     return b"".join(message.get("body", b"") for message in sent).decode()
+
+
+def request_rules(*, tools: bool = True, **limits: Any) -> RequestRules:
+    """The rules of the guard with the launcher's defaults, but those ``limits``."""
+    return RequestRules(**RequestLimits.model_construct(**limits).model_dump(), tools=tools)

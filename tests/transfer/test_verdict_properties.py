@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pdlab.analysis.intervals import Comparison, Estimate, compare
-from pdlab.core.rendering import said
+from pdlab.core.rendering import macro
 from pdlab.core.text import ROUNDING, percent
 from pdlab.report.verdicts import WORDS, doubt_of, is_too_wide, lead, lead_factor
 
@@ -53,7 +53,7 @@ def test_the_printed_interval_has_the_sign_of_the_verdict(comparison: Comparison
 def test_a_winner_is_further_ahead_than_what_is_not_meaningful(comparison: Comparison) -> None:
     if comparison.basis != "assumed" or comparison.verdict != "better":
         return
-    least = float(FIGURE.findall(said(WORDS, "doubt", doubt_of(comparison, "b")))[0])
+    least = float(FIGURE.findall(macro(WORDS, "doubt", doubt_of(comparison, "b")))[0])
     exact = comparison.high / comparison.ratio - 1
     assert least < float(percent(comparison.ratio - 1, reference=exact)) or comparison.low - 1 < 1e-6
 
@@ -84,7 +84,7 @@ def test_borderline_and_degenerate_calls(low: float, ratio: float, high: float, 
     comparison = Comparison.model_validate(
         {"ratio": ratio, "low": low, "high": high, "level": 0.95, "verdict": verdict, "basis": "repeats"}
     )
-    assert words in said(WORDS, "doubt", doubt_of(comparison, "b"))
+    assert words in macro(WORDS, "doubt", doubt_of(comparison, "b"))
     assert "-95" not in lead_factor(comparison) and "36.68" not in lead_factor(comparison)
 
 

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import IO, Any, NamedTuple
 
 from pdlab.bench.client.protocol import ComputedTokens, EndedPart
+from pdlab.core.text import last_line
 from pdlab.results.schema import RequestRecord
 from pdlab.results.timeline import RequestTimeline
 
@@ -91,8 +92,7 @@ def record_of(ended: EndedRequest, origin_s: float, schedule_s: float | None = N
     if ended.by_schedule and ended.due_s is not None and schedule_s is not None:
         late_s = ended.start_s - ended.due_s - schedule_s
     if not ended.ok:
-        lines = [line.strip() for line in ended.error.splitlines() if line.strip()]
-        error = (lines[-1] if lines else "failed without a reason")[:ERROR_CHARS]
+        error = (last_line(ended.error) or "failed without a reason")[:ERROR_CHARS]
     return RequestRecord(
         arrival_s=round(arrival_s, 6),
         first_token_s=round(arrival_s + ended.ttft_s, 6) if ended.ttft_s else None,

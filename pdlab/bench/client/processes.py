@@ -19,6 +19,7 @@ from pdlab.bench.client.protocol import STOP, ClientAnswer, ClientLevel, EndedPa
 from pdlab.core.errors import BenchError, UsageError
 from pdlab.core.files import python_path
 from pdlab.core.schema import validate
+from pdlab.core.text import last_line
 
 Progress = Callable[[int, int], None]
 """Called with (requests done, of them failed) about twice a second."""
@@ -258,6 +259,5 @@ class _Process:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(CLOSE_S)
         self._log.seek(0)
-        lines = [line.strip() for line in self._log.read().splitlines() if line.strip()]
-        last = f": {lines[-1]}" if lines else ""
-        return BenchError(f"the load generator ended with code {self._process.returncode}{last}")
+        last = last_line(self._log.read())
+        return BenchError(f"the load generator ended with code {self._process.returncode}{last and f': {last}'}")

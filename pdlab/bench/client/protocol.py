@@ -8,13 +8,13 @@ from typing import Literal
 from pydantic import Field, InstanceOf, model_validator
 
 from pdlab.bench.levels import prefix_seed
+from pdlab.core import defaults
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Closed, Level, Open, Ramp, Replay, Workload
 from pdlab.results.kept import Kept, Row
 from pdlab.results.schema import ClientLoad, RequestRecord
 from pdlab.results.timeline import RequestTimeline
 
-SENT_HEADER = "x-pdlab-sent"
 SESSION_HEADER = "x-session-id"  # to the router of an engine: the request's session
 STOP = "stop"
 
@@ -48,15 +48,14 @@ class ComputedTokens(Row):
 class ClientLevel(Frozen):
     """One load as sent to the load-generator process (one JSON line).
 
-    Closed loop with ``concurrency``, else open loop with ``rate_rps`` or a ``ramp``. Token lengths are exact: one pair
-    for all requests, or ``lengths[i]`` for request i of the level. ``due_s[i]``: when request i is due, in seconds
-    since the level's start. The first ``prefix_tokens`` are the same in every request and drawn from ``prefix_seed``.
-    ``pd-bare`` posts each prompt to ``prefill_url`` and streams the answer from ``decode_url``: two vLLM servers
-    without a serving layer. With ``replay`` the requests, their lengths and their times are those of a compiled
-    workload. ``tokenizer`` is a folder or a Hugging Face id. With several processes this one is number ``part`` of
-    ``parts``: ``concurrency``, rates and ``num_requests`` are those of the whole level, and each process takes its
-    share. ``stamped``: every request has its sending time in `SENT_HEADER`, in seconds of the machine's monotonic
-    clock. ``timeline``: every request requests a timeline.
+    Token lengths are exact: one pair for all requests, or ``lengths[i]`` for request i of the level. ``due_s[i]``: when
+    request i is due, in seconds since the level's start. The first ``prefix_tokens`` are the same in every request and
+    drawn from ``prefix_seed``. ``pd-bare`` posts each prompt to ``prefill_url`` and streams the answer from
+    ``decode_url``: two vLLM servers without a serving layer. With a `ReplayedPlan` as ``load`` the requests, their
+    lengths and their times are those of a compiled workload. ``tokenizer`` is a folder or a Hugging Face id. With
+    several processes this one is number ``part`` of ``parts``: ``load`` and ``num_requests`` are those of the whole
+    level, and each process takes its share. ``stamped``: every request has its sending time, in seconds of the
+    machine's monotonic clock, in a header (`pdlab.core.rehearsal`). ``timeline``: every request requests a timeline.
     """
 
     name: str
@@ -72,18 +71,23 @@ class ClientLevel(Frozen):
     due_s: tuple[float, ...] | None = None
     num_requests: int = Field(ge=1)
     seed: int = Field(ge=0, lt=2**32)
-    concurrency: int | None = Field(default=None, ge=1)
-    rate_rps: float | None = Field(default=None, gt=0)
-    ramp: Ramp | None = None
-    replay: ReplayedPlan | None = None
-    burstiness: float = Field(default=1.0, gt=0)
+    load: Closed | Open | Ramp | ReplayedPlan
     prefix_tokens: int = Field(default=0, ge=0)
     prefix_seed: int = Field(default=0, ge=0, lt=2**32)
-    request_timeout_s: float = Field(default=600.0, gt=0)
+    request_timeout_s: float = Field(default=defaults.REQUEST_TIMEOUT_S, gt=0)
     part: int = Field(default=0, ge=0)
     parts: int = Field(default=1, ge=1)
     stamped: bool = False
     timeline: bool = False
+
+    @property
+    def concurrency(self) -> int | None:
+        """Requests in flight of a closed loop; None: the load is an open loop."""
+        return self.load.concurrency if isinstance(self.load, Closed) else None
+
+    @property
+    def replay(self) -> ReplayedPlan | None:
+        return self.load if isinstance(self.load, ReplayedPlan) else None
 
     @property
     def scheduled(self) -> bool:
@@ -103,16 +107,16 @@ class ClientLevel(Frozen):
             return list(self.due_s)
         import numpy as np
 
-        rng, total = np.random.default_rng(self.seed), self.num_requests
-        if self.ramp is None:
-            assert self.rate_rps is not None
-            rates = np.full(total, self.rate_rps)
+        rng, total, load = np.random.default_rng(self.seed), self.num_requests, self.load
+        assert isinstance(load, Open | Ramp)
+        if isinstance(load, Open):
+            rates = np.full(total, load.rate_rps)
         else:
-            start, end, x = self.ramp.start_rps, self.ramp.end_rps, np.arange(total) / max(1, total - 1)
-            rates = start + (end - start) * x if self.ramp.shape == "linear" else start * (end / start) ** x
-        due = np.cumsum(rng.gamma(self.burstiness, 1 / (rates * self.burstiness)))
-        if self.rate_rps is not None:
-            due *= total / self.rate_rps / due[-1]
+            start, end, x = load.start_rps, load.end_rps, np.arange(total) / max(1, total - 1)
+            rates = start + (end - start) * x if load.shape == "linear" else start * (end / start) ** x
+        due = np.cumsum(rng.gamma(load.burstiness, 1 / (rates * load.burstiness)))
+        if isinstance(load, Open):
+            due *= total / load.rate_rps / due[-1]
         return [float(moment) for moment in due]
 
     @property
@@ -140,11 +144,9 @@ class ClientLevel(Frozen):
 
     @model_validator(mode="after")
     def _complete(self) -> ClientLevel:
-        if [self.concurrency, self.rate_rps, self.ramp, self.replay].count(None) != 3:
-            raise ValueError("give one of concurrency, rate_rps, ramp and replay")
         if self.lengths is not None and len(self.lengths) != self.num_requests:
             raise ValueError(f"{len(self.lengths)} lengths for {self.num_requests} requests")
-        if self.due_s is not None and (self.rate_rps is None or len(self.due_s) != self.num_requests):
+        if self.due_s is not None and (not isinstance(self.load, Open) or len(self.due_s) != self.num_requests):
             raise ValueError(f"{len(self.due_s)} times at which requests are due: one of each, at a constant rate")
         if self.part >= self.parts or self.parts > self.most_parts:
             raise ValueError(f"part {self.part} of {self.parts}: more processes than there is load for")
@@ -228,16 +230,15 @@ class ToldRequests:
 
 def slowed(level: ClientLevel, slow_down: float) -> ClientLevel:
     """The level as it is sent where a simulated second takes ``slow_down`` seconds."""
-    ramp = level.ramp
-    if ramp is not None:
-        rates = {"start_rps": ramp.start_rps / slow_down, "end_rps": ramp.end_rps / slow_down}
-        ramp = ramp.model_copy(update=rates)
+    load = level.load
+    rates = [name for name in ("rate_rps", "start_rps", "end_rps") if hasattr(load, name)]
+    slower: dict[str, float] = {name: getattr(load, name) / slow_down for name in rates}
+    if isinstance(load, ReplayedPlan):
+        slower = {"stretch": load.stretch * slow_down}
     return level.model_copy(
         update={
-            "rate_rps": None if level.rate_rps is None else level.rate_rps / slow_down,
+            "load": load.model_copy(update=slower),
             "due_s": None if level.due_s is None else tuple(moment_s * slow_down for moment_s in level.due_s),
-            "ramp": ramp,
-            "replay": level.replay and level.replay.model_copy(update={"stretch": level.replay.stretch * slow_down}),
             "request_timeout_s": level.request_timeout_s * slow_down,
             "stamped": True,
             "timeline": False,  # real times, of simulated engines
@@ -314,8 +315,7 @@ def client_level(
     timeline: bool = False,
 ) -> ClientLevel:
     """A level of a sweep in the client's form; ``plan``: what it replays."""
-    load = level.load
-    replays = isinstance(load, Replay)
+    replays = isinstance(level.load, Replay)
     arrivals = workload.arrivals(level)
     return ClientLevel(
         name=level.key.stem,
@@ -328,11 +328,7 @@ def client_level(
         due_s=None if arrivals is None else tuple(arrival.due_s for arrival in arrivals),
         num_requests=level.num_requests,
         seed=level.seed,
-        concurrency=load.concurrency if isinstance(load, Closed) else None,
-        rate_rps=load.rate_rps if isinstance(load, Open) else None,
-        ramp=load if isinstance(load, Ramp) else None,
-        replay=plan if replays else None,
-        burstiness=load.burstiness if isinstance(load, Open | Ramp) else 1.0,
+        load=plan if replays else level.load,
         prefix_tokens=workload.shared_prefix_tokens,
         prefix_seed=prefix_seed(workload),
         request_timeout_s=request_timeout_s,

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from pdlab.bench.slo_search import SearchOptions, SloSearchOptions
-from pdlab.bench.sweep import LevelOptions
+from pdlab.bench.options import LevelOptions, SearchOptions
+from pdlab.bench.slo_search import SloSearchOptions
 from pdlab.bench.traffic import read_traffic, replayed
 from pdlab.core import defaults
 from pdlab.core.arguments import MAX_REPEATS
@@ -28,7 +28,7 @@ from pdlab.core.lengths import relative_to_folder
 from pdlab.core.schema import Frozen, Incidental, load_yaml, validate
 from pdlab.core.served_model import served_model
 from pdlab.core.settings import FlagsOf, flag_names, flags_in_part, to_words
-from pdlab.core.workload import SLO_BOUNDS, Closed, Load, Open, Ramp, Replay, Slo, Workload
+from pdlab.core.workload import BURSTINESS, SLO_BOUNDS, Burstiness, Closed, Load, Open, Ramp, Replay, Slo, Workload
 from pdlab.deploy.export_options import ExportOptions
 from pdlab.deploy.options import (
     LaunchRequest,
@@ -165,7 +165,7 @@ class LoadSettings(Frozen):
     rate_rps: tuple[float, ...] | None = None
     ramp: tuple[Ramp, ...] | None = None
     slo: SloSettings | None = None
-    burstiness: float = Field(default=1.0, gt=0)
+    burstiness: Burstiness = BURSTINESS
     workloads: tuple[str, ...] | None = None
 
     @model_validator(mode="after")
@@ -284,6 +284,10 @@ class ExperimentFile(LevelOptions):
     tune_baseline: TuneBaseline | None = None
     launch_timeout_s: float = Field(default=1800.0, gt=0)
     expect: Annotated[ExpectedTimes, Incidental] = ExpectedTimes()
+
+    def loads_of(self, workload: NamedWorkload) -> list[LoadSettings]:
+        """The groups of loads that a workload has."""
+        return [group for group in self.loads if workload.name in (group.workloads or (workload.name,))]
 
     @field_validator("workloads")
     @classmethod
@@ -494,7 +498,7 @@ def loads_and_searches(
     none, or when two are the same level."""
     if (lengths := replayed(workload)) is not None:
         return (Replay(speed=lengths.speed),), ()
-    groups = [group for group in file.loads if workload.name in (group.workloads or (workload.name,))]
+    groups = file.loads_of(workload)
     loads = tuple(load for group in groups for load in group.loads(configuration.deployment.gpus))
     searches = tuple(search for group in groups if (search := group.search()))
     where = f"{configuration.name} under workload {workload.name}"

@@ -27,9 +27,11 @@ from pdlab.bench.experiment.schedule import (
     unfinished_work,
     visit_s,
 )
+from pdlab.bench.options import LevelOptions, SweepFlags
 from pdlab.bench.progress import ExperimentProgress, Progress
-from pdlab.bench.sweep import LevelOptions, SweepFlags, SweepOptions, SweepResult, all_answered, run_sweep
+from pdlab.bench.sweep import SweepOptions, SweepResult, all_answered, run_sweep
 from pdlab.core import defaults
+from pdlab.core.command_lines import flag_words
 from pdlab.core.commands import python_words
 from pdlab.core.errors import DeploymentDied, PdlabError, WriteError
 from pdlab.core.files import ROOT
@@ -106,14 +108,13 @@ def _run_held(
     plan: Schedule, options: RunOptions, folder: Path, stream: TextIO | None, enough: Callable[[int], str | None]
 ) -> RunResult:
     writer = _RecordWriter(folder, plan, options)
-    for store in {part.folder: Store(folder / part.folder) for visit in plan.visits for part in visit.parts}.values():
+    stores = {name: Store(folder / name) for name in plan.parts}
+    for store in stores.values():
         for kept in store.runs():
             store.check_records(kept)
     estimates_s = [visit_s(plan, visit, folder) for visit in plan.visits]
     progress = ExperimentProgress(estimates_s, stream)
     launcher = _Launcher(plan, options, progress)
-    runs: dict[str, tuple[Run, ...]] = {}
-    searches: dict[str, tuple[SloSearch, ...]] = {}
     try:
         for number, visit in enumerate(plan.visits):
             begins = number > 0 and visit.repeat != plan.visits[number - 1].repeat
@@ -129,9 +130,8 @@ def _run_held(
     finally:
         progress.close()
         launcher.stop()
-    for part in {part.folder: part for visit in plan.visits for part in visit.parts}.values():
-        store = Store(folder / part.folder)
-        runs[part.folder], searches[part.folder] = tuple(store.runs()), tuple(store.searches())
+    runs = {name: tuple(store.runs()) for name, store in stores.items()}
+    searches = {name: tuple(store.searches()) for name, store in stores.items()}
     return RunResult(folder=folder, record=writer.finish(), runs=runs, searches=searches)
 
 
@@ -155,7 +155,7 @@ def _visit(
         for part in visit.parts:
             loads, searches = unfinished_work(part, visit.repeat, options.out / plan.file.name)
             if loads or searches:
-                with reach(f"http://127.0.0.1:{options.port}"):
+                with reach(defaults.base_url(options.port)):
                     _sweep(part, visit, plan, options, progress)
         measured = True
     except LaunchFailed as error:
@@ -185,7 +185,7 @@ def _sweep(part: Part, visit: PlannedVisit, plan: Schedule, options: RunOptions,
             loads=part.loads,
             searches=part.searches,
             workload=workload,
-            base_url=f"http://127.0.0.1:{options.port}",
+            base_url=defaults.base_url(options.port),
             name=part.folder,
             only_repeat=visit.repeat,
             shuffle=f"{file.seed} {part.folder} {visit.repeat}",
@@ -292,9 +292,10 @@ class _Launcher:
         if not self._up:
             return
         self._up, self._hosts = False, None
-        end = self._run("--shutdown", "--port", str(self._options.port), limit_s=STOP_TIMEOUT_S, always=True)
+        words = flag_words("launch", shutdown=True, port=self._options.port)
+        end = self._run(*words, limit_s=STOP_TIMEOUT_S, always=True)
         if end.verdict == "timed out":
-            command = as_typed([*LAUNCHER, "--shutdown", "--port", str(self._options.port)])
+            command = as_typed([*LAUNCHER, *words])
             self._progress.note(f"the shutdown took more than {STOP_TIMEOUT_S:g} s: {command}")
         elif end.exit_code:
             self._progress.note(f"the shutdown ended with code {end.exit_code}: {end.reason or 'it printed nothing'}")

@@ -28,7 +28,7 @@ from pdlab.bench.sweep import unfinished
 from pdlab.bench.traffic import replayed
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen, incidental
-from pdlab.core.workload import Closed, Load, Ramp, Replay, RunKey
+from pdlab.core.workload import Closed, Load, Replay, RunKey
 from pdlab.placement.place import place
 from pdlab.results.schema import ExperimentRecord, Tuning
 from pdlab.results.store import LOCK, RECORD, Store, read_record
@@ -64,6 +64,11 @@ class Schedule(Frozen):
     visits: tuple[PlannedVisit, ...]
     tuned: dict[str, Tuning] = Field(default_factory=dict)
     tunes: str | None = None
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """The parts of all visits by folder, each once."""
+        return {part.folder: part for visit in self.visits for part in visit.parts}
 
     @property
     def configurations(self) -> tuple[Configuration, ...]:
@@ -139,7 +144,7 @@ def part_s(file: ExperimentFile, part: Part, loads: tuple[Load, ...], searches: 
             lengths = replayed(workload)
             total += request_s + (lengths.least_s if lengths else 0.0)
         else:
-            total += requests / (load.mean_rps if isinstance(load, Ramp) else load.rate_rps) + request_s
+            total += requests / load.mean_rps + request_s
         total += AFTER_LEVEL_S
     for search in searches:
         rate = search.start_rps or 1 / request_s

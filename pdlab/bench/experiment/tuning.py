@@ -145,7 +145,7 @@ def _baselines(plan: Schedule, tune: TuneBaseline, workload: NamedWorkload, wher
 
 def _thinned(file: ExperimentFile, workload: NamedWorkload, where: str) -> LoadSettings:
     """Up to `TUNED_LOADS` of the first group of closed loops, or else of rates, that the workload has."""
-    groups = [group for group in file.loads if workload.name in (group.workloads or (workload.name,))]
+    groups = file.loads_of(workload)
     for kind in ("concurrency", "concurrency_per_gpu", "rate_rps"):
         for group in groups:
             values = getattr(group, kind)

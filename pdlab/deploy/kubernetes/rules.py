@@ -1,7 +1,7 @@
 """What KubeRay and Kubernetes refuse in the manifests of a RayService because of a cluster's file or of its size.
 
 The rules are those of KubeRay 1.7.0 (validation.go) and of Kubernetes (labels, sizes); each message names the value and
-the rule. What pdlab's code alone decides is checked by tests.
+the rule. Tests check what only pdlab's code decides.
 """
 
 from __future__ import annotations

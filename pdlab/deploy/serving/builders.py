@@ -33,17 +33,28 @@ from pdlab.deploy.serving.guard_sources import InstallsGuard, pythonpath, source
 from pdlab.deploy.serving.kv_pool import CountsPoolTokens
 from pdlab.deploy.serving.nixl_port import HoldsPort
 from pdlab.deploy.serving.prefill_call import CallsPrefill, PrefillRules
-from pdlab.deploy.serving.ray_names import BUILDER, INGRESS, PD, SERVER, SERVER_UTILS, bind_class, bound_deployment
+from pdlab.deploy.serving.ray_names import (
+    BUILDER,
+    INGRESS,
+    INGRESS_UTILS,
+    PD,
+    SERVER,
+    SERVER_UTILS,
+    bind_class,
+    bound_deployment,
+)
 from pdlab.deploy.serving.role_board import BOARD_PREFIX
 from pdlab.deploy.serving.sequences import for_one_engine, join, split
 from pdlab.deploy.serving.step_watch import WatchesSteps
 from pdlab.deploy.serving.timeline import SendsTimeline, StreamsPast, TimelineHeader, TimelineMiddleware, current
+from pdlab.deploy.serving.usage import DATA, DONE, END
 from pdlab.deploy.serving.vllm_costs import CostsLess, EmptiesStats
 from pdlab.roles.spec import FluidSpec
 
 # Its modules are not imported: they need vLLM, which the machine that builds the application may not have.
 _KV_GUARD = importlib.resources.files("pdlab.guard")
 _UNCHANGING = (str, int, float, bytes, type(None))
+_END = f"{DATA}{DONE}"
 FLUID_PREFIX = "Fluid:"  # of the engines' deployment
 FLUID_ROUTER = "pdlab.deploy.serving.fluid_router.FluidRouter"
 # Packages whose modules go to the nodes with the classes.
@@ -59,6 +70,10 @@ class HttpFront:
         build = getattr(super(), "__serve_build_asgi_app__", None)
         app: Any = await build() if build is not None else self._asgi_app  # type: ignore[attr-defined]
         app.middleware_stack = None  # vLLM builds it at once; it is made again at the first request
+        if hasattr(self, "_pd_handle_request"):
+            pd: Any = importlib.import_module(PD)
+            if not hasattr(pd._pd_http_response, "of_ray"):
+                pd._pd_http_response = _with_one_generator(pd._pd_http_response)
         # Starlette, vLLM's metrics and Ray Serve each try the routes in their order, some 25 for each request.
         app.routes[:] = sorted(app.routes, key=lambda route: getattr(route, "path", None) not in OBJECTS)
         for route in app.routes:
@@ -132,6 +147,41 @@ def _parsing_once(handler: Callable[[Any], Any]) -> Any:
 
     responses: Any = importlib.import_module("starlette.responses")
     return importlib.import_module("fastapi.routing").request_response(handle)
+
+
+def _with_one_generator(rays: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Ray's way of making an HTTP answer of what an engine sends, with one generator around a stream of events in place
+    of two. Each is one more coroutine for every token."""
+    responses: Any = importlib.import_module("starlette.responses")
+    write: Any = importlib.import_module(INGRESS_UTILS)._apply_openai_json_format
+
+    async def answer(sent: Any) -> Any:
+        first = await anext(sent)
+        if not isinstance(first[0] if isinstance(first, list) else first, str):  # an error, or a whole answer
+            return await rays(_after(first, sent))
+        return responses.StreamingResponse(_events(first, sent, write), media_type="text/event-stream")
+
+    answer.of_ray = rays  # type: ignore[attr-defined]
+    return answer
+
+
+async def _after(first: Any, rest: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    yield first
+    async for item in rest:
+        yield item
+
+
+async def _events(first: Any, rest: AsyncIterator[Any], write: Callable[[Any], str]) -> AsyncIterator[str]:
+    """The texts of a stream, whose items are texts or what Ray would ``write``; the last one is the end, as ever."""
+    text = first if isinstance(first, str) else write(first)
+    ended = text.strip().endswith(_END)
+    yield text
+    async for item in rest:
+        text = item if isinstance(item, str) else write(item)
+        ended = ended or (DONE in text and text.strip().endswith(_END))
+        yield text
+    if not ended:
+        yield f"{_END}{END}"
 
 
 def _sharing_ids(prepare: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,8 +1,8 @@
 """A replica that is to stop keeps its engine until nobody needs the KV blocks that it holds.
 
 Ray Serve waits only for a replica's requests. Prefill's requests end before decode has read their KV blocks. If the
-engine stops then, decode's read fails. Runs in Ray Serve's replicas, sent there by value: imports the standard library
-alone.
+engine stops then, decode's read fails. Runs in Ray Serve's replicas, sent there by value: imports
+only the standard library.
 """
 
 from __future__ import annotations

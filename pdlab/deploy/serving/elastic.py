@@ -78,7 +78,7 @@ class EngineAdmission:
             self._asked[pair] = now_s + WARM_S + WARM_AGAIN_S
         return [prefill for prefill, _ in mine]
 
-    def told(self, engine: str, outcomes: Mapping[str, str], now_s: float) -> None:
+    def transfers_ended(self, engine: str, outcomes: Mapping[str, str], now_s: float) -> None:
         """Results of the first transfers to ``engine``: the engine that prefilled -> the error, empty without one."""
         for prefill, error in outcomes.items():
             if not error:

@@ -136,7 +136,7 @@ class SwitchesRoles:
     @property
     def _knows(self) -> bool:
         """Whether somebody asks what is in this engine's prefix cache, and it has one."""
-        return (self._affinity or self.board_spec.local_below is not None) and self.caches_prefixes
+        return (self._affinity or self.board_spec.prefill_locally_below is not None) and self.caches_prefixes
 
     def _keeps(self, chunks: list[int], *, pulled: bool) -> None:
         """From now on this engine has a prompt with these chunks in its cache."""

@@ -20,13 +20,12 @@ import ray
 from ray import serve
 
 from pdlab.deploy.serving.prefill_call import Route
-from pdlab.deploy.serving.ray_names import ROUTERS
+from pdlab.deploy.serving.ray_names import NAMESPACE, ROUTERS
 from pdlab.roles.messages import RoleNews
 from pdlab.roles.prefixes import to_compute
 
 _routers: Any = importlib.import_module(ROUTERS)
 
-NAMESPACE = "serve"
 # The board answers within a second at the latest; one that does not is looked up anew.
 ANSWER_S, AGAIN_S = 10.0, 0.2
 # Roles that take no work (`pdlab.deploy.serving.role_board`): not warm yet, about to go, about to prefill.
@@ -87,7 +86,7 @@ class FluidRouter(_routers.PowerOfTwoChoicesRequestRouter):  # type: ignore[misc
     def _to_decode(self, pending_request: Any) -> Any:
         self._follow()
         session = pending_request.metadata.session_id if self._by_session and pending_request is not None else ""
-        engines = self._playing("decode", frozenset())
+        engines = self._with_role("decode", frozenset())
         if not engines:
             return None
         lighter = partial(self._lighter, engines, lambda each: self._load(each, 1))
@@ -99,7 +98,7 @@ class FluidRouter(_routers.PowerOfTwoChoicesRequestRouter):  # type: ignore[misc
         """Raises LookupError where there is no other engine."""
         self._follow()
         avoid = route.avoid | {self._own}
-        engines = self._playing("prefill", avoid)
+        engines = self._with_role("prefill", avoid)
         if route.only is not None:
             engines = [each for each in self._replicas.values() if each.replica_id.unique_id == route.only]
         if not engines:
@@ -158,7 +157,7 @@ class FluidRouter(_routers.PowerOfTwoChoicesRequestRouter):  # type: ignore[misc
         sent = replica.replica_id.unique_id, kind
         self._sent[sent] = self._sent.get(sent, 0) + amount
 
-    def _playing(self, role: str, avoid: frozenset[Any]) -> list[Any]:
+    def _with_role(self, role: str, avoid: frozenset[Any]) -> list[Any]:
         """The engines with that role; where there are none, those that may do it."""
         engines = [each for each in self._replicas.values() if each.replica_id.unique_id not in avoid]
         roles = self._known.roles
@@ -166,8 +165,8 @@ class FluidRouter(_routers.PowerOfTwoChoicesRequestRouter):  # type: ignore[misc
             ordered = sorted(each.replica_id.unique_id for each in self._replicas.values())
             first = max(1, min(self._first_prefill, len(ordered) - 1))
             roles = {name: "prefill" if place < first else "decode" for place, name in enumerate(ordered)}
-        playing = [each for each in engines if roles.get(each.replica_id.unique_id) == role]
-        return playing or [e for e in engines if roles.get(e.replica_id.unique_id) not in IDLE] or engines
+        with_role = [each for each in engines if roles.get(each.replica_id.unique_id) == role]
+        return with_role or [e for e in engines if roles.get(e.replica_id.unique_id) not in IDLE] or engines
 
     def _follow(self) -> None:
         if self._following is None or self._following.done():

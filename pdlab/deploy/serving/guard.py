@@ -1,6 +1,6 @@
 """An ASGI middleware in front of the engines: it passes the requests that clients need and refuses all others.
 
-Runs in Ray Serve's replicas, sent there by value: imports the standard library alone.
+Runs in Ray Serve's replicas, sent there by value: imports only the standard library.
 """
 
 from __future__ import annotations
@@ -52,18 +52,14 @@ REASONS = {
 
 @dataclass(frozen=True)
 class RequestRules:
-    """Which requests a client may send.
+    """Which requests a client may send: the values of `pdlab.core.deployment.RequestLimits`, and ``tools``: whether the
+    engines find tool calls in the model's text."""
 
-    ``expose``: further routes, as paths. ``max_body_bytes``: of the request's body. ``max_prompts``: sequences of one
-    request, its prompts times ``n``. ``max_tokens``: generated tokens per sequence (None: what the model's context
-    leaves, which the engine checks). ``tools``: whether the engines find tool calls in the model's text.
-    """
-
-    expose: Sequence[str] = ()
-    max_body_bytes: int = 2 * 2**20
-    max_prompts: int = 64
-    max_tokens: int | None = None
-    tools: bool = True
+    expose: Sequence[str]
+    max_body_bytes: int
+    max_prompts: int
+    max_tokens: int | None
+    tools: bool
 
     def allows(self, path: str) -> bool:
         """Whether clients may call the path; a model's own page belongs to the list of models."""

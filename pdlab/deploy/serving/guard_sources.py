@@ -133,7 +133,7 @@ def _remove_unused(folder: Path) -> None:
 
 
 def _is(folder: Path, files: Mapping[str, str]) -> bool:
-    """Whether the folder is ours alone and has these files."""
+    """Whether the folder belongs only to us and has these files."""
     try:
         owned = folder.stat().st_uid == os.getuid()
         return owned and all((folder / name).read_text(encoding="utf-8") == text for name, text in files.items())

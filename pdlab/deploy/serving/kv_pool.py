@@ -1,7 +1,7 @@
 """Exports the size of an engine's KV pool as a counter, which stays readable.
 
 vLLM sets it once, when the engine has started, as a gauge. Ray's pages show a gauge only for two exports after it was
-set; counters stay. Runs in Ray Serve's replicas, sent there by value: imports the standard library alone.
+set; counters stay. Runs in Ray Serve's replicas, sent there by value: imports only the standard library.
 """
 
 from __future__ import annotations

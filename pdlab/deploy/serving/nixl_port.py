@@ -2,7 +2,7 @@
 
 Ray takes the replica's rank for it. When a replica was replaced, Ray Serve moves ranks so that they are contiguous
 again, and a later one gets the rank whose port a survivor still has: vLLM then waits for its listener for ever. Runs in
-Ray Serve's replicas, sent there by value: imports the standard library alone.
+Ray Serve's replicas, sent there by value: imports only the standard library.
 """
 
 from __future__ import annotations

@@ -62,11 +62,11 @@ class PrefillRules:
     decode's engine (``reuse_first_token``).
     """
 
-    timeout_s: float = 120.0
-    absent_s: float = 5.0  # a replica that is slow to say how much it has to do is asked again after 1 s at most
-    on_failure: Sequence[str] = ("retry", "local")
-    early_token: bool = False
-    reuse_first_token: bool = False
+    timeout_s: float
+    absent_s: float
+    on_failure: Sequence[str]
+    early_token: bool
+    reuse_first_token: bool
 
 
 class Route:

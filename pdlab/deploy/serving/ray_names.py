@@ -14,6 +14,7 @@ COMMON = "ray.serve._private.common"
 ENGINE_MODELS = "ray.llm._internal.serve.engines.vllm.vllm_models"
 HASH_ROUTERS = "ray.serve.experimental.consistent_hash_router"
 INGRESS = "ray.llm._internal.serve.core.ingress.builder"
+INGRESS_UTILS = "ray.llm._internal.serve.core.ingress.utils"
 MODELS = "ray.llm._internal.serve.core.configs.openai_api_models"
 NIXL = "ray.llm._internal.serve.engines.vllm.kv_transfer.nixl"
 PD = "ray.llm._internal.serve.serving_patterns.prefill_decode.pd_server"
@@ -24,6 +25,7 @@ SERVER_UTILS = "ray.llm._internal.serve.utils.server_utils"
 TURN_ROUTERS = "ray.serve.experimental.round_robin_router"
 TELEMETRY = "ray._private.telemetry"
 WORKER = "ray._private.worker"
+NAMESPACE = "serve"  # of Ray Serve's actors
 
 
 def bound_deployment(application: Any) -> Any:

@@ -22,6 +22,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from pdlab.deploy.serving.elastic import EngineAdmission, RayServe, ReplicaScaling, ServesReplicas
+from pdlab.deploy.serving.ray_names import NAMESPACE
 from pdlab.roles.assign import assign, first_split
 from pdlab.roles.count import CountDecision, CountPolicy, load_of
 from pdlab.roles.local import locally_below
@@ -32,7 +33,6 @@ from pdlab.roles.prefixes import Prefixes
 from pdlab.roles.rates import CACHED_HALF_LIFE_S, DecayingSum
 from pdlab.roles.spec import AUTO, FluidSpec, counts_of
 
-NAMESPACE = "serve"
 # Of the names of all boards' actors.
 BOARD_PREFIX = "pdlab-roles-"
 JOINED = "an engine joined"  # why roles are decided on; no news where it changes none
@@ -47,10 +47,10 @@ MOST_PACE = 16.0
 MOST_NEWS_S = 5.0  # routers wait 10 s for an answer
 LOG_ENTRIES = 10_000
 # An engine that is "joining" or "leaving" takes no work unless there is no other (`pdlab.deploy.serving.elastic`).
-PLAYING = ("prefill", "decode", "draining")
+WORKING_ROLES = ("prefill", "decode", "draining")
 
 
-class _Engine:
+class _ReportingEngine:
     """The reports of one engine."""
 
     def __init__(self, node: str) -> None:
@@ -69,9 +69,9 @@ class RoleBoard:
         self.spec = spec
         self._clock = clock
         self._began_s = clock()
-        self._engines: dict[str, _Engine] = {}
+        self._engines: dict[str, _ReportingEngine] = {}
         self._roles: dict[str, str] = {}
-        self._by = self.spec.split
+        self._by = self.spec.roles
         # Of a later board greater than of an earlier one: routers take what is newer.
         self._version = time.time_ns()
         self._tick = 0
@@ -107,15 +107,15 @@ class RoleBoard:
         self._run()
         told = EngineReport(**counts)
         joined = engine not in self._engines
-        state = self._engines.setdefault(engine, _Engine(node))
+        state = self._engines.setdefault(engine, _ReportingEngine(node))
         state.heard_s, state.now = self._clock(), told
         state.since.add_work(told)
         self._window.add_requests(told)
         self._handoff_s.extend(told.handoff_s)
-        self._joining.told(engine, told.warmed, self._clock())
+        self._joining.transfers_ended(engine, told.warmed, self._clock())
         if (joined or told.warmed) and self._listened:
             self.decide(JOINED if joined else "")
-        warm = self._joining.orders(engine, self._here, self._clock()) if self._listened else []
+        warm = self._joining.orders(engine, self._staying, self._clock()) if self._listened else []
         return EngineOrders(self._local_below, warm).fields
 
     async def follow(self, known: dict[str, Any], who: str) -> dict[str, Any]:
@@ -164,8 +164,8 @@ class RoleBoard:
         """
         if text != AUTO:
             prefill, decode = counts_of(text)
-            if prefill + decode != len(self._playing):
-                raise ValueError(f"{text} is {prefill + decode} engines, but {len(self._playing)} engines report")
+            if prefill + decode != len(self._at_work):
+                raise ValueError(f"{text} is {prefill + decode} engines, but {len(self._at_work)} engines report")
         elif self._by != AUTO:
             self._policy, self._count_policy = Policy(self.spec), CountPolicy(self.spec)
         self._by = text
@@ -223,12 +223,12 @@ class RoleBoard:
         if not self._roles and self._heard.roles:
             self._roles, self._by, why = dict(self._heard.roles), self._heard.by, "the roles that stood"
             self._joining.knew(self._roles)
-        if ready := self._joining.look(self._here):
+        if ready := self._joining.look(self._staying):
             why = f"{', '.join(ready)} has made its first transfers"
         loads, window = self._observed(now_s)
         observed = ObservedPool(now_s / self.spec.slow_down, loads, window)
         roles, reason = self._choose(observed)
-        roles |= {name: self._out(name) for name in self._engines if self._out(name)}
+        roles |= {name: self._state_without_work(name) for name in self._engines if self._state_without_work(name)}
         before = _split(self._roles) if self._log else None
         changed = roles != self._roles or not self._log
         if changed:
@@ -297,7 +297,7 @@ class RoleBoard:
     def _observed(self, now_s: float) -> tuple[tuple[EngineLoad, ...], ObservedWindow]:
         """Since the last look, in the engines' seconds."""
         slow = self.spec.slow_down
-        loads = tuple(self._load(name, self._engines[name].since) for name in self._playing)
+        loads = tuple(self._load(name, self._engines[name].since) for name in self._at_work)
         passed = self._window
         window = ObservedWindow(
             seconds=max(now_s - self._looked_s, 1e-3) / slow,
@@ -317,7 +317,7 @@ class RoleBoard:
     def _load(self, name: str, since: ReportedSince) -> EngineLoad:
         each = self._engines[name]
         role: Any = self._roles.get(name, "decode")
-        if role not in PLAYING:
+        if role not in WORKING_ROLES:
             role = "decode"
         return EngineLoad(
             engine=name,
@@ -331,8 +331,8 @@ class RoleBoard:
         )
 
     def _learn_local_below(self) -> None:
-        if self.spec.local_below != AUTO:
-            self._local_below = int(self.spec.local_below or 0)
+        if self.spec.prefill_locally_below != AUTO:
+            self._local_below = int(self.spec.prefill_locally_below or 0)
             return
         rate = self._policy.prefill_rate.tokens_per_s
         if rate is None or not self._handoff_s:
@@ -350,23 +350,23 @@ class RoleBoard:
 
     @property
     def _listened(self) -> bool:
-        """Whether roles that stood would have been heard of by now."""
+        """True once routers have had time to report the roles that they hold."""
         return self._clock() - self._began_s >= LISTEN_S
 
     @property
-    def _here(self) -> list[str]:
-        """The engines that tell what they do, and do not leave."""
+    def _staying(self) -> list[str]:
+        """The engines that report, and are not about to stop."""
         leaving = self._scaling.leaving if self._scaling else ()
         return sorted(name for name in self._engines if name not in leaving)
 
     @property
-    def _playing(self) -> list[str]:
-        """Those of them that take work."""
-        return [name for name in self._here if not self._joining.joins(name)]
+    def _at_work(self) -> list[str]:
+        """The staying engines that take work."""
+        return [name for name in self._staying if not self._joining.joins(name)]
 
-    def _out(self, name: str) -> str:
+    def _state_without_work(self, name: str) -> str:
         """The role of an engine that takes no work; empty: it takes work."""
-        if name not in self._here:
+        if name not in self._staying:
             return "leaving"
         return "joining" if self._joining.joins(name) else ""
 
@@ -445,7 +445,7 @@ class RoleBoard:
         metrics: Any = importlib.import_module("ray.util.metrics")
         split = _split(self._roles)
         out = list(self._roles.values())
-        values = {"prefill": split[0], "decode": split[1], "changed": int(self._by != self.spec.split)}
+        values = {"prefill": split[0], "decode": split[1], "changed": int(self._by != self.spec.roles)}
         if self._scaling is not None:
             values |= {"join": out.count("joining"), "leave": out.count("leaving")}
         for name, value in values.items():
@@ -459,7 +459,7 @@ class RoleBoard:
 
 def _split(roles: dict[str, str]) -> tuple[int, int]:
     """Engines that prefill or are about to, and that decode."""
-    playing = [role for role in roles.values() if role in PLAYING]
+    playing = [role for role in roles.values() if role in WORKING_ROLES]
     decode = playing.count("decode")
     return len(playing) - decode, decode
 

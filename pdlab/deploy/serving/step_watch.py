@@ -3,7 +3,7 @@ read KV cache from a living prefill engine.
 
 vLLM's own health check detects a dead engine core, but not a stopped or hanging one. The engine core sends statistics
 with every step, so the replica sees every step. The statistics also have the counts of the KV guard's workers. Runs in
-Ray Serve's replicas, sent there by value: imports the standard library alone.
+Ray Serve's replicas, sent there by value: imports only the standard library.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ STEP_LIMIT_S = 10.0
 
 # What the KV guard counts in the statistics of a step (`pdlab.guard.receives.ACTIONS`, `pdlab.guard.peers`).
 UNHEALED, HEALED = "pdlab_guard_unhealed", "pdlab_guard_healed"
+# An attribute of what `on_outputs` puts in place: one more coroutine for each message is enough.
+_HEARERS = "pdlab_hearers"
 
 
 def connector_stats(outputs: Any) -> list[dict[str, Any]]:
@@ -97,10 +99,16 @@ def on_outputs(client: Any, hear: Callable[[Any], None]) -> None:
     """Call ``hear`` with every message that vLLM's client gets from its engine core: ``EngineCoreOutputs``. Raises
     AttributeError for another version of vLLM."""
     receive = client.engine_core.get_output_async
+    if (hearers := getattr(receive, _HEARERS, None)) is not None:
+        hearers.append(hear)
+        return
+    hearers = [hear]
 
     async def get_output() -> Any:
         outputs = await receive()
-        hear(outputs)
+        for each in hearers:
+            each(outputs)
         return outputs
 
+    setattr(get_output, _HEARERS, hearers)
     client.engine_core.get_output_async = get_output

@@ -18,7 +18,7 @@ import logging
 import sys
 import time
 from array import array
-from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ ROUTES = ("/v1/completions", "/v1/chat/completions")
 # `pdlab.guard.marks`, which the replica may not import; a test compares them.
 CORE, WIRE, READ = "pdlab_marks_core", "pdlab_marks_wire", "read"
 _DONE = "data: [DONE]\n\n"
+_DONE_BYTES = _DONE.encode()
 _ID_CHARS = 128
 # Of a header's value. aiohttp reads lines of 8190 bytes, HAProxy headers of 15 KiB together.
 _HEADER_BYTES = 4096
@@ -107,6 +108,7 @@ class RequestTiming:
         self.times: dict[str, Any] = {}
         self.reads: list[tuple[int, float, float, float, int, int, str]] = []
         self.trace: RequestTrace | None = None
+        self.told: dict[str, Any] | None = None
         self._chunks = 0
 
     @property
@@ -136,11 +138,12 @@ class RequestTiming:
         self.mark("answer")
         self.times = times if isinstance(times, dict) else {}
 
-    def chunk(self) -> None:
-        """A piece of the answer is about to be sent."""
-        self._chunks += 1
-        if self._chunks <= 2:
+    def chunk(self) -> int:
+        """A piece of the answer is about to be sent. Returns how many there were with it; of more than 2, 2."""
+        if self._chunks < 2:
+            self._chunks += 1
             self.mark("first_byte" if self._chunks == 1 else "second_byte")
+        return self._chunks
 
     def event(self, name: str, at: float) -> None:
         """An event of the engine core's, at its own time; the first of its kind counts."""
@@ -195,7 +198,7 @@ class RequestTiming:
             path, err = "pd", "without the KV guard reads have no marks"
         elif "first" not in self.marks:
             err = "the engine reported no events"
-        elif path == "pd" and not self._own(boot):
+        elif path == "pd" and not self._reads_here(boot):
             err = "the reads were on other machines"
         told: dict[str, Any] = {"v": 1, "id": self.request_id, "path": path, "try": self.attempts, "boot": boot}
         told["t"] = {name: _ms(at - self.began) for name, at in self.marks.items()}
@@ -214,7 +217,7 @@ class RequestTiming:
 
     def _wire(self, boot: str) -> list[list[Any]]:
         """The reads; those of another machine's clock begin with the first of this one's."""
-        own = self._own(boot)
+        own = self._reads_here(boot)
         if not own:
             return []
         first = min(read[1] for read in own)
@@ -227,7 +230,7 @@ class RequestTiming:
             )
         return sorted(rows)
 
-    def _own(self, boot: str) -> list[tuple[int, float, float, float, int, int, str]]:
+    def _reads_here(self, boot: str) -> list[tuple[int, float, float, float, int, int, str]]:
         """The reads by this machine's clock. Where machines do not say which boot is theirs, none is known to be."""
         return [read for read in self.reads if boot and read[6] == boot]
 
@@ -237,6 +240,7 @@ class TimingBook:
 
     def __init__(self) -> None:
         self._timings: dict[str, RequestTiming] = {}
+        self._without_first: set[str] = set()
         self._failed = False
 
     def enter(self, engine_id: str, prompt_ids: Sequence[int] | None) -> None:
@@ -249,12 +253,14 @@ class TimingBook:
             timing.engine_ids.append(engine_id)
             timing.prompt_ids = prompt_ids or ()
             self._timings[engine_id] = timing
+            self._without_first.add(engine_id)
 
     def leave(self, timing: RequestTiming) -> None:
         """The request has been answered, or its client has gone."""
         timing.ended = True
         for engine_id in timing.engine_ids:
             self._timings.pop(engine_id, None)
+            self._without_first.discard(engine_id)
 
     def hear(self, outputs: Any) -> None:
         """A message of the engine core: vLLM's ``EngineCoreOutputs``. Takes the guard's marks out of it.
@@ -272,16 +278,17 @@ class TimingBook:
     def _hear(self, outputs: Any) -> None:
         for stats in connector_stats(outputs):
             self._hear_marks(stats)
-        if not self._timings:
+        if not self._without_first:  # the events that count come with the first output of a request
             return
         for output in outputs.outputs:
-            # The first output of a request has them.
             if output.events and (timing := self._timings.get(output.request_id)) is not None:
                 for event in output.events:
                     timing.event(event.type.name.lower(), event.timestamp)
-                if output.new_token_ids and "first" not in timing.marks:
-                    timing.event("first", outputs.timestamp)
-                    timing.first_ids = output.new_token_ids
+                if output.new_token_ids:
+                    self._without_first.discard(output.request_id)
+                    if "first" not in timing.marks:
+                        timing.event("first", outputs.timestamp)
+                        timing.first_ids = output.new_token_ids
 
     def _hear_marks(self, stats: dict[str, Any]) -> None:
         for request_id, *marks in stats.pop(CORE, ()):
@@ -357,9 +364,11 @@ class SendsTimeline:
         except BaseException:
             self.over(timing, answers=not prefills)
             raise
-        return self._told(timing, stream, prefills=prefills)
+        return self._recorded(timing, stream, prefills=prefills)
 
-    async def _told(self, timing: RequestTiming, stream: AsyncIterator[Any], *, prefills: bool) -> AsyncIterator[Any]:
+    async def _recorded(
+        self, timing: RequestTiming, stream: AsyncIterator[Any], *, prefills: bool
+    ) -> AsyncIterator[Any]:
         assert self._book is not None
         _context.set(timing)
         try:
@@ -396,7 +405,8 @@ class SendsTimeline:
         return f"{COMMENT}{_json(self._record(timing))}\n\n"
 
     def _record(self, timing: RequestTiming) -> dict[str, Any]:
-        return timing.record(replica_id(), guarded=self.marks_reads)
+        timing.told = timing.record(replica_id(), guarded=self.marks_reads)
+        return timing.told
 
     def header(self, timing: RequestTiming) -> bytes:
         """The timeline as a header's value."""
@@ -414,10 +424,14 @@ class SendsTimeline:
         """The request has been answered, or its client has gone. ``answers``: a client, and not another engine."""
         if self._book is None or timing.ended:
             return
-        if answers and self._counts is not None and {"first", "first_byte"} <= timing.marks.keys():
-            self._counts.add(self._record(timing))
-        if timing.trace is not None and self._traces is not None and timing.trace.span is not None:
-            self._traces.end(timing.trace, self._record(timing), timing.passed_ms)
+        counts = answers and self._counts is not None and "first" in timing.marks and "first_byte" in timing.marks
+        traced = timing.trace is not None and self._traces is not None and timing.trace.span is not None
+        if counts or traced:
+            told = timing.told or self._record(timing)  # a client has it, and nothing of it changes any more
+            if counts and self._counts is not None:
+                self._counts.add(told)
+            if timing.trace is not None and self._traces is not None and traced:
+                self._traces.end(timing.trace, told, timing.passed_ms)
         self._book.leave(timing)
 
 
@@ -459,17 +473,18 @@ class StreamsPast:
         self._answer = answer
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Send) -> None:
-        sending: Send | None = scope.get(SENDING)
+        sending: _Sending | None = scope.get(SENDING)
         if sending is None:
             await self._answer(scope, receive, send)
             return
         begun = False
 
-        async def forward(message: Message) -> None:
+        # No coroutines of their own: each would be one more for every token.
+        def forward(message: Message) -> Awaitable[None]:
+            return (sending.past or sending)(message) if begun and message.get("more_body") else ends(message)
+
+        async def ends(message: Message) -> None:
             nonlocal begun
-            if begun and message.get("more_body"):
-                await sending(message)
-                return
             await send(message)
             begun = message["type"] == "http.response.start" and message["status"] == 200
 
@@ -477,15 +492,17 @@ class StreamsPast:
 
 
 class _Sending:
-    """Sends what the application answers, and marks when; with the timeline where that was asked for."""
+    """Sends what the application answers, and marks when; with the timeline where that was asked for. ``past``: where
+    further pieces of a stream may go at once, because nothing of them is marked (None: nowhere yet)."""
 
     def __init__(self, server: SendsTimeline, timing: RequestTiming, send: Send) -> None:
         self._server = server
         self._timing = timing
         self._send = send
         self._streams = False
+        self.past: Send | None = None
 
-    async def __call__(self, message: Message) -> None:
+    def __call__(self, message: Message) -> Awaitable[None]:
         timing = self._timing
         if message["type"] == "http.response.start":
             kind = next((value for key, value in message.get("headers", ()) if key.lower() == b"content-type"), b"")
@@ -496,11 +513,12 @@ class _Sending:
                     told = (HEADER.encode(), self._server.header(timing))
                     message = {**message, "headers": [*message.get("headers", ()), told]}
         elif self._streams and (body := message.get("body")):
-            timing.chunk()
-            if timing.asked and body.endswith(_DONE.encode()):
-                told = body.removesuffix(_DONE.encode()) + self._server.comment(timing).encode() + _DONE.encode()
+            if timing.chunk() > 1 and not timing.asked:
+                self.past = self._send
+            if timing.asked and body.endswith(_DONE_BYTES):
+                told = body.removesuffix(_DONE_BYTES) + self._server.comment(timing).encode() + _DONE_BYTES
                 message = {**message, "body": told}
-        await self._send(message)
+        return self._send(message)
 
 
 class TimelineHeader:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from pdlab.marks.parts import after_early, intervals
+from pdlab.marks.request_parts import after_early, intervals
 
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 ROOT, CHILD = "pdlab.request", "pdlab."

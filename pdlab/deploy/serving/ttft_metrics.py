@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pdlab.marks.parts import seconds_of
+from pdlab.marks.request_parts import seconds_of
 
 SECONDS, REQUESTS = "pdlab_ttft_seconds", "pdlab_ttft_requests"
 PART_SECONDS = "pdlab_ttft_part_seconds"

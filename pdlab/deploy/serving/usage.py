@@ -2,7 +2,7 @@
 
 With KV transfer vLLM's decode engine counts transferred tokens as cached tokens of a prompt. Prefill's answer has the
 number of tokens that no engine computed for the request. Works on answers of Ray Serve LLM by their public fields; runs
-in its replicas, sent there by value: imports the standard library alone.
+in its replicas, sent there by value: imports only the standard library.
 """
 
 from __future__ import annotations
@@ -88,7 +88,11 @@ def cached_in_prefill(item: Any, prefilled: Any) -> Any:
     """An item of decode's answer with the cached tokens of prefill's answer in its usage; without the detail if
     prefill's answer lacks it. Items are whole answers, errors, texts of server-sent events, and lists of such texts.
     """
-    if isinstance(item, str) and PROMPT not in item:  # the event of a token: no more is done for each
+    # The event of a token, as Ray batches it or by itself: no more is done for each.
+    if isinstance(item, list) and len(item) == 1 and isinstance(item[0], str):
+        if PROMPT not in item[0]:
+            return item
+    elif isinstance(item, str) and PROMPT not in item:
         return item
     known = getattr(getattr(prefilled, "usage", None), PROMPT, None)
     cache = {name: getattr(known, name, None) for name in _CACHE}

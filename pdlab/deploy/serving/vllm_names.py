@@ -7,6 +7,7 @@ each of them.
 from __future__ import annotations
 
 ASYNC_LLM = "vllm.v1.engine.async_llm"
+COMPLETION = "vllm.entrypoints.openai.completion.serving"
 ENGINE_CORE = "vllm.v1.engine.core"
 ENGINE_UTILS = "vllm.v1.engine.utils"
 ENVIRONMENT = "vllm.envs"

@@ -50,7 +50,7 @@ def custom(path: Path, spec: TrafficFile) -> Iterator[RecordedRequest]:
     counts = counter(spec.tokenizer)
     for line, where, row in json_lines(path):
         messages = (_message("user", row.get("prompt"), "prompt", where),)
-        out = _out(row, ("output_tokens",), spec, where)
+        out = _output_tokens(row, ("output_tokens",), spec, where)
         yield RecordedRequest(line, f"r{line}", f"r{line}", _prompt(messages, counts), out, messages=messages)
 
 
@@ -65,7 +65,7 @@ def batch(path: Path, spec: TrafficFile) -> Iterator[RecordedRequest]:
             messages = _messages(body["messages"], where)
         else:
             messages = (_message("user", body.get("prompt"), "body.prompt or body.messages", where),)
-        out = _out(body, ("max_completion_tokens", "max_tokens"), spec, where)
+        out = _output_tokens(body, ("max_completion_tokens", "max_tokens"), spec, where)
         extra = {key: body[key] for key in IN_PROMPT if body.get(key) is not None} or None
         if extra:
             check_text(json.dumps(extra, ensure_ascii=False), where)
@@ -162,7 +162,7 @@ def _messages(found: object, where: str) -> tuple[dict[str, Any], ...]:
     return tuple(found)
 
 
-def _out(row: Mapping[str, Any], keys: Sequence[str], spec: TrafficFile, where: str) -> int:
+def _output_tokens(row: Mapping[str, Any], keys: Sequence[str], spec: TrafficFile, where: str) -> int:
     key = next((key for key in keys if row.get(key) is not None), None)
     if key is not None:
         return whole(row, key, where)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from pdlab.cluster.machine import SPAWNED
 from pdlab.core.deployment import Pool
 from pdlab.transfer.doctor.findings import ONE_MACHINE, DoctorFinding, Facts, Rule
 
@@ -48,6 +49,12 @@ LISTENING = (
         r"^VLLM::|RayWorkerWrapper",
         "vLLM's engine (NIXL side channel, UCX)",
         "reads where KV blocks are, and with that reads and writes them: KV cache of other requests",
+        False,
+    ),
+    ListeningProcess(
+        re.escape(SPAWNED),
+        "a process of Python's multiprocessing, as an engine of vLLM without a title is",
+        "reads and writes KV blocks, if it is an engine",
         False,
     ),
     ListeningProcess(
@@ -162,7 +169,7 @@ def _namespaces(facts: Facts) -> Iterator[DoctorFinding]:
 def _ports(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact in facts.items():
         holders = {port: fact.get("port_holders", {}).get(str(port), "unknown") for port in fact.get("ports_taken", ())}
-        engines = {port: holder for port, holder in holders.items() if holder.startswith(ENGINES)}
+        engines = {port: holder for port, holder in holders.items() if holder.startswith(ENGINES) or SPAWNED in holder}
         strangers = {port: holder for port, holder in holders.items() if port not in engines}
         if strangers:
             yield DoctorFinding(

@@ -16,7 +16,7 @@ from support.sweep import Oracle
 from pdlab.bench.client.processes import LoadClient
 from pdlab.bench.client.protocol import ClientLevel
 from pdlab.core.errors import BenchError, UsageError
-from pdlab.core.workload import Ramp
+from pdlab.core.workload import Closed, Open, Ramp
 from pdlab.results.level_data import LevelData
 from pdlab.results.metrics import whole
 
@@ -40,13 +40,13 @@ def level(shared_oracle: Oracle, tokenizer: Path) -> ClientLevel:
         output_tokens=8,
         num_requests=60,
         seed=1,
-        concurrency=6,
+        load=Closed(concurrency=6),
     )
 
 
 def test_open_loop_arrives_at_its_rate(client: LoadClient, level: ClientLevel, shared_oracle: Oracle) -> None:
     done_counts: list[int] = []
-    open_level = level.model_copy(update={"name": "open", "concurrency": None, "rate_rps": 30.0})
+    open_level = level.model_copy(update={"name": "open", "load": Open(rate_rps=30.0)})
     answer = client.run(open_level, lambda done, failed: done_counts.append(done))
     arrived = np.array([entry["arrived"] for entry in shared_oracle.log_of("open-")])
     gaps = np.diff(arrived)
@@ -61,7 +61,7 @@ def test_open_loop_arrives_at_its_rate(client: LoadClient, level: ClientLevel, s
 @pytest.mark.usefixtures("cold_start")
 def test_a_client_that_stood_still_tells_which_requests_it_sent_late(level: ClientLevel, shared_oracle: Oracle) -> None:
     """Coordinated omission: what was due meanwhile is sent afterwards, and no latency has the wait in it."""
-    sent = level.model_copy(update={"name": "stopped", "concurrency": None, "rate_rps": 30.0, "num_requests": 90})
+    sent = level.model_copy(update={"name": "stopped", "load": Open(rate_rps=30.0), "num_requests": 90})
     with LoadClient() as client:
 
         def stop() -> None:
@@ -99,7 +99,11 @@ def test_same_seed_same_prompts_other_seed_others(
 def test_one_token_prompts_repeat_only_when_they_must(
     client: LoadClient, level: ClientLevel, shared_oracle: Oracle
 ) -> None:
-    client.run(level.model_copy(update={"name": "single", "input_tokens": 1, "output_tokens": 2, "concurrency": 60}))
+    client.run(
+        level.model_copy(
+            update={"name": "single", "input_tokens": 1, "output_tokens": 2, "load": Closed(concurrency=60)}
+        )
+    )
     entries = shared_oracle.log_of("single-")
     assert len(entries) == 60 and all(len(entry["prompt"].split()) == 1 for entry in entries)
     assert len({entry["prompt"] for entry in entries}) == 60
@@ -168,11 +172,11 @@ def test_a_client_that_dies_says_so(level: ClientLevel) -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("load", [{"concurrency": 6}, {"concurrency": None, "rate_rps": 30.0}], ids=["closed", "open"])
+@pytest.mark.parametrize("load", [Closed(concurrency=6), Open(rate_rps=30.0)], ids=["closed", "open"])
 def test_a_level_that_is_stopped_answers_what_was_sent(
-    level: ClientLevel, shared_oracle: Oracle, load: dict[str, float | None], processes: int
+    level: ClientLevel, shared_oracle: Oracle, load: Closed | Open, processes: int
 ) -> None:
-    name = f"cut-{processes}-{load['concurrency']}"
+    name = f"cut-{processes}-{load.kind}"
     with LoadClient(processes) as client:
 
         def stop() -> None:
@@ -182,14 +186,14 @@ def test_a_level_that_is_stopped_answers_what_was_sent(
 
         stopping = threading.Thread(target=stop)
         stopping.start()
-        answer = client.run(level.model_copy(update={"name": name, "num_requests": 3000, **load}))
+        answer = client.run(level.model_copy(update={"name": name, "num_requests": 3000, "load": load}))
         stopping.join()
         pid = client.pid
     ended = [record for record in answer.records if record.ok]
     cut = [record for record in answer.records if not record.ok]
     assert len(ended) >= 40 - 6 and len(ended) + len(cut) < 1500 and answer.processes == processes
     assert all(record.error == "in flight when the level was stopped" for record in cut)
-    assert load["concurrency"] is None or len(cut) <= 6, "those that were not sent are not failed ones"
+    assert isinstance(load, Open) or len(cut) <= 6, "those that were not sent are not failed ones"
     assert all(record.output_tokens == 8 and record.e2el_s for record in ended)
     assert not Path(f"/proc/{pid}").exists()
 
@@ -223,7 +227,8 @@ def pair(warm_starts: None) -> Iterator[LoadClient]:
 def test_two_processes_share_a_closed_loop(pair: LoadClient, level: ClientLevel, shared_oracle: Oracle) -> None:
     done_counts: list[int] = []
     answer = pair.run(
-        level.model_copy(update={"name": "two", "concurrency": 5}), lambda done, failed: done_counts.append(done)
+        level.model_copy(update={"name": "two", "load": Closed(concurrency=5)}),
+        lambda done, failed: done_counts.append(done),
     )
     entries = shared_oracle.log_of("two-")
     assert answer.processes == 2 and len(answer.records) == len(entries) == 60
@@ -239,7 +244,7 @@ def test_two_processes_share_a_closed_loop(pair: LoadClient, level: ClientLevel,
 
 
 def test_two_processes_add_up_to_one_open_loop(pair: LoadClient, level: ClientLevel, shared_oracle: Oracle) -> None:
-    open_level = level.model_copy(update={"name": "shared", "concurrency": None, "rate_rps": 30.0})
+    open_level = level.model_copy(update={"name": "shared", "load": Open(rate_rps=30.0)})
     answer = pair.run(open_level)
     arrived = np.sort([entry["arrived"] for entry in shared_oracle.log_of("shared-")])
     gaps = np.diff(arrived)
@@ -253,7 +258,7 @@ def test_a_ramp_ends_faster_than_it_began(
     client: LoadClient, pair: LoadClient, level: ClientLevel, shared_oracle: Oracle, shared: bool
 ) -> None:
     ramp = Ramp(start_rps=10, end_rps=60)
-    ramp_level = level.model_copy(update={"name": f"ramp{shared}", "concurrency": None, "ramp": ramp})
+    ramp_level = level.model_copy(update={"name": f"ramp{shared}", "load": ramp})
     (pair if shared else client).run(ramp_level)
     arrived = np.sort([entry["arrived"] for entry in shared_oracle.log_of(f"ramp{shared}-")])
     assert len(arrived) == 60

@@ -5,25 +5,23 @@ from __future__ import annotations
 import pytest
 
 from pdlab.bench.client.protocol import ClientAnswer, ClientLevel, in_simulated_time, slowed
-from pdlab.core.workload import Ramp
+from pdlab.core.workload import Closed, Open, Ramp
 from pdlab.results.schema import RequestRecord
 
 LEVEL = ClientLevel(
     name="rate4", base_url="http://h", model="m", tokenizer="t", input_tokens=10, output_tokens=5, num_requests=20,
-    seed=1, rate_rps=4.0, request_timeout_s=60.0,
+    seed=1, load=Open(rate_rps=4.0), request_timeout_s=60.0,
 )  # fmt: skip
 
 
 def test_requests_come_slowly_and_say_when() -> None:
     slow = slowed(LEVEL, 8.0)
-    assert (slow.rate_rps, slow.request_timeout_s, slow.stamped) == (0.5, 480.0, True)
+    assert (slow.load, slow.request_timeout_s, slow.stamped) == (Open(rate_rps=0.5), 480.0, True)
     assert not LEVEL.stamped
-    ramp = LEVEL.model_copy(update={"rate_rps": None, "ramp": Ramp(start_rps=1, end_rps=8)})
-    shaped = slowed(ramp, 4.0).ramp
-    assert shaped is not None
-    assert (shaped.start_rps, shaped.end_rps) == (0.25, 2.0)
-    closed = LEVEL.model_copy(update={"rate_rps": None, "concurrency": 3})
-    assert slowed(closed, 4.0).concurrency == 3
+    ramp = LEVEL.model_copy(update={"load": Ramp(start_rps=1, end_rps=8)})
+    assert slowed(ramp, 4.0).load == Ramp(start_rps=0.25, end_rps=2.0)
+    closed = LEVEL.model_copy(update={"load": Closed(concurrency=3)})
+    assert slowed(closed, 4.0).load == Closed(concurrency=3)
 
 
 def test_times_become_simulated_ones_and_counts_stay() -> None:

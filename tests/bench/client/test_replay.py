@@ -18,6 +18,7 @@ from pdlab.bench.client.processes import LoadClient
 from pdlab.bench.client.protocol import ClientLevel, ReplayedPlan
 from pdlab.bench.client.replay import own_requests
 from pdlab.core.errors import UsageError
+from pdlab.core.workload import Closed
 from pdlab.results.schema import RequestRecord
 from pdlab.traffic.groups import Groups
 from pdlab.traffic.requests import TrafficHead, TrafficRequest, read_requests, request_at, write_requests
@@ -79,7 +80,7 @@ def level(path: Path, server: CompletionsServer, tokenizer: Path, **changes: Any
     fields |= {name: changes.pop(name) for name in ("endpoint", "stretch", "block_tokens") if name in changes}
     given = {"seed": 5, "num_requests": len(requests), "model": "m", "tokenizer": str(tokenizer), **changes}
     return ClientLevel(
-        name="replay1", base_url=server.url, input_tokens=20, output_tokens=4, replay=ReplayedPlan(**fields), **given
+        name="replay1", base_url=server.url, input_tokens=20, output_tokens=4, load=ReplayedPlan(**fields), **given
     )
 
 
@@ -266,7 +267,7 @@ def test_an_error_in_the_stream_fails_a_request_of_any_level(
     records = client.run(
         ClientLevel(
             name="c1", base_url=server.url, model="m", tokenizer=str(tokenizer), input_tokens=20, output_tokens=4,
-            num_requests=3, seed=1, concurrency=1,
+            num_requests=3, seed=1, load=Closed(concurrency=1),
         )
     ).records  # fmt: skip
     assert [record.ok for record in records] == [False, True, True]
@@ -318,7 +319,7 @@ def test_blocks_of_what_is_to_be_sent_stay_in_the_file(tmp_path: Path) -> None:
     plan = ReplayedPlan(path=str(written(tmp_path, many)), groups=2000)
     asked = ClientLevel(
         name="replay1", base_url="http://x", input_tokens=500, output_tokens=3, seed=5, num_requests=2000, model="m",
-        tokenizer="t", replay=plan,
+        tokenizer="t", load=plan,
     )  # fmt: skip
     own_requests(asked)  # what is made once
     tracemalloc.start()
@@ -344,7 +345,7 @@ def test_requests_are_handed_over_when_they_are_due_or_with_what_they_wait_for(t
     planned = own_requests(
         ClientLevel(
             name="replay1", base_url="http://x", input_tokens=5, output_tokens=3, seed=5, num_requests=4, model="m",
-            tokenizer="t", replay=plan,
+            tokenizer="t", load=plan,
         )
     )  # fmt: skip
     assert [many[number].id for number in planned.order] == ["c", "a", "b", "d"]
@@ -380,8 +381,8 @@ async def answer(asked, session, pbar):
 
 path, count = sys.argv[1], int(sys.argv[2])
 level = ClientLevel(name="replay1", base_url="http://x", input_tokens=5, output_tokens=3, seed=5, num_requests=count,
-                    model="m", tokenizer="t", replay=ReplayedPlan(path=path, groups=count, stretch=1e-6))
-words = replay.Words(range(1000), ["w"] * 1000, 1, list)
+                    model="m", tokenizer="t", load=ReplayedPlan(path=path, groups=count, stretch=1e-6))
+words = replay.WordTexts(range(1000), ["w"] * 1000, 1, list)
 sender, meter = replay.SessionSender(level, replay.own_requests(level), words), Meter(level, io.StringIO())
 asyncio.run(sender.run(Asked, partial(meter.request, answer), meter.keep, None))
 records = sum(len(part.records) for part in meter.ended.parts())

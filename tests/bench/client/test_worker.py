@@ -13,6 +13,7 @@ import pytest
 
 from pdlab.bench.client.protocol import ClientAnswer, ClientLevel, merged
 from pdlab.bench.client.worker import Meter, _own_lengths
+from pdlab.core.workload import Closed, Open
 from pdlab.results.schema import RequestRecord
 
 
@@ -33,7 +34,7 @@ def records_of(meter: Meter) -> list[RequestRecord]:
 
 
 async def test_a_request_without_an_answer_in_time_is_known_as_such() -> None:
-    meter = Meter(level(concurrency=1, request_timeout_s=0.05), io.StringIO())
+    meter = Meter(level(load=Closed(concurrency=1), request_timeout_s=0.05), io.StringIO())
 
     async def serve(request: Any, *_: Any) -> Any:
         await asyncio.sleep(request.takes_s)
@@ -50,7 +51,7 @@ async def test_a_request_without_an_answer_in_time_is_known_as_such() -> None:
 
 
 async def test_lateness_in_a_closed_loop_is_the_time_a_place_stood_empty() -> None:
-    meter = Meter(level(concurrency=2), io.StringIO())
+    meter = Meter(level(load=Closed(concurrency=2)), io.StringIO())
     sent: dict[str, float] = {}
     ended: list[float] = []
 
@@ -93,8 +94,8 @@ def test_a_process_that_begins_late_is_late_by_the_common_schedule() -> None:
 
 def test_records_keep_what_was_asked_of_each_request_of_this_process() -> None:
     lengths = tuple((number, 2) for number in range(1, 10))
-    own = level(rate_rps=1.0, lengths=lengths).model_copy(update={"part": 1, "parts": 4})
-    assert _own_lengths(own) == [(2, 2), (6, 2)] and _own_lengths(level(rate_rps=1.0)) is None
+    own = level(load=Open(rate_rps=1.0), lengths=lengths).model_copy(update={"part": 1, "parts": 4})
+    assert _own_lengths(own) == [(2, 2), (6, 2)] and _own_lengths(level(load=Open(rate_rps=1.0))) is None
     meter = Meter(own, io.StringIO())
     for start_s, asked in zip((9.0, 8.5), _own_lengths(own) or (), strict=True):
         meter.keep(str(start_s), answered(start_s), due_s=start_s - 7.0, asked=asked)
@@ -107,7 +108,7 @@ def test_records_keep_what_was_asked_of_each_request_of_this_process() -> None:
 
 
 def test_what_waited_for_others_is_late_by_them() -> None:
-    meter = Meter(level(rate_rps=1.0), io.StringIO())
+    meter = Meter(level(load=Open(rate_rps=1.0)), io.StringIO())
     meter.keep("root", answered(8.0), due_s=1.0)
     meter.keep("next", answered(9.0), due_s=1.0, waited=True, lateness_s=0.125)
     meter.keep("unsent", answered(9.5, success=False, error="not sent"), due_s=1.0, waited=True)
@@ -118,7 +119,7 @@ def test_tokens_that_the_server_does_not_tell_are_counted_in_the_text() -> None:
     def tokenizer(text: str, **_: Any) -> Any:
         return SimpleNamespace(input_ids=text.split())
 
-    meter = Meter(level(concurrency=1), io.StringIO(), tokenizer)
+    meter = Meter(level(load=Closed(concurrency=1)), io.StringIO(), tokenizer)
     meter.keep("told", answered(1.0, generated_text="a b c"))
     meter.keep("not told", answered(2.0, output_tokens=None, generated_text="a b c"))
     meter.keep("failed", answered(3.0, output_tokens=None, success=False))
@@ -126,7 +127,7 @@ def test_tokens_that_the_server_does_not_tell_are_counted_in_the_text() -> None:
 
 
 def test_what_has_ended_is_not_kept_in_memory() -> None:
-    meter = Meter(level(concurrency=1), io.StringIO())
+    meter = Meter(level(load=Closed(concurrency=1)), io.StringIO())
     gaps_s = [0.001 * number for number in range(200)]
     tracemalloc.start()
     try:

@@ -8,10 +8,10 @@ import json
 from typing import Any
 
 import pytest
-from support.asgi import exchange, text_of
+from support.asgi import exchange, request_rules, text_of
 from support.bad_requests import BAD_REQUESTS, BadRequest
 
-from pdlab.deploy.serving.guard import Guard, RequestRules
+from pdlab.deploy.serving.guard import Guard
 
 REFUSED = [bad for bad in BAD_REQUESTS if bad.guard]
 PASSED = [bad for bad in BAD_REQUESTS if not bad.guard]
@@ -28,7 +28,7 @@ def ask(bad: BadRequest, answer: list[dict[str, Any]] | None = None) -> tuple[in
             await send(message)
 
     headers = [(key.encode(), value.encode()) for key, value in bad.headers.items()]
-    sent = exchange(Guard(app, RequestRules()), bad.route, bad.body, method=bad.method, headers=headers)
+    sent = exchange(Guard(app, request_rules()), bad.route, bad.body, method=bad.method, headers=headers)
     return sent[0]["status"], text_of(sent), reached
 
 

@@ -55,10 +55,10 @@ def test_a_new_engine_takes_work_after_a_transfer_over_every_ordered_pair() -> N
     assert made.orders("c", here, 0.0) == ["a", "b"]
     assert made.orders("a", here, 0.0) == made.orders("b", here, 0.0) == ["c"]
     assert made.orders("a", here, 1.0) == [], "it is at it"
-    made.told("c", {"a": "", "b": ""}, 1.0)
-    made.told("a", {"c": ""}, 1.0)
+    made.transfers_ended("c", {"a": "", "b": ""}, 1.0)
+    made.transfers_ended("a", {"c": ""}, 1.0)
     assert made.look(here) == [] and made.joins("c")
-    made.told("b", {"c": ""}, 1.0)
+    made.transfers_ended("b", {"c": ""}, 1.0)
     assert made.look(here) == ["c"] and not made.joins("c")
     assert [made.orders(each, here, 99.0) for each in here] == [[], [], []]
 
@@ -68,7 +68,7 @@ def test_a_pair_that_fails_is_logged_and_tried_again(caplog: pytest.LogCaptureFi
     made.orders("c", here, 0.0)
     with caplog.at_level(logging.WARNING, "ray.serve"):
         logging.getLogger("ray.serve").propagate = True
-        made.told("c", {"a": "TimeoutError()", "b": ""}, 5.0)
+        made.transfers_ended("c", {"a": "TimeoutError()", "b": ""}, 5.0)
     assert "no first transfer from a to c" in caplog.text and "TimeoutError()" in caplog.text
     assert made.orders("c", here, 5.0 + WARM_AGAIN_S - 1) == []
     assert made.orders("c", here, 5.0 + WARM_AGAIN_S) == ["a"] and made.joins("c")
@@ -79,8 +79,8 @@ def test_a_pair_that_fails_is_logged_and_tried_again(caplog: pytest.LogCaptureFi
 def test_engines_that_are_gone_are_not_waited_for() -> None:
     made = founded("a", "b")
     made.orders("c", ["a", "b", "c"], 0.0)
-    made.told("c", {"a": ""}, 1.0)
-    made.told("a", {"c": ""}, 1.0)
+    made.transfers_ended("c", {"a": ""}, 1.0)
+    made.transfers_ended("a", {"c": ""}, 1.0)
     assert made.look(["a", "c"]) == ["c"]
     assert made.look(["c", "d"]) == [] and made.joins("d")
     assert made.look(["d"]) == ["d"], "where there is no other"
@@ -90,12 +90,12 @@ def test_two_new_engines_are_warmed_with_each_other_too() -> None:
     made, here = founded("a"), ["a", "c", "d"]
     for new in ("c", "d"):
         assert made.orders(new, here, 0.0) == ["a"]
-        made.told(new, {"a": ""}, 1.0)
-    made.told("a", {"c": "", "d": ""}, 1.0)
+        made.transfers_ended(new, {"a": ""}, 1.0)
+    made.transfers_ended("a", {"c": "", "d": ""}, 1.0)
     assert made.look(here) == ["c"]
     assert made.orders("c", here, 2.0) == ["d"] and made.orders("d", here, 2.0) == ["c"]
-    made.told("c", {"d": ""}, 3.0)
-    made.told("d", {"c": ""}, 3.0)
+    made.transfers_ended("c", {"d": ""}, 3.0)
+    made.transfers_ended("d", {"c": ""}, 3.0)
     assert made.look(here) == ["d"]
 
 
@@ -428,7 +428,7 @@ def test_a_controller_that_is_away_changes_nothing(board: Quiet, serve: Serve, c
 
 
 def test_a_fixed_number_asks_ray_serve_for_nothing(clock: Clock, serve: Serve) -> None:
-    made = Quiet(FluidSpec(split="1:1"), clock, serve)
+    made = Quiet(FluidSpec(roles="1:1"), clock, serve)
     clock.now += LISTEN_S
     tell(made, "a", "b")
     look(made, clock)

@@ -69,7 +69,7 @@ class Engine(SwitchesRoles, Orchestrates):
     def __init__(self, *, below: int | None = None, board: Board | None = None) -> None:
         Orchestrates.__init__(self)
         self._flow, self._answers, self._prefill_by = TrafficCounts(), {}, {}
-        self._kept, self.board_spec = Prefixes(), FluidSpec(local_below=below)
+        self._kept, self.board_spec = Prefixes(), FluidSpec(prefill_locally_below=below)
         self._affinity, self._board, self._name, self._local_below = board is not None, board, "me", below or 0
         self.kv_pool_tokens = 10_000
 

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from support.asgi import exchange, text_of
+from support.asgi import exchange, request_rules, text_of
 
 from pdlab.deploy.serving.guard import ROUTES, Guard, RequestRules
 
@@ -39,7 +39,7 @@ def ask(
     """Status, text of the answer, and the bodies that reached the application."""
     data = body if isinstance(body, bytes) else (body if isinstance(body, str) else json.dumps(body)).encode()
     app = RequestedRow()
-    sent = exchange(Guard(app, rules or RequestRules()), path, data, **call)
+    sent = exchange(Guard(app, rules or request_rules()), path, data, **call)
     if sent and sent[0]["type"] == "websocket.close":
         return sent[0]["code"], "", app.bodies
     return sent[0]["status"] if sent else 0, text_of(sent), app.bodies
@@ -75,7 +75,7 @@ def test_a_websocket_is_closed() -> None:
 
 
 def test_exposed_routes_pass_and_are_looked_at() -> None:
-    rules = RequestRules(expose=("/v1/responses",))
+    rules = request_rules(expose=("/v1/responses",))
     assert ask("/v1/responses", {"input": "x"}, rules=rules)[0] == 200
     assert ask("/v1/responses", {"input": "x", "kv_transfer_params": {}}, rules=rules)[0] == 400
 
@@ -117,7 +117,7 @@ def test_a_prompt_may_speak_of_them() -> None:
 
 
 def test_form_data_may_not_carry_them() -> None:
-    rules = RequestRules(expose=("/v1/audio/transcriptions",))
+    rules = request_rules(expose=("/v1/audio/transcriptions",))
     form = ((b"content-type", b"multipart/form-data; boundary=x"),)
     part = b'--x\r\nContent-Disposition: form-data; name="%s"\r\n\r\n{}\r\n--x--'
     requests = [
@@ -129,7 +129,7 @@ def test_form_data_may_not_carry_them() -> None:
 
 @pytest.mark.parametrize("pieces", [1, 7])
 def test_a_body_that_is_too_long_is_a_413(pieces: int) -> None:
-    rules = RequestRules(max_body_bytes=100)
+    rules = request_rules(max_body_bytes=100)
     fits = {"prompt": "x" * (100 - len('{"prompt": ""}'))}
     assert ask("/v1/completions", fits, rules=rules, pieces=pieces)[0] == 200
     status, text, reached = ask("/v1/completions", {"prompt": "x" * 101}, rules=rules, pieces=pieces)
@@ -143,45 +143,38 @@ def test_what_is_not_json_is_a_400(body: Any) -> None:
     assert status == 400 and reached == [] and "not JSON" in text
 
 
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [
-        ({"prompt": ["a"] * 8}, 200),
-        ({"prompt": ["a"] * 9}, 400),
-        ({"prompt": [[1]] * 9}, 400),
-        ({"prompt": [1] * 9}, 200),
-        ({"prompt": ["a"] * 4, "n": 2}, 200),
-        ({"prompt": ["a"] * 4, "n": 3}, 400),
-        ({"messages": [], "n": 9}, 400),
-        ({"token_ids": [1], "sampling_params": {"n": 9}}, 400),
-        ({"prompt": "a", "n": "3"}, 200),
-        ({"prompt": ["a", "b", "c"], "n": "3"}, 400),
-    ],
-)
-def test_sequences_of_one_request(body: dict[str, Any], status: int) -> None:
-    code, text, _ = ask("/v1/completions", body, rules=RequestRules(max_prompts=8))
-    assert code == status
-    assert status == 200 or "the limit is 8" in text
+MANY, LONG = request_rules(max_prompts=8), request_rules(max_tokens=50)
 
 
 @pytest.mark.parametrize(
-    ("body", "status"),
+    ("rules", "body", "status"),
     [
-        ({"prompt": "a"}, 200),
-        ({"prompt": "a", "max_tokens": 50}, 200),
-        ({"prompt": "a", "max_tokens": 51}, 400),
-        ({"messages": [], "max_completion_tokens": 51}, 400),
-        ({"messages": [], "max_completion_tokens": 5}, 200),
-        ({"messages": []}, 400),
-        ({"input": "a", "max_output_tokens": 51}, 400),
-        ({"sampling_params": {"max_tokens": 51}}, 400),
+        (MANY, {"prompt": ["a"] * 8}, 200),
+        (MANY, {"prompt": ["a"] * 9}, 400),
+        (MANY, {"prompt": [[1]] * 9}, 400),
+        (MANY, {"prompt": [1] * 9}, 200),
+        (MANY, {"prompt": ["a"] * 4, "n": 2}, 200),
+        (MANY, {"prompt": ["a"] * 4, "n": 3}, 400),
+        (MANY, {"messages": [], "n": 9}, 400),
+        (MANY, {"token_ids": [1], "sampling_params": {"n": 9}}, 400),
+        (MANY, {"prompt": "a", "n": "3"}, 200),
+        (MANY, {"prompt": ["a", "b", "c"], "n": "3"}, 400),
+        (LONG, {"prompt": "a"}, 200),
+        (LONG, {"prompt": "a", "max_tokens": 50}, 200),
+        (LONG, {"prompt": "a", "max_tokens": 51}, 400),
+        (LONG, {"messages": [], "max_completion_tokens": 51}, 400),
+        (LONG, {"messages": [], "max_completion_tokens": 5}, 200),
+        (LONG, {"messages": []}, 400),
+        (LONG, {"input": "a", "max_output_tokens": 51}, 400),
+        (LONG, {"sampling_params": {"max_tokens": 51}}, 400),
     ],
 )
-def test_generated_tokens(body: dict[str, Any], status: int) -> None:
-    code, text, _ = ask("/v1/completions", body, rules=RequestRules(max_tokens=50))
+def test_sequences_and_tokens_of_one_request(rules: RequestRules, body: dict[str, Any], status: int) -> None:
+    code, text, _ = ask("/v1/completions", body, rules=rules)
     assert code == status
-    assert status == 200 or "the limit is 50" in text
-    assert ask("/v1/completions", body)[0] == 200, "without a limit the engine knows its context"
+    assert status == 200 or f"the limit is {8 if rules is MANY else 50}" in text
+    if rules is LONG:
+        assert ask("/v1/completions", body)[0] == 200, "without a limit the engine knows its context"
 
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
@@ -205,10 +198,10 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 )
 def test_tools_whose_calls_nobody_would_read_are_refused(changes: dict[str, Any], without: int, read: int) -> None:
     body = {"messages": [], **changes}
-    status, text, reached = ask("/v1/chat/completions", body, rules=RequestRules(tools=False))
+    status, text, reached = ask("/v1/chat/completions", body, rules=request_rules(tools=False))
     assert (status, bool(reached)) == (without, without == 200)
     assert status == 200 or any(name in json.loads(text)["error"]["message"] for name in ("tool_call_parser", "tools"))
-    assert ask("/v1/chat/completions", body, rules=RequestRules(tools=True))[0] == read
+    assert ask("/v1/chat/completions", body, rules=request_rules(tools=True))[0] == read
 
 
 def test_a_client_that_went_away_is_not_answered() -> None:
@@ -222,7 +215,7 @@ def test_lifespan_is_the_applications_own() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(Guard(app, RequestRules())({"type": "lifespan"}, None, send))  # type: ignore[arg-type]
+    asyncio.run(Guard(app, request_rules())({"type": "lifespan"}, None, send))  # type: ignore[arg-type]
     assert app.bodies == [b""]
 
 
@@ -231,7 +224,7 @@ HARMONY = "error downloading or loading vocab file: failed to download or load v
 
 def answered(app: Any) -> list[dict[str, Any]]:
     """What the client is sent when the application answers a chat request like that."""
-    return exchange(Guard(app, RequestRules()), "/v1/chat/completions", b'{"messages": []}')
+    return exchange(Guard(app, request_rules()), "/v1/chat/completions", b'{"messages": []}')
 
 
 def fails(status: int, *parts: bytes) -> Any:

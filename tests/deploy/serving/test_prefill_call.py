@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,9 @@ import pytest
 from pdlab.deploy.serving import prefill_call, timeline
 from pdlab.deploy.serving.early_token import FIRST_TOKEN, EarlyToken
 from pdlab.deploy.serving.prefill_call import ROUTE, CallsPrefill, PrefillRules
-from pdlab.marks.parts import seconds_of
+from pdlab.marks.request_parts import seconds_of
+
+RULES = PrefillRules(120.0, 5.0, ("retry", "local"), early_token=False, reuse_first_token=False)
 
 
 class Cancelled(Exception):
@@ -124,11 +127,11 @@ def server(monkeypatch: pytest.MonkeyPatch, counted: dict[str, int]) -> Iterator
     monkeypatch.setattr(prefill_call, "count", lambda name: counted.update({name: counted.get(name, 0) + 1}))
 
     class Decode(CallsPrefill, Orchestrator, Engine):
-        prefill_rules = PrefillRules(timeout_s=0.05)
+        prefill_rules = replace(RULES, timeout_s=0.05)
 
     def made(prefill: Prefill, on_failure: str = "retry,local", **flags: bool) -> Any:
         decode: Any = Decode()
-        decode.prefill_rules = PrefillRules(timeout_s=0.05, absent_s=0.02, on_failure=tuple(on_failure.split(",")))
+        decode.prefill_rules = replace(RULES, timeout_s=0.05, absent_s=0.02, on_failure=tuple(on_failure.split(",")))
         decode._prefill_handle, decode.decoded, decode.before, decode.told = prefill, [], None, []
 
         async def notify(name: str, given: dict[str, Any]) -> None:
@@ -176,7 +179,7 @@ def test_the_first_token_is_handed_to_decodes_engine(
     monkeypatch.setattr(prefill_call, "first_token", lambda request, answer, longest, prompt_ids, token_ids: token_ids)
     ids = (timeline.packed([5, 6]), timeline.packed([9]))
     decode = server(Prefill([SimpleNamespace(kv_transfer_params={"remote_request_id": "p", timeline.IDS_KEY: ids})]))
-    decode.prefill_rules, decode._pd_tokenize_once = PrefillRules(reuse_first_token=reuses), True
+    decode.prefill_rules, decode._pd_tokenize_once = replace(RULES, reuse_first_token=reuses), True
     decode.engine._engine_client.model_config = SimpleNamespace(max_model_len=100, has_inner_state=False)
     backend = decode._get_connector_backend()
     backend.prepare_decode_request = lambda request, peer, prefill_response: prefill_response
@@ -290,11 +293,11 @@ def test_where_no_replica_takes_the_call_a_new_one_is_not_waited_for(
     """All have died, and Ray Serve starts others: that took a minute on a busy machine."""
     prefill, clock = Prefill([], replicas=0), Clock()
     decode = server(prefill, steps)
-    decode.prefill_rules = PrefillRules(on_failure=tuple(steps.split(",")))
+    decode.prefill_rules = replace(RULES, on_failure=tuple(steps.split(",")))
     monkeypatch.setattr(prefill_call, "asyncio", SimpleNamespace(**{**vars(asyncio), "wait": clock.wait}))
     given = answer(decode)
     assert (given[0].error.code if ends == 503 else given) == ends
-    assert clock.waited == [PrefillRules().absent_s], "once: a retry would find none either"
+    assert clock.waited == [RULES.absent_s], "once: a retry would find none either"
     assert prefill.calls[0][1].cancelled and "timeouts" not in counted and "retries" not in counted
 
 
@@ -303,7 +306,7 @@ def test_a_call_that_a_replica_has_taken_may_take_the_whole_time(
 ) -> None:
     prefill, clock = Prefill(["hangs", "hangs"]), Clock()
     decode = server(prefill)
-    decode.prefill_rules = PrefillRules()
+    decode.prefill_rules = RULES
     monkeypatch.setattr(prefill_call, "asyncio", SimpleNamespace(**{**vars(asyncio), "wait": clock.wait}))
     assert answer(decode) == ["one", "two"]
     assert clock.waited == [5] * 48 and counted["timeouts"] == 2
@@ -315,7 +318,7 @@ def test_a_call_whose_replica_died_later_is_given_up_too(
     """Ray sends such a call again by itself, and its router waits until there is a replica."""
     prefill, clock = Prefill(["hangs"]), Clock()
     decode = server(prefill)
-    decode.prefill_rules = PrefillRules()
+    decode.prefill_rules = RULES
     taken: list[Any] = []
     given = decode._call
 
@@ -399,7 +402,7 @@ def test_an_answer_of_prefill_behind_the_clients_back_frees_the_blocks(server: M
     ready = asyncio.Event()
     prefill = Prefill([prefilled(3)], ready=ready)
     decode = server(prefill)
-    decode.prefill_rules = PrefillRules(timeout_s=60)
+    decode.prefill_rules = replace(RULES, timeout_s=60)
     leave(decode, when=lambda: bool(prefill.calls), then=ready.set)
     assert decode.told == [{"remote_request_id": "p3"}] and decode.decoded == []
 
@@ -418,7 +421,7 @@ async def test_behind_an_early_token_decode_has_it_with_the_next_item(
 ) -> None:
     """Who leaves with the token leaves before decode began."""
     decode = server(Prefill([prefilled(5)]))
-    decode.prefill_rules = PrefillRules(early_token=True)
+    decode.prefill_rules = replace(RULES, early_token=True)
     early = EarlyToken("o", "data: o", (1,), 2)
     monkeypatch.setattr(prefill_call, "going_on", lambda *_: None)
     decode._where_exact = lambda *_: early

@@ -34,7 +34,7 @@ def report(of: RoleBoard, *names: str, **more: Any) -> None:
 
 def played(clock: Clock, split: str, engines: str) -> Quiet:
     """A board that has given roles to those engines."""
-    of = board(clock, split=split)
+    of = board(clock, roles=split)
     report(of, *engines)
     of.decide()
     return of
@@ -141,7 +141,7 @@ def test_a_new_board_takes_over_the_roles_that_stand(clock: Clock) -> None:
     old = played(clock, "1:3", "abcd")
     asyncio.run(old.set_split("2:2"))
     known = old._state()
-    new = board(clock, split="1:3")
+    new = board(clock, roles="1:3")
     asyncio.run(asyncio.wait_for(new.follow(known.fields, "router"), 5))
     report(new, *"abcd")
     new.decide()
@@ -153,7 +153,7 @@ def test_a_new_board_takes_over_the_roles_that_stand(clock: Clock) -> None:
 
 def test_a_follower_hears_of_a_change_at_once(clock: Clock) -> None:
     async def scenario() -> tuple[dict[str, Any], bool]:
-        of = board(clock, split="1:1")
+        of = board(clock, roles="1:1")
         for name in "ab":
             await of.report(name, "node", TrafficCounts().take().fields)
         of.decide()
@@ -178,7 +178,7 @@ def test_a_follower_hears_of_a_change_at_once(clock: Clock) -> None:
 
 
 def test_routers_hear_of_what_is_still_prefilled_elsewhere(clock: Clock) -> None:
-    of = board(clock, split="1:1")
+    of = board(clock, roles="1:1")
     report(of, "a", "b", coming=3, running=2, waiting_prompt_tokens=70)
     of.decide()
     assert of._state().loads == {"a": (70, 5), "b": (70, 5)}
@@ -187,7 +187,7 @@ def test_routers_hear_of_what_is_still_prefilled_elsewhere(clock: Clock) -> None
 @pytest.mark.parametrize(("slow_down", "times"), [(0.5, 1.0), (1.0, 1.0), (12.0, 12.0), (100.0, 16.0)])
 def test_loads_of_slow_engines_are_as_old_as_those_of_fast_ones(clock: Clock, slow_down: float, times: float) -> None:
     assert pace(slow_down) == times
-    of = board(clock, split="1:1", slow_down=slow_down)
+    of = board(clock, roles="1:1", slow_down=slow_down)
     report(of, "a", "b", "c")
     of.decide()
     clock.now += SILENT_S * times - 0.1
@@ -223,7 +223,7 @@ def test_the_threshold_is_learnt_in_tokens_that_are_computed(clock: Clock) -> No
     """Half of what prefill answers comes from its caches: it seems to compute twice as fast as it does."""
 
     def learnt(computed: int) -> int:
-        of = board(clock, split="1:1", local_below="auto")
+        of = board(clock, roles="1:1", prefill_locally_below="auto")
         for _ in range(4):
             clock.now += LISTEN_S
             busy = {"prefilled_tokens": 8000, "computed_tokens": computed, "prefill_busy_s": 0.8}
@@ -237,7 +237,7 @@ def test_the_threshold_is_learnt_in_tokens_that_are_computed(clock: Clock) -> No
 
 
 def test_the_policy_hears_of_prompts_that_stay(clock: Clock) -> None:
-    of = board(clock, split="1:1")
+    of = board(clock, roles="1:1")
     seen: list[ObservedPool] = []
     choose = of._choose
 
@@ -255,7 +255,7 @@ def test_the_policy_hears_of_prompts_that_stay(clock: Clock) -> None:
 
 
 def test_a_threshold_that_is_given_is_told_to_engines(clock: Clock) -> None:
-    of = board(clock, split="1:1", local_below=300)
+    of = board(clock, roles="1:1", prefill_locally_below=300)
     report(of, "a", "b")
     of.decide()
     assert asyncio.run(of.report("a", "node", TrafficCounts().take().fields)) == {"local_below": 300, "warm": []}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pdlab.deploy.serving.step_watch import STEP_LIMIT_S, StepWatch, WatchesSteps, watch
+from pdlab.deploy.serving.step_watch import STEP_LIMIT_S, StepWatch, WatchesSteps, on_outputs, watch
 
 
 class Engine:
@@ -108,6 +108,15 @@ def test_the_clients_messages_are_passed_on_and_seen(monkeypatch: pytest.MonkeyP
     assert steps is not None
     assert asyncio.run(vllm.engine_core.get_output_async()) == "outputs"
     assert seen == [(steps, "outputs")]
+
+
+def test_several_that_hear_take_one_coroutine_in_their_order() -> None:
+    vllm, heard = client(), list[tuple[int, Any]]()
+    on_outputs(vllm, lambda outputs: heard.append((1, outputs)))
+    placed = vllm.engine_core.get_output_async
+    on_outputs(vllm, lambda outputs: heard.append((2, outputs)))
+    assert vllm.engine_core.get_output_async is placed
+    assert asyncio.run(placed()) == "outputs" and heard == [(1, "outputs"), (2, "outputs")]
 
 
 def test_an_engine_that_sends_no_statistics_cannot_be_watched() -> None:

@@ -379,6 +379,15 @@ def test_an_answer_that_is_not_streamed_has_a_header() -> None:
     assert HEADER.encode() not in dict(exchange(failed, "/v1/completions", headers=ASKS)[0]["headers"])
 
 
+def test_what_the_client_was_told_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, counted = Server(Engine()), list[dict[str, Any]]()
+    app = application(server, [start(b"text/event-stream"), *map(body, STREAM)])
+    monkeypatch.setattr(server._counts, "add", counted.append)
+    sent = exchange(app, "/v1/completions", headers=ASKS)
+    told = json.loads(text_of(sent).partition(": pdlab ")[2].split("\n\n")[0])
+    assert json.loads(json.dumps(counted)) == [told]
+
+
 def test_an_ingress_makes_a_header_of_the_field() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send(start(b"application/json"))

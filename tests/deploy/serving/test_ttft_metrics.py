@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.timelines import ALONE_MS, PD_MS, alone, drawn, pd
 
 from pdlab.deploy.serving.ttft_metrics import COUNTERS, PART_SECONDS, WATCHED, CountsParts
-from pdlab.marks.parts import MARKS, seconds_of
+from pdlab.marks.request_parts import MARKS, seconds_of
 from pdlab.results.timeline import PARTS, RequestTimeline
 
 

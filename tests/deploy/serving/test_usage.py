@@ -143,3 +143,8 @@ def test_what_was_transferred_is_not_cached(case: str) -> None:
 def test_what_says_nothing_of_a_cache_stays_as_it_is(item: Any) -> None:
     prefilled = Whole(usage=Usage(prompt_tokens_details=PromptDetails(cached_tokens=1)))
     assert cached_in_prefill(item, prefilled) == item
+
+
+@pytest.mark.parametrize("item", ["data: {1}\n\n", ["data: {1}\n\n"]])
+def test_the_event_of_a_token_is_passed_on_itself(item: Any) -> None:
+    assert cached_in_prefill(item, None) is item

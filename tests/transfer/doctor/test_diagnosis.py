@@ -23,6 +23,7 @@ from pdlab.transfer.doctor.findings import DoctorFinding
 from pdlab.transfer.doctor.software_rules import loads_alike
 
 ROOT = Path(__file__).resolve().parents[3]
+UNTITLED = "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=9, pipe_handle=11)"
 LIBRARIES = {f"{WHEEL}/libucp-bcc5ee2e.so.0.0.0": "a1", f"{WHEEL}/libibverbs-1de1263b.so.1.14.48.0": "b2"}
 
 
@@ -127,6 +128,7 @@ PLANTED: list[tuple[str, str, dict[str, Any]]] = [
     ("error", "side-channel port", {"ports_taken": [20000]}),
     ("error", "side-channel port", {"ports_taken": [20000], "port_holders": {"20000": "sshd, process 7"}}),
     ("note", "side-channel port", {"ports_taken": [22000], "port_holders": {"22000": "VLLM::EngineCore, process 7"}}),
+    ("note", "side-channel port", {"ports_taken": [22000], "port_holders": {"22000": f"{UNTITLED}, process 7"}}),
     ("warning", "builds differ", {"loaded": loaded(digests={f"{WHEEL}/libucp-0123abcd.so.0.0.0": "other"})}),
     ("error", "advertised host", {"advertised": {"host": "10.0.0.9", "mine": False}}),
     ("error", "advertised host", {"advertised": {"host": "localhost", "mine": True, "loopback": True}}),
@@ -171,6 +173,7 @@ def test_a_planted_fault_is_found_and_nothing_else(severity: str, topic: str, ch
         ("ray::ProxyActor", "Ray Serve's proxy"),
         ("ray::ServeController", "Ray's worker"),
         ("VLLM::Worker_TP0", "vLLM's engine"),
+        (UNTITLED, "a process of Python's multiprocessing"),
     ],
 )
 @pytest.mark.parametrize("mode", ["token", None])

@@ -3,7 +3,7 @@
 Servers count the parts of every request (`pdlab.deploy.serving.ttft_metrics`), and readers of results show them
 (`pdlab.results.timeline`, which explains each). A timeline is here a mapping as a server sends it: ``path``, ``early``,
 ``t`` (its marks) and ``p`` (prefill's own durations), both in ms. Runs in Ray Serve's replicas too, sent there by
-value: imports the standard library alone.
+value: imports only the standard library.
 """
 
 from __future__ import annotations
