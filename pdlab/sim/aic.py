@@ -328,11 +328,11 @@ def _other_ways(of: _Compiling, model_of: Callable[[str], Any]) -> tuple[tuple[O
     def another(system: str, engine: str, ops: Callable[[Any], list[Any]]) -> Callable[[float], float] | None:
         try:
             model = model_of(engine)
-            found = _seconds_of(_handle(model, of.folder, _measured(system, engine)), ops(model))
-            found(1.0)
+            took_s = _seconds_of(_handle(model, of.folder, _measured(system, engine)), ops(model))
+            took_s(1.0)
         except Exception:  # whatever the package raises for what its database does not have
             return None
-        return found
+        return took_s
 
     def experts_of(model: Any) -> list[Any]:
         return [each for each in model.context_ops if isinstance(each, operations.MoE)]
