@@ -14,7 +14,7 @@ from pdlab.analysis.requests import Requests
 from pdlab.analysis.shrinkage import RepeatStudy
 from pdlab.analysis.ttft_breakdown import TtftSplit, mean_split, split
 from pdlab.analysis.view import GPUS_PER_NODE, CountedRole, ThroughputMetric, View
-from pdlab.core.bounds import Metric
+from pdlab.core.bounds import METRICS, Metric
 from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool
 from pdlab.core.errors import StoreError
 from pdlab.core.gpu_count import DEFAULT_COUNT, Count
@@ -25,7 +25,6 @@ from pdlab.results.schema import Experiment, Origin, Run, SloSearch, Summary, Tu
 Rate = Literal["requests", "output", "input", "total"]
 RequestsOf = Mapping[RunKey, Requests]
 
-METRICS: tuple[Metric, ...] = ("ttft", "tpot", "itl", "e2el")
 UNKNOWN_MODEL = "unknown"  # of a published folder whose files name none
 
 

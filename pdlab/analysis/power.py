@@ -19,7 +19,7 @@ from pdlab.results.metrics import student_t
 # engines share with everything else: 9 % in output tokens/s and 15 % in median TPOT, pooled over the 24 levels of
 # three repeats in bm_results/; the larger is taken.
 SINGLE_REPEAT_SD: dict[str, float] = {"gpu": 0.05, "cpu": 0.15}
-POWER = 0.8
+POWER, CONFIDENCE = 0.8, 0.95
 DRAWS, STEPS = 2000, 20
 
 

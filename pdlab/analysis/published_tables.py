@@ -28,9 +28,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pdlab.analysis.curves import METRICS, Curve, Gpus, Point, Sample
+from pdlab.analysis.curves import Curve, Gpus, Point, Sample
 from pdlab.core import notation
-from pdlab.core.bounds import Metric
+from pdlab.core.bounds import METRICS, Metric
 from pdlab.core.deployment import Deployment, Disaggregated, unguarded
 from pdlab.core.errors import StoreError, UsageError, reason_of
 from pdlab.core.workload import Closed, Load, Open, Workload

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Literal, NamedTuple
 
-from pdlab.analysis.power import SINGLE_REPEAT_SD
+from pdlab.analysis.power import CONFIDENCE, SINGLE_REPEAT_SD
 from pdlab.analysis.replays import ReplayFacts
 from pdlab.analysis.ttft_parts import PartsAround, TtftParts
 from pdlab.core.findings import Finding, found
@@ -20,7 +20,6 @@ from pdlab.results.metrics import student_t
 from pdlab.results.schema import Distribution, Run
 from pdlab.results.slo import bounds_of_one
 
-CONFIDENCE = 0.95
 # The finding on a difference in TTFT, by the parts (`pdlab.results.timeline.PARTS`) with most of it.
 CAUSES: Mapping[str, tuple[str, ...]] = {
     "replay_by_servers": ("front", "server", "prefill_server", "failed_calls", "out"),

@@ -151,7 +151,6 @@ class SweepFlags(LevelOptions):
     )
 
 
-ALL_CONCURRENCIES = (4, 8, 16, 32, 48, 64)
 ALL_RATES_RPS = (1.0, 2.0, 4.0, 8.0, 12.0, 16.0)
 # Fields that do not go with a replay, whose file sets the requests and their times.
 OF_ONE_LOAD = (
@@ -166,7 +165,7 @@ N = TypeVar("N", int, float)
 def parse_concurrencies(text: str) -> tuple[int, ...]:
     """``all`` or ``4,8,16``. Raises UsageError."""
     if text.strip() == "all":
-        return ALL_CONCURRENCIES
+        return defaults.CONCURRENCIES
     example = "--concurrency: expected all or whole numbers such as 4,8,16"
     values = []
     for part in text.split(","):
@@ -280,7 +279,7 @@ class BenchSettings(SweepFlags):
     )
     concurrency: Annotated[tuple[int, ...], CONCURRENCIES] | None = setting(
         None,
-        f"requests in flight; all = {','.join(map(str, ALL_CONCURRENCIES))}",
+        f"requests in flight; all = {','.join(map(str, defaults.CONCURRENCIES))}",
         LOAD,
         "-c",
         "--concurrency",

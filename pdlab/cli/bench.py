@@ -12,27 +12,25 @@ from typing import Any
 
 from pdlab.bench.fill import planned
 from pdlab.bench.levels import FINAL_HOLD_S
-from pdlab.bench.measure import title
-from pdlab.bench.options import ALL_CONCURRENCIES, ALL_RATES_RPS, BenchSettings, distinct
+from pdlab.bench.options import ALL_RATES_RPS, BenchSettings, distinct
 from pdlab.bench.slo_search import SloSearchOptions
 from pdlab.bench.sweep import SweepOptions, SweepResult, build, run_sweep, with_loads
 from pdlab.bench.target import check_name, normal_url
 from pdlab.bench.traffic import read_traffic, replayed
+from pdlab.core import defaults
 from pdlab.core.arguments import MAX_HOLD_S, MAX_LOAD, SLO_QUANTILE
 from pdlab.core.command_lines import command_line, resumed
 from pdlab.core.commands import typed
 from pdlab.core.errors import UsageError
-from pdlab.core.exit_code import exit_code, stop_by_signals
+from pdlab.core.exit_code import NOT_CLEAN, exit_code, stop_by_signals
 from pdlab.core.mixes import parse_mixes
 from pdlab.core.output_paths import check_folder
 from pdlab.core.schema import validate
 from pdlab.core.settings import flag_names, given_of, parse
 from pdlab.core.text import aligned, choices, counted, duration, minutes, ms
-from pdlab.core.workload import Closed, Load, Open, Ramp, Replay, parse_slo, workload_of_flags
+from pdlab.core.workload import Closed, Load, Open, Ramp, Replay, parse_slo, title, workload_of_flags
 from pdlab.deploy.endpoint import reach
-from pdlab.results.schema import Distribution, Run
-
-INVALID = 3
+from pdlab.results.schema import Distribution, Run, note_texts
 
 
 def options(argv: Sequence[str]) -> SweepOptions:
@@ -127,7 +125,7 @@ def _loads(settings: BenchSettings, *, implied: bool) -> tuple[Load, ...]:
     if kind == "concurrency":
         if settings.concurrency is None and settings.per_gpu:
             return ()
-        return tuple(Closed(concurrency=value) for value in settings.concurrency or ALL_CONCURRENCIES)
+        return tuple(Closed(concurrency=value) for value in settings.concurrency or defaults.CONCURRENCIES)
     if kind == "ramp":
         if settings.ramp is None:
             raise UsageError("--type ramp needs --ramp START:END, for example --ramp 1:16")
@@ -204,7 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with reach(normal_url(sweep_options.base_url)):
             result = run_sweep(sweep_options)
         report(result)
-        return 0 if result.valid else INVALID
+        return 0 if result.valid else NOT_CLEAN
 
     return exit_code(run, resume=resumed("bench", argv))
 
@@ -266,7 +264,7 @@ def report(result: SweepResult) -> None:
     print(table(result.runs))
     for search in result.searches:
         print(f"SLO {search.slo.label}: {search.detail}")
-    for note in dict.fromkeys(note.text for run in result.runs for note in run.validity.notes):
+    for note in note_texts(result.runs):
         print(f"note: {note}")
     if skipped > 0:
         print(f"{skipped} of {len(result.runs)} levels were already measured and skipped")

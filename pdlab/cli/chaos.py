@@ -14,11 +14,10 @@ from pdlab.core import defaults
 from pdlab.core.command_lines import command_line
 from pdlab.core.commands import typed
 from pdlab.core.errors import UsageError
-from pdlab.core.exit_code import exit_code
-from pdlab.core.settings import FlagsOf, Port, flag_names, not_given, parse, setting, to_words
+from pdlab.core.exit_code import NOT_CLEAN, exit_code
+from pdlab.core.settings import FlagsOf, Port, not_given, parse, setting, to_words
 from pdlab.faults.plan import TO, WHAT, ChaosOptions, FaultPlan
 
-HAS_FINDINGS = 3
 EPILOG = """\
 examples:
   python -m pdlab chaos short --dry-run
@@ -81,7 +80,6 @@ def _run(settings: ChaosSettings, words: Sequence[str]) -> int:
     from pdlab.cluster import local_nodes, run_on_host
     from pdlab.cluster.namespaces import INSIDE
     from pdlab.core.files import replace
-    from pdlab.core.schema import validate
     from pdlab.faults import run as faults_run
     from pdlab.faults.node_restart import restarting_nodes
     from pdlab.faults.plan import load_plan
@@ -95,8 +93,8 @@ def _run(settings: ChaosSettings, words: Sequence[str]) -> int:
     name = "all" if settings.plan is None else Path(settings.plan).stem
     plan = load_plan(settings.plan or "all")
     changed = settings.changes | ({"rounds": 1} if "duration_s" in settings.changes else {})
-    names = flag_names(ChaosSettings, "changes")
-    plan = validate(FaultPlan, {**plan.model_dump(), **changed}, where="the plan with these flags", names=names)
+    data = {**plan.model_dump(), **changed}
+    plan = settings.value_of("changes", FaultPlan, data, where="the plan with these flags")
     order = settings.passed_to(faults_run.ChaosOrder, plan=plan, name=name, command=typed("chaos", *words))
     subject = faults_run.subject_of(order)
     folder = None
@@ -123,7 +121,7 @@ def _run(settings: ChaosSettings, words: Sequence[str]) -> int:
     text = report.text(made)
     replace(folder / "table.txt", f"{text}\n".encode())
     print(f"\n{text}\n\nKept in {folder}; plot: {command_line('viz', exps=(folder,))}")
-    return 0 if report.well(made) else HAS_FINDINGS
+    return 0 if report.well(made) else NOT_CLEAN
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pdlab.core.errors import ClusterError
-from pdlab.core.exit_code import command
+from pdlab.core.errors import CANNOT_RUN, ClusterError
+from pdlab.core.exit_code import NOT_CLEAN, command
 from pdlab.core.files import write_output
 from pdlab.core.output_paths import check_writable
 from pdlab.core.settings import Backends, Settings, not_given, setting
@@ -20,7 +20,6 @@ from pdlab.core.settings import Backends, Settings, not_given, setting
 if TYPE_CHECKING:
     from pdlab.transfer.doctor.findings import Concern
 
-CANNOT_RUN, HAS_ERRORS = 5, 3
 RANKS_PER_NODE = 8  # number of engines per role whose side-channel ports are checked
 
 EPILOG = """\
@@ -83,7 +82,7 @@ def main(settings: DoctorSettings) -> int:
     if settings.json_file is not None:
         text = json.dumps(diagnosis.as_json(facts, findings), indent=1)
         write_output(settings.json_file, text, "--json")
-    return HAS_ERRORS if any(finding.severity == "error" for finding in findings) else 0
+    return NOT_CLEAN if any(finding.severity == "error" for finding in findings) else 0
 
 
 Examined = tuple[dict[str, dict[str, Any]], tuple["Concern", ...] | None]

@@ -12,7 +12,7 @@ from pdlab.core import defaults
 from pdlab.core.arguments import MODEL_HELP
 from pdlab.core.catalog import known_models, resolve_model
 from pdlab.core.errors import UsageError
-from pdlab.core.exit_code import command
+from pdlab.core.exit_code import NOT_CLEAN, command
 from pdlab.core.files import ROOT, cache_dir
 from pdlab.core.output_paths import check_folder
 from pdlab.core.settings import Port, Settings, serving_port, setting
@@ -22,7 +22,6 @@ from pdlab.first_hour.run import FirstHourState, open_state, run
 from pdlab.first_hour.steps import MOST_TOTAL_S, RunsOn, Step, plan, total_s
 from pdlab.steps.runner import RAN
 
-INCOMPLETE = 3
 LENGTHS: dict[RunsOn, tuple[int, int]] = {"cluster": (5000, 250), "local": (256, 32), "rehearsal": (2000, 100)}
 
 EPILOG = f"""\
@@ -105,7 +104,7 @@ def main(settings: FirstHourSettings) -> int:
         made = archive.write(out, secrets)
         print(f"archive, to send to whoever helps: {made}", file=sys.stderr)
     print(verdicts(steps, state))
-    return 0 if all(outcome.verdict == "ok" for outcome in state.outcomes.values()) else INCOMPLETE
+    return 0 if all(outcome.verdict == "ok" for outcome in state.outcomes.values()) else NOT_CLEAN
 
 
 def describe(steps: Sequence[Step], state: FirstHourState | None = None) -> str:

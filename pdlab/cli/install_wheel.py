@@ -8,11 +8,9 @@ import sys
 import zipfile
 from pathlib import Path
 
-from pdlab.core.errors import ClusterError, UsageError
-from pdlab.core.exit_code import command, no_file
+from pdlab.core.errors import CANNOT_RUN, ClusterError, UsageError
+from pdlab.core.exit_code import NOT_CLEAN, command, no_file
 from pdlab.core.settings import Backends, Settings, setting
-
-DIFFERENT, CANNOT_RUN = 3, 5
 
 EPILOG = """\
 examples, after debug/build_nixl_ucx_efa.sh --wheel:
@@ -93,13 +91,13 @@ def main(settings: InstallWheelSettings) -> int:
         print(f"{name}: {answer.get('error') or '{files} files, {digest}, {loaded}'.format(**answer)}")
     if None in digests.values() or len(set(digests.values())) != 1:
         print("the nodes differ: repair those above, and run this again", file=sys.stderr)
-        return DIFFERENT
+        return NOT_CLEAN
     if settings.backends:
         facts = {name: {"loaded": loads.get(node)} for node, name in names.items()}
         wrong = loads_alike(facts)
         if wrong is not None:
             print(f"the nodes have the same files and load others: {wrong}", file=sys.stderr)
-            return DIFFERENT
+            return NOT_CLEAN
         loaded = [f"{library} {next(iter(nodes.values()))}" for library, nodes in sorted(hashes(facts).items())]
         print(f"every node loads {', '.join(loaded)}")
     expected = hashlib.sha256(content).hexdigest()[:12]

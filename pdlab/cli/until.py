@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pdlab.analysis.power import POWER, SINGLE_REPEAT_SD, LookSchedule, detectable, repeats_for
+from pdlab.analysis.power import CONFIDENCE, POWER, SINGLE_REPEAT_SD, LookSchedule, detectable, repeats_for
 from pdlab.bench.experiment.file import ExperimentFile
 from pdlab.bench.experiment.schedule import Schedule
 from pdlab.core.errors import UsageError
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from pdlab.analysis.headline import Figure, Headline
     from pdlab.analysis.sequential import LookVerdict
 
-CONFIDENCE = 0.95
 DEFAULT_CAP = 12
 LEAST_LOOK = 2  # repeats; one repeat shows no scatter
 NAMES: dict[str, Figure] = {"lead": "throughput", "ttft": "ttft", "tpot": "tpot"}

@@ -15,16 +15,14 @@ from pdlab.analysis.view import SHOWN, View
 from pdlab.core.arguments import SLO_QUANTILE
 from pdlab.core.commands import typed
 from pdlab.core.errors import UsageError
-from pdlab.core.exit_code import exit_code
+from pdlab.core.exit_code import NOT_CLEAN, exit_code
 from pdlab.core.output_paths import check_output, check_picture, distinct
-from pdlab.core.schema import validate
 from pdlab.core.settings import (
     AboveZero,
     FlagsOf,
     NamedValues,
     Settings,
     declared,
-    flag_names,
     given_flags,
     not_given,
     parse,
@@ -67,7 +65,6 @@ Formulas and units of every figure: docs/metrics.md
 
 
 V = TypeVar("V")
-HAS_FINDINGS = 3
 # Fields that also make sense for folders of faults, which have no load levels.
 WITHOUT_LEVELS = ("exps", "plot_path", "format", "no_plot", "report", "show_tables", "note")
 EXPORTS = ("aiperf", "llmd", "inferencex", "csv", "parquet")
@@ -308,7 +305,7 @@ class VizSettings(Settings):
     @property
     def shown(self) -> View:
         """The view of the flags. Fields without a flag are not set in it. Raises UsageError."""
-        return validate(View, self.view, where="the flags", names=flag_names(VizSettings, "view"))
+        return self.value_of("view", View)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -344,7 +341,7 @@ def _audit(settings: VizSettings) -> int:
         found.experiments, stated_by_folder(settings.gpus, settings.label, found.experiments, "--audit")
     )
     print(rules.render(findings, len(found.experiments)))
-    return HAS_FINDINGS if findings else 0
+    return NOT_CLEAN if findings else 0
 
 
 def _dry_run(settings: VizSettings) -> None:

@@ -18,9 +18,9 @@ from pathlib import Path
 from pdlab.cluster.namespaces import spawn_in
 from pdlab.core import errors
 from pdlab.core.errors import PdlabError
+from pdlab.core.exit_code import INTERRUPTED
 from pdlab.core.failure import attach_logs, attached_logs
 
-INTERRUPTED = 130
 # Both sides block these signals until they can handle them. A child that is interrupted during its imports would end
 # without a message and would look like a failure.
 HELD = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}

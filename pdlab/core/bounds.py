@@ -13,6 +13,7 @@ from pdlab.core.workload import bounds_in_ms
 
 Metric = Literal["ttft", "tpot", "itl", "e2el"]
 Statistic = Literal["mean", "p50", "p90", "p95", "p99"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
 EXAMPLE = "tpot_ms=12,ttft_p95_ms=2000"
 
 

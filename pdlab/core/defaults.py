@@ -8,6 +8,7 @@ PORT = 8000
 MODEL, LOCAL_MODEL = "gpt-oss-120b", "tiny-gptoss"
 HARDWARE, LOCAL_HARDWARE = "h100-vllm-0.11", "cpu-vllm-0.29"  # names in configs/catalog/
 REQUEST_TIMEOUT_S = 600.0
+CONCURRENCIES = (4, 8, 16, 32, 48, 64)  # levels of the published sweeps
 RESULTS = Path("bm_results")
 LOCAL_NODES = 2
 

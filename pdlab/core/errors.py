@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+CANNOT_RUN = 5  # exit code: no nodes, or not the software, for a check
+
 
 class PdlabError(Exception):
     """Base of all expected failures. ``exit_code``: exit code of the process."""
@@ -66,7 +68,7 @@ class TransferError(PdlabError):
     """The KV-transfer check cannot run. ``kind``: plugin, backend, memory, side-channel, software, peer (a rank died),
     timeout (a rank hangs), or placement."""
 
-    exit_code = 5
+    exit_code = CANNOT_RUN
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)

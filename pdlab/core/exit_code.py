@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     S = TypeVar("S", bound=Settings)
 
+NOT_CLEAN = 3  # the command did its work and has findings: an invalid level, a failed step, a difference
 INTERRUPTED = 130
 READER_GONE = 141  # a shell's code for an end by SIGPIPE
 

@@ -1050,10 +1050,11 @@ CODES: dict[str, FindingCode] = {
         "The best for {workload} among {names} is not distinguishable: replay it again in each",
     ),
     "replay_sizes_differ": _of_replay(
-        "the compared deployments are of one size", "the deployments are of different sizes (engine ranks: {sizes})"
+        "the compared deployments are of different sizes",
+        "the deployments are of different sizes (engine ranks: {sizes})",
     ),
     "replay_not_compared": _of_replay(
-        "a replay passed its checks", "{label} failed checks in a replay of {workload}, which is not compared"
+        "a replay failed its checks", "{label} failed checks in a replay of {workload}, which is not compared"
     ),
     "replay_best_by": _of_replay(
         "a figure differs by more than single replays of one deployment",
@@ -1066,7 +1067,7 @@ CODES: dict[str, FindingCode] = {
         "of one deployment may differ by {limit:.2f}",
     ),
     "replay_parts_unknown": _of_replay(
-        "the timelines of a replay were stored", "{figure}: the reason is unknown, because not all have timelines"
+        "not all replays have timelines", "{figure}: the reason is unknown, because not all have timelines"
     ),
     "replay_by_hits": _cause(
         "more of the prompts came from caches",

@@ -18,6 +18,7 @@ Role = Literal["collocated", "prefill", "decode", "fluid"]
 
 # The path of KV cache between two engines: a network, or memory of one machine.
 WireKind = Literal["efa", "rdma", "tcp", "shared memory", "gpu peer"]
+NETWORKS: tuple[WireKind, ...] = ("efa", "rdma", "tcp")
 # InfiniBand and RoCE are both rdma; every other kind of interface is tcp.
 WIRE_OF_NIC: dict[str, WireKind] = {"efa": "efa", "infiniband": "rdma", "roce": "rdma"}
 

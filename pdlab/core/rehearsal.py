@@ -12,6 +12,8 @@ from pdlab.core.engine_cache import EngineCache
 from pdlab.core.schema import Frozen
 from pdlab.core.settings import setting
 
+SENT_HEADER = "x-pdlab-sent"  # of a request to simulated engines: when it was sent
+
 REHEARSAL = "rehearsal"  # title of a group of flags
 
 

@@ -20,7 +20,7 @@ from pdlab.core.command_lines import child_words, flag_words
 from pdlab.core.commands import python_words
 from pdlab.core.deployment import parse_label, topology_words
 from pdlab.core.errors import StoreError
-from pdlab.core.exit_code import INTERRUPTED
+from pdlab.core.exit_code import INTERRUPTED, NOT_CLEAN
 from pdlab.core.files import ROOT
 from pdlab.core.workload import Closed, Workload
 from pdlab.demo.choice import ENGINES, conditions, nodes_are_up, slower_by
@@ -29,13 +29,13 @@ from pdlab.results.schema import Run
 from pdlab.results.store import Store
 from pdlab.steps.runner import RAN, ChildStep, StepEnd, StepRunner, StepVerdict, as_typed
 
-NO_PLOT, INCOMPLETE = 1, 3
+NO_PLOT = 1
 STOPPED = "the demo was interrupted"
 REPORT_EVERY_S = 20.0
 # Measured on two idle cores. `DemoClock` corrects them.
 LAUNCH_S, SWEEP_START_S, REQUEST_S = 25.0, 20.0, 0.1
 LAUNCH_CODES: dict[int, StepVerdict] = {0: "ok"}
-SWEEP_CODES: dict[int, StepVerdict] = {0: "ok", INCOMPLETE: "finding"}
+SWEEP_CODES: dict[int, StepVerdict] = {0: "ok", NOT_CLEAN: "finding"}
 
 
 # PD comes first, because it is what people want to see. The collocated engines use as many CPUs as the pairs.
@@ -107,7 +107,7 @@ class Demo:
             return INTERRUPTED
         if plot is None:
             return NO_PLOT
-        return 0 if all(part.valid for part in self._parts) else INCOMPLETE
+        return 0 if all(part.valid for part in self._parts) else NOT_CLEAN
 
     def _measure(self, part: DemoPart, number: int) -> None:
         name = part.name

@@ -25,8 +25,8 @@ from pdlab.core.schema import Frozen
 from pdlab.core.text import last_line
 from pdlab.deploy.serve_config import ServeApp
 from pdlab.deploy.serving.elastic import CONTROLLER, value_of
-from pdlab.deploy.serving.ray_names import MODELS, WORKER
-from pdlab.deploy.serving.role_board import BOARD_PREFIX, NAMESPACE
+from pdlab.deploy.serving.ray_names import MODELS, NAMESPACE, WORKER
+from pdlab.deploy.serving.role_board import BOARD_PREFIX
 from pdlab.remote.logs import LogTail, count_prewarmed, root_cause, tail_logs
 
 APP = "pdlab"

@@ -18,6 +18,7 @@ from pdlab.core.nodes import ClusterNode, ClusterView, Placement, Role
 from pdlab.core.served_model import why_unknown_shape
 from pdlab.core.text import listed
 from pdlab.core.text import table as text_table
+from pdlab.core.vllm_limits import LENGTH_STEP
 from pdlab.core.workload import Workload
 from pdlab.deploy.pool_agreement import WITHOUT_KV_CACHE, speculation
 from pdlab.deploy.serve_config import engine_kwargs
@@ -29,7 +30,6 @@ UTILIZATION = 0.92  # vLLM 0.29's default gpu_memory_utilization
 BATCHED_TOKENS = {"gpu": 8192, "cpu": 2048}  # its default max_num_batched_tokens of a server on 80 GB, and on a CPU
 # Steps that vLLM schedules ahead: out-of-window blocks of both are still held (VllmConfig.max_in_flight_tokens).
 STEPS_AHEAD = {"gpu": 2, "cpu": 2}
-LENGTH_STEP = 1024
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment, Fluid
 from pdlab.core.errors import WireError
 from pdlab.core.model_size import kv_bytes
-from pdlab.core.nodes import NODE_ID_LABEL, WIRE_OF_NIC, ClusterView, Placement, Role, WireKind
+from pdlab.core.nodes import NETWORKS, NODE_ID_LABEL, WIRE_OF_NIC, ClusterView, Placement, Role, WireKind
 from pdlab.deploy.application import Application, ReplicaState
 from pdlab.deploy.endpoint import Running
 from pdlab.deploy.engine_metrics import await_nixl, read_snapshot
@@ -31,12 +31,10 @@ from pdlab.remote import network
 from pdlab.remote.logs import ucx_tables
 from pdlab.results.schema import WireProof
 from pdlab.transfer.ucx_log import Wire, parse_table, reads, together
-from pdlab.transfer.verdict import EFA, FABRIC, SHARED_MEMORY, VERBS, allows
+from pdlab.transfer.verdict import CARRIED, EFA, FABRIC, SHARED_MEMORY, VERBS, allows
 
 TOKENS, LEAST_TOKENS = 4000, 256
 TIMEOUT_S = 300.0
-# Share of the payload that a wire's interfaces must have counted on both sides.
-CARRIED = 0.5
 # vLLM's bytes come as middles of a histogram's buckets: half of them are sure to have moved.
 SURE_SHARE = 0.5
 # The smallest read of KV cache: K and V of one block of 16 tokens in a layer, of one head of 64 in bfloat16.
@@ -51,7 +49,6 @@ TRANSPORTS: dict[WireKind, tuple[str, ...]] = {
     "shared memory": tuple(name for name in SHARED_MEMORY if name != "self"),
     "gpu peer": ("cuda_ipc", "rocm_ipc"),
 }
-NETWORKS: tuple[WireKind, ...] = ("efa", "rdma", "tcp")
 UNKNOWN = "unknown"
 
 

@@ -13,6 +13,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
+from pdlab.core import defaults
 from pdlab.core.catalog import ModelShape, require_shape, whole_shape
 from pdlab.core.deployment import Deployment, Disaggregated
 from pdlab.core.errors import UsageError
@@ -30,8 +31,6 @@ from pdlab.sim.hardware import FitError, Hardware
 from pdlab.sim.kv_transfer import depends_on_age
 from pdlab.sim.level import SimulatedLevel, figures
 from pdlab.sim.simulator import simulate
-
-PUBLISHED_LADDER = (4, 8, 16, 32, 48, 64)
 
 COLUMNS = (
     "predicted_mean_tpot_ms",
@@ -235,7 +234,7 @@ def _levels(rows: Sequence[RequestedRow]) -> list[Level]:
         highest = max(level.load.value for level in closed)
         levels |= {
             Level(load=Closed(concurrency=step), num_requests=PUBLISHED_PROMPTS * step, seed=rows[0].workload.seed)
-            for step in PUBLISHED_LADDER
+            for step in defaults.CONCURRENCIES
             if step < highest
         }
     return sorted(levels, key=lambda level: (level.load.value, level.num_requests))

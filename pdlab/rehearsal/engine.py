@@ -25,7 +25,8 @@ import ray
 from ray import serve
 
 from pdlab.core.deployment import Collocated
-from pdlab.deploy.serving.sequences import join, split
+from pdlab.core.rehearsal import SENT_HEADER
+from pdlab.deploy.serving.sequences import GREEDY, join, split
 from pdlab.deploy.serving.timeline import IDS_KEY, packed
 from pdlab.rehearsal.clock import SlowClock
 from pdlab.rehearsal.metrics import EngineMetrics
@@ -48,8 +49,6 @@ from pdlab.sim.simulator import engine_of
 from pdlab.sim.step_time import engine_cache
 from pdlab.traffic.oracle import HitOracle, oracle_of
 
-SENT_HEADER = "x-pdlab-sent"  # as in pdlab.bench.client.protocol
-GREEDY = 1e-5
 FRESH_S = 10.0  # simulated seconds for which the published use of a front end is valid: its engine may have ended
 NOTICE_TRIES, NOTICE_AGAIN_S = 200, 0.02
 BODY = "rehearsal"

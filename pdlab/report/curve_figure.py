@@ -14,12 +14,12 @@ from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from pdlab.analysis.comparable import groups
-from pdlab.analysis.curves import METRICS, Curve, Point, Rate, rankable
+from pdlab.analysis.curves import Curve, Point, Rate, rankable
 from pdlab.analysis.intervals import Estimate
 from pdlab.analysis.ranking import pareto
 from pdlab.analysis.view import View
 from pdlab.core import text as core_text
-from pdlab.core.bounds import Metric, Statistic
+from pdlab.core.bounds import METRICS, Metric, Statistic
 from pdlab.core.workload import LoadKind
 from pdlab.report import captions, tables
 from pdlab.report.build import Report

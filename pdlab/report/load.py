@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import NamedTuple, get_args
 
 from pdlab.analysis import loading
-from pdlab.analysis.curves import METRICS, gpus_of, short_labels
+from pdlab.analysis.curves import gpus_of, short_labels
 from pdlab.analysis.intervals import carried
 from pdlab.analysis.loading import Loaded
-from pdlab.core.bounds import Statistic
+from pdlab.core.bounds import METRICS, Statistic
 from pdlab.core.errors import UsageError
 from pdlab.core.findings import CODES, Finding, found
 from pdlab.core.output_paths import distinct

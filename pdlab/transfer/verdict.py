@@ -14,7 +14,7 @@ from pdlab.core.findings import Finding, found
 from pdlab.remote.network import Interface, RankHost
 from pdlab.transfer.ucx_log import Wire
 
-OK, SLOW, CORRUPT, CANNOT_RUN = 0, 3, 4, 5  # exit codes; SLOW also means the wrong wire
+OK, SLOW, CORRUPT = 0, 3, 4  # exit codes; SLOW also means the wrong wire
 
 SHARED_MEMORY = ("cma", "xpmem", "knem", "sysv", "posix", "self")
 GPU_PEER = ("cuda_ipc", "cuda_copy", "gdr_copy", "rocm_ipc")

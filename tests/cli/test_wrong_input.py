@@ -1,9 +1,9 @@
 """Wrong command lines of every command: one line that says what is wrong, exit code 2, no file touched.
 
-golden/wrong/COMMAND.txt has each of them behind ``$``, and its error below. A new mistake gets a line ``$ COMMAND ...``
-there, and `make golden` writes the error: no other test has its own list of command lines that are refused before
-anything starts. In these files PUBLISHED, PLACE and LONG stand for what their names here have, and a backslash with an
-n for a new line in a word.
+golden/wrong/COMMAND.txt has each of them behind ``$``, and its error below. A line ``= NAME TEXT`` before it makes a
+file, with Python's escapes. A new mistake gets a line ``$ COMMAND ...``, and `make golden` writes the error: no other
+test has its own list of command lines that are refused before anything starts. In these files PUBLISHED, PLACE and LONG
+stand for what these names have here, and a backslash with an n for a new line in a word.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from support import folders, golden
@@ -136,9 +137,23 @@ def refused(out: str, err: str) -> str:
     return err
 
 
-def lines(command: str) -> list[str]:
-    """The command lines of a stored file."""
-    return [line[2:] for line in (WRONG / f"{command}.txt").read_text().splitlines() if line.startswith("$ ")]
+class Case(NamedTuple):
+    """A command line, and the files that are made for it."""
+
+    files: dict[str, str]
+    line: str
+
+
+def cases(command: str) -> Iterator[Case]:
+    """Those of a stored file."""
+    files: dict[str, str] = {}
+    for line in (WRONG / f"{command}.txt").read_text(encoding="utf-8").split("\n"):
+        mark, _, rest = line.partition(" ")
+        if mark == "=":
+            name, _, files[name] = rest.partition(" ")
+        elif mark == "$":
+            yield Case(files, rest)
+            files = {}
 
 
 def words_of(line: str) -> list[str]:
@@ -155,8 +170,8 @@ COMMANDS = sorted(path.stem for path in WRONG.glob("*.txt"))
 
 
 def test_there_are_enough_of_them() -> None:
-    every = [line for command in COMMANDS for line in lines(command)]
-    assert len(set(every)) == len(every) >= 600
+    every = [str(case) for command in COMMANDS for case in cases(command)]
+    assert len(set(every)) == len(every) >= 800
     assert {"launch", "bench", "viz", "plan"} < {*COMMANDS} <= {*pdlab.COMMANDS, "pdlab"}
 
 
@@ -165,9 +180,19 @@ def test_there_are_enough_of_them() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_one_line_and_nothing_touched(command: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = []
-    for line in lines(command):
+    for files, line in cases(command):
+        made = {place / name: text.encode().decode("unicode_escape").encode() for name, text in files.items()}
+        for path, data in made.items():
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(data)
         assert pdlab.main(words_of(line)) == 2, line
+        told += [f"= {name} {text}\n" for name, text in files.items()]
         told.append(f"$ {line}\n{shown(refused(*capsys.readouterr()), place)}")
+        for path, data in made.items():
+            assert path.read_bytes() == data
+            path.unlink()
+            if path.parent != place:
+                path.parent.rmdir()
     golden.compare("".join(told), WRONG / f"{command}.txt")
 
 

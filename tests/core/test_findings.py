@@ -19,7 +19,8 @@ from pdlab.bench.gates import CANARY, GATES
 from pdlab.core.findings import CODES, FindingCode, found
 
 ROOT = Path(__file__).resolve().parents[2]
-# Page: the source of its findings, the heads of the table, and the cells of a row behind its code.
+# Page, with #SOURCE for a second table of it: the source of its findings, the heads of the table, and the cells of a
+# row behind its code.
 TABLES: dict[str, tuple[str, tuple[str, ...], Callable[[FindingCode], tuple[str, ...]]]] = {
     "docs/methodology.md": ("gates", ("gate", "finding", "what holds in a valid level"), lambda row: (row.rule,)),
     "docs/reading-plots.md": (
@@ -33,6 +34,11 @@ TABLES: dict[str, tuple[str, tuple[str, ...], Callable[[FindingCode], tuple[str,
         lambda row: (row.severity, row.rule),
     ),
     "docs/planning.md": ("plan", ("finding", "what should hold"), lambda row: (row.rule,)),
+    "docs/methodology.md#unchecked": ("unchecked", ("finding", "what the gate needs"), lambda row: (row.rule,)),
+    "docs/methodology.md#notes": ("notes", ("finding", "there is a note unless"), lambda row: (row.rule,)),
+    "docs/metrics.md#files": ("files", ("finding", "what holds in a valid level"), lambda row: (row.rule,)),
+    "docs/metrics.md#replay": ("replay", ("finding", "it is reported if"), lambda row: (row.rule,)),
+    "docs/reading-plots.md#report": ("report", ("finding", "there is a note unless"), lambda row: (row.rule,)),
     "docs/timeline.md": ("timeline", ("finding", "what changes it"), lambda row: (row.fix,)),
     "docs/debugging.md": (
         "doctor",
@@ -97,13 +103,19 @@ def table(page: str) -> str:
 @pytest.mark.golden
 @pytest.mark.parametrize("page", TABLES)
 def test_the_tables_of_codes_are_made_from_the_registry(page: str) -> None:
-    head, begin, rest = (ROOT / page).read_text(encoding="utf-8").partition("<!-- findings: `make golden` -->\n")
+    file, _, source = page.partition("#")
+    marker = f"<!-- findings{source and f' of {source}'}: `make golden` -->\n"
+    head, begin, rest = (ROOT / file).read_text(encoding="utf-8").partition(marker)
     shown, end, tail = rest.partition("\n<!-- end of findings -->")
     assert begin and end
     if os.environ.get("PDLAB_UPDATE_GOLDEN"):
-        (ROOT / page).write_text(head + begin + table(page) + end + tail, encoding="utf-8")
+        (ROOT / file).write_text(head + begin + table(page) + end + tail, encoding="utf-8")
         shown = table(page)
     assert shown == table(page), "run `make golden` and read `git diff '*.md'`"
+
+
+def test_every_code_is_in_a_table() -> None:
+    assert {row.source for row in CODES.values()} == {source for source, *_ in TABLES.values()}
 
 
 def test_the_page_of_the_doctor_names_what_the_doctor_finds() -> None:

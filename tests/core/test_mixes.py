@@ -127,25 +127,6 @@ def test_the_text_comes_back(text: str) -> None:
     assert (workload.input_tokens, workload.output_tokens) == tuple(round(mean) for mean in mixes.mean((0, 0)))
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("5000:250", "one mix does not change with time: give two, or a crowd"),
-        ("5000:250,1000", "'1000' is no part of it"),
-        ("5000:250,1000:1000,every=x", "'every=x' is no part of it"),
-        ("5000:250,1000:1000,every=0", "every_s: must be above 0"),
-        ("5000:250,0:1000", "mixes.1.input_tokens: must be at least 1"),
-        ("5000:250,crowd=answers*4@1+1", "'crowd=answers*4@1+1' is no part of it"),
-        ("5000:250,crowd=prompts*4@1+0", "crowd.for_s: must be above 0"),
-        ("", "'' is no part of it"),
-    ],
-)
-def test_what_is_no_mix_is_refused_with_the_form(text: str, says: str) -> None:
-    with pytest.raises(UsageError) as raised:
-        parse_mixes(text)
-    assert says in str(raised.value) and "\n" not in str(raised.value)
-
-
 def test_another_load_than_a_request_rate_is_refused() -> None:
     with pytest.raises(UsageError, match="give --request-rate"):
         Workload(lengths=parse_mixes(TWO)).arrivals(level(Closed(concurrency=4)))

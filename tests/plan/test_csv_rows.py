@@ -77,51 +77,6 @@ def test_many_ways_to_write_a_configuration(text: str, label: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("mode,concurrency\ncollocated,8\n", "no TP degree"),
-        ("tp,conc,hardware\n4,8,b200\n", "b200"),
-        ("mode,num,tp,concurrency\ncollocated,4,,8\n", "no TP degree is given; give tp"),
-        ("mode,p_num,p_tp,d_num,d_tp,concurrency\npd-pack,1,2,1,,8\n", "no TP degree is given; give d_tp"),
-        ("mode,p_num,p_tp,d_num,d_tp,concurrency\npd-pack,0,2,1,2,8\n", "p_num '0' must be above 0"),
-        ("mode,p_num,p_tp,d_num,d_tp,concurrency\ncollocated,4,2,2,2,8\n", "p_num is 4 and d_num 2"),
-        ("config,num,tp,concurrency\n4xtp2,2,4,8\n", "'4xtp2' contradicts the columns, which give 2xtp4"),
-        ("config,mode,concurrency\n4xtp2,pd-pack,8\n", "contradicts the configuration"),
-        ("config,mode,concurrency\n1xtp2-1xtp2,collocated,8\n", "contradicts the configuration"),
-        ("mode,placement,p_tp,d_tp,concurrency\npd-pack,spread,2,2,8\n", "contradicts placement spread"),
-        ("mode,placement,p_tp,d_tp,concurrency\npd,diagonal,2,2,8\n", "placement 'diagonal' is not known"),
-        ("mode,num,tp,concurrency\ncollocated,4,2,8,9\n", "5 cells for 4 columns"),
-        ("mode,num,tp,TP,concurrency\ncollocated,4,2,2,8\n", "occurs twice"),
-        ("mode,num,tp,concurrency\ncollocated,4,2,1000000\n", "too many to simulate"),
-        ("mode,num,tp,concurrency,request_rate\ncollocated,4,2,,nan\n", "concurrency and request_rate are both empty"),
-        ("", "empty"),
-        ("mode,num,tp,concurrency\n", "no rows"),
-        ("foo,concurrency\n1,2\n", "no column has the configuration"),
-        ("mode,num,tp\ncollocated,1,2\n", "no column concurrency or request_rate"),
-        ("mode,num,tp,concurrency\ncollocated,1,2,x\n", "line 2: concurrency 'x' is not a number"),
-        ("mode,num,tp,concurrency\ncollocated,1,2,8\ncollocated,1.5,2,8\n", "line 3: num '1.5' must be a whole"),
-        ("mode,num,tp,concurrency\ncollocated,1,2,-8\n", "must be above 0"),
-        ("mode,num,tp,concurrency\nsomewhere,1,2,8\n", "mode 'somewhere' is not known"),
-        ("mode,num,tp,concurrency,link\ncollocated,1,2,8,string\n", "link 'string' is not known"),
-        ("mode,num,tp,concurrency,prompts\ncollocated,1,2,8,perhaps\n", "prompts 'perhaps' is not known"),
-        ("mode,num,tp,ep,concurrency\ncollocated,1,2,maybe,8\n", "is not a flag"),
-        ("label,concurrency\nnonsense,8\n", "line 2: label 'nonsense'"),
-        ("mode,num,tp,concurrency,model\ncollocated,1,2,8,gpt-9\n", "model 'gpt-9' has no shape"),
-        ("mode,num,tp,concurrency,itl\ncollocated,1,1,8,90000\n", "does not fit"),
-    ],
-)
-def test_what_is_left_to_guess_is_refused(
-    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "in.csv"
-    path.write_text(text)
-    assert plan.main(["--predict", str(path)]) == 2
-    out, error = capsys.readouterr()
-    assert out == "" and message in error and error.count("\n") == 1
-    assert str(path) in error
-
-
-@pytest.mark.parametrize(
     ("text", "column"),
     [
         ("tp,conc,Spec Decoding\n4,8,mtp\n", "spec_decoding"),

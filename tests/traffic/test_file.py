@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import random
 import statistics
 import subprocess
@@ -48,41 +47,6 @@ def written(tmp_path: Path, **keys: Any) -> Path:
 
 def requests(path: Path) -> list[TrafficRequest]:
     return [*compiled(path)[1]]
-
-
-@pytest.mark.parametrize(
-    ("keys", "complaint"),
-    [
-        ({}, "needs one of random, conversations, agents, replay: none of them is there"),
-        ({"conversations": CHAT, "replay": "x"}, "conversations and replay are there"),
-        ({"conversations": CHAT, "sped": 2}, "sped: is not a known key; did you mean speed"),
-        ({"conversations": {**CHAT, "turn": 2}}, "conversations.turn: is not a known key"),
-        ({"conversations": {**CHAT, "turns": "many"}}, "'many' is no quantity; give 60"),
-        ({"conversations": {**CHAT, "turns": "4 normal:2"}}, "'normal:2' is no distribution of lengths"),
-        ({"conversations": {**CHAT, "turns": "4 mixes:1:1,2:2"}}, "lengths of a file or of mixes are no quantity"),
-        ({"conversations": {**CHAT, "rate_rps": True}}, "conversations.rate_rps: must be a number"),
-        ({"conversations": CHAT, "window": "20-10"}, "window: from an earlier second to a later one"),
-        ({"conversations": CHAT, "follow": "recorded"}, "follow is of a replay, and conversations is none"),
-        ({"conversations": CHAT, "spread_ticks": "never"}, "spread_ticks is of a replay"),
-        ({"replay": "x.jsonl", "tenants": {"a": {"share": 1}}}, "tenants are of conversations and agents"),
-        ({"conversations": CHAT, "tenants": {}}, "tenants"),
-        ({"replay": "nowhere.jsonl"}, "nowhere.jsonl: cannot be read (No such file or directory)"),
-        ({"replay": "x.jsonl", "spread_ticks": -1}, "spread_ticks: auto, never, or seconds above 0"),
-        ({"replay": "x.jsonl", "spread_ticks": math.nan}, "got nan"),
-        ({"conversations": CHAT, "speed": math.inf}, "speed: must be a finite number, got inf"),
-        ({"conversations": {**CHAT, "rate_rps": math.inf}}, "conversations.rate_rps: must be a finite number, got inf"),
-        ({"conversations": {**CHAT, "think_s": "5 geometric"}}, "think_s: geometric is of whole numbers, and this"),
-        ({"conversations": {**CHAT, "system_tokens": 9}, "tenants": {"a": {"share": 1}}}, "is of each tenant"),
-        ({"conversations": {**CHAT, "turns": "inf geometric"}}, "turns.nominal: must be a finite number, got inf"),
-        ({"conversations": {**CHAT, "turns": "1e300 geometric"}}, "turns.nominal: must be at most 1e+12"),
-    ],
-)  # fmt: skip
-def test_what_makes_no_sense_is_refused(tmp_path: Path, keys: dict[str, Any], complaint: str) -> None:
-    path = written(tmp_path, **keys)
-    with pytest.raises(UsageError) as refused:
-        requests(path)
-    assert complaint in str(refused.value)
-    assert "\n" not in str(refused.value)
 
 
 def test_the_seed_of_the_file_draws_lengths_too(tmp_path: Path) -> None:

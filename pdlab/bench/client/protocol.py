@@ -15,7 +15,6 @@ from pdlab.results.kept import Kept, Row
 from pdlab.results.schema import ClientLoad, RequestRecord
 from pdlab.results.timeline import RequestTimeline
 
-SENT_HEADER = "x-pdlab-sent"
 SESSION_HEADER = "x-session-id"  # to the router of an engine: the request's session
 STOP = "stop"
 
@@ -55,8 +54,8 @@ class ClientLevel(Frozen):
     ``decode_url``: two vLLM servers without a serving layer. With a `ReplayedPlan` as ``load`` the requests, their
     lengths and their times are those of a compiled workload. ``tokenizer`` is a folder or a Hugging Face id. With
     several processes this one is number ``part`` of ``parts``: ``load`` and ``num_requests`` are those of the whole
-    level, and each process takes its share. ``stamped``: every request has its sending time in `SENT_HEADER`, in
-    seconds of the machine's monotonic clock. ``timeline``: every request requests a timeline.
+    level, and each process takes its share. ``stamped``: every request has its sending time, in seconds of the
+    machine's monotonic clock, in a header (`pdlab.core.rehearsal`). ``timeline``: every request requests a timeline.
     """
 
     name: str

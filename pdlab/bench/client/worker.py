@@ -41,11 +41,12 @@ from typing import Any, TextIO
 from pydantic import ValidationError
 
 from pdlab.bench.client.ended import EndedRequest, EndedRequests
-from pdlab.bench.client.protocol import SENT_HEADER, STOP, ClientAnswer, ClientLevel, ComputedTokens
+from pdlab.bench.client.protocol import STOP, ClientAnswer, ClientLevel, ComputedTokens
 from pdlab.bench.client.replay import SessionSender, WordTexts, own_requests, tee_answers
 from pdlab.bench.client.timeline_tap import TappedSession
 from pdlab.bench.client.vllm_names import BENCHMARK, ENGINES_OWN
 from pdlab.core.errors import UsageError
+from pdlab.core.rehearsal import SENT_HEADER
 from pdlab.deploy.endpoint import key_of
 from pdlab.deploy.serving.timeline import HEADER
 

@@ -20,13 +20,12 @@ import ray
 from ray import serve
 
 from pdlab.deploy.serving.prefill_call import Route
-from pdlab.deploy.serving.ray_names import ROUTERS
+from pdlab.deploy.serving.ray_names import NAMESPACE, ROUTERS
 from pdlab.roles.messages import RoleNews
 from pdlab.roles.prefixes import to_compute
 
 _routers: Any = importlib.import_module(ROUTERS)
 
-NAMESPACE = "serve"
 # The board answers within a second at the latest; one that does not is looked up anew.
 ANSWER_S, AGAIN_S = 10.0, 0.2
 # Roles that take no work (`pdlab.deploy.serving.role_board`): not warm yet, about to go, about to prefill.

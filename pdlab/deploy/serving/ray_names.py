@@ -25,6 +25,7 @@ SERVER_UTILS = "ray.llm._internal.serve.utils.server_utils"
 TURN_ROUTERS = "ray.serve.experimental.round_robin_router"
 TELEMETRY = "ray._private.telemetry"
 WORKER = "ray._private.worker"
+NAMESPACE = "serve"  # of Ray Serve's actors
 
 
 def bound_deployment(application: Any) -> Any:

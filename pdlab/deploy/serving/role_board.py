@@ -22,6 +22,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from pdlab.deploy.serving.elastic import EngineAdmission, RayServe, ReplicaScaling, ServesReplicas
+from pdlab.deploy.serving.ray_names import NAMESPACE
 from pdlab.roles.assign import assign, first_split
 from pdlab.roles.count import CountDecision, CountPolicy, load_of
 from pdlab.roles.local import locally_below
@@ -32,7 +33,6 @@ from pdlab.roles.prefixes import Prefixes
 from pdlab.roles.rates import CACHED_HALF_LIFE_S, DecayingSum
 from pdlab.roles.spec import AUTO, FluidSpec, counts_of
 
-NAMESPACE = "serve"
 # Of the names of all boards' actors.
 BOARD_PREFIX = "pdlab-roles-"
 JOINED = "an engine joined"  # why roles are decided on; no news where it changes none

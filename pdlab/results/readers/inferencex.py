@@ -9,11 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from pdlab.core.bounds import METRICS
 from pdlab.results.readers import FileReading, RawLevel
 from pdlab.results.readers.statistics import ASSUMED_REQUESTS, number_in, of_export
 
 TOOL = "InferenceX"
-_LATENCIES = ("ttft", "tpot", "itl", "e2el")
 # Our name -> theirs; the first one found counts.
 _NAMES: dict[str, tuple[str, ...]] = {
     "model_id": ("model", "model_name", "infmax_model_prefix"),
@@ -103,7 +103,7 @@ def _level(row: dict[str, Any]) -> dict[str, Any] | None:
         value = _first(row, name)
         if name not in ("isl", "osl") and value is not None:
             level[name] = int(float(value)) if name == "max_concurrency" else value
-    for metric in _LATENCIES:
+    for metric in METRICS:
         for theirs, value in row.items():
             figure = number_in(value)
             if figure is None:

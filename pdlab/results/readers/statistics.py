@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdlab.results.readers import RequestTimes
+from pdlab.results.schema import PERCENTILES
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-PERCENTILES = (50, 90, 95, 99)
 ASSUMED_REQUESTS = 1000  # of a level whose file has a rate and no number of requests; the level notes that
 # Burstiness of arrivals at a constant rate, which is infinite: with 1000 the arrivals are practically regular.
 REGULAR = 1000.0

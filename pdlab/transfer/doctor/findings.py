@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pdlab.core.findings import CODES, Severity
-from pdlab.core.nodes import WireKind
+from pdlab.core.nodes import NETWORKS, WireKind
 
 Facts = Mapping[str, Mapping[str, Any]]  # node -> facts
 SPANNING: Literal["an engine over several nodes"] = "an engine over several nodes"
 # A feature of a deployment to which a finding matters: the wire of its KV cache, or an engine over several nodes.
 Concern = WireKind | Literal["an engine over several nodes"]
 FABRIC: tuple[Concern, ...] = ("efa", "rdma")
-NETWORK: tuple[Concern, ...] = ("efa", "rdma", "tcp")
+NETWORK: tuple[Concern, ...] = NETWORKS
 ONE_MACHINE: tuple[Concern, ...] = ("gpu peer", "shared memory")
 
 

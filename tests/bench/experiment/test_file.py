@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,6 @@ BASE: dict[str, Any] = {
     "workloads": [{"input_tokens": 64, "output_tokens": 8}],
     "loads": [{"concurrency": [1, 2]}],
 }
-DECODE = {"name": "decode", "input_tokens": 64, "output_tokens": 8, "mode": "decode-only"}
 
 
 def write(folder: Path, **changes: Any) -> str:
@@ -106,95 +104,6 @@ def test_the_three_of_the_story_and_their_local_variants_are_shipped() -> None:
 def test_local_variants_are_planned_for_less_than_half_an_hour(name: str, tmp_path: Path) -> None:
     plan = make_schedule(name)
     assert sum(schedule.visit_s(plan, visit, tmp_path) for visit in plan.visits) < 30 * 60
-
-
-WRONG: list[tuple[str, dict[str, Any], str]] = [
-    ("unknown key", {"deploymets": []}, "deploymets: is not a known key; did you mean deployments?"),
-    ("name", {"name": "../x"}, "name: must be a name for a folder"),
-    ("key of a list", {"deployments": [{"lable": "collocated-1xtp1"}]}, "lable is not a known key; did you mean label"),
-    ("no where", {"where": {}}, "where: give either local"),
-    ("both", {"where": {"local": 2, "cluster": "auto"}}, "where: give either local"),
-    ("no deployment", {"deployments": []}, "deployments: must have at least 1 of them"),
-    ("label and config", {"deployments": [{"label": "collocated-1xtp1", "config": "y"}]}, "give either label"),
-    ("no such label", {"deployments": [{"label": "pd-packed-p1xtp1"}]}, "label 'pd-packed-p1xtp1'"),
-    ("no such config", {"deployments": [{"config": "no-such"}]}, "deployments.1: "),
-    ("same name", {"deployments": [{"label": "collocated-1xtp1"}] * 2}, "two deployments are called collocated-1xtp1"),
-    ("same workload", {"workloads": BASE["workloads"] * 2}, "two workloads are called mixed"),
-    ("loads", {"loads": []}, "loads: is missing"),
-    ("too large", {"deployments": [{"label": "collocated-9xtp1"}]}, "collocated-9xtp1 does not fit local-2"),
-    ("two kinds", {"loads": [{"concurrency": [1], "rate_rps": [1]}]}, "not concurrency and rate_rps"),
-    ("no kind", {"loads": [{}]}, "give one of concurrency"),
-    ("empty list", {"loads": [{"rate_rps": []}]}, "rate_rps is empty"),
-    ("twice in a group", {"loads": [{"rate_rps": [1, 1]}]}, "rate_rps has a value twice"),
-    ("twice in two", {"loads": [{"concurrency": [2]}, {"concurrency_per_gpu": [1]}]}, "concurrency 2 is listed twice"),
-    ("zero", {"loads": [{"concurrency": [0]}]}, "concurrency: numbers above 0"),
-    ("infinite", {"loads": [{"rate_rps": [float("inf")]}]}, "rate_rps: numbers above 0"),
-    ("burstiness", {"loads": [{"concurrency": [1], "burstiness": 2}]}, "burstiness belongs to rate_rps"),
-    ("burstiness of one ramp", {"loads": [{"ramp": [{"start_rps": 1, "end_rps": 2, "burstiness": 2}]}]},
-     "burstiness is of the whole group"),
-    ("seed of a workload", {"workloads": [{"seed": 3}]}, "prompts are drawn from the experiment's own"),
-    ("slo without bound", {"loads": [{"slo": {"quantile": 0.9}}]}, "give at least one bound"),
-    ("two starts", {"loads": [{"slo": {"ttft_ms": 5, "start_from": "plan", "start_rps": 3}}]},
-     "both set the start of the search: give one of the two"),
-    ("hardware alone", {"loads": [{"slo": {"ttft_ms": 5, "hardware": "h100-vllm-0.11"}}]},
-     "hardware belongs to start_from: plan"),
-    ("no such start", {"loads": [{"slo": {"ttft_ms": 5, "start_from": "magic"}}]}, "start_from"),
-    ("no bound to read at", {"at": ["tpot=12"]}, "at: tpot=12: 'tpot=12' is no bound; expected METRIC_ms=N"),
-    ("one bound twice", {"at": ["tpot_ms=12", "tpot_p50_ms=12.0"]}, "at: tpot_p50_ms=12.0 is there twice; keep one"),
-    ("no list of bounds", {"at": "tpot_ms=12"}, "at: must be a list, got 'tpot_ms=12'"),
-    ("slo below 0", {"loads": [{"slo": {"ttft_ms": -4}}]}, "slo: ttft_ms: '-4' is not a number above 0"),
-    ("slo quantile", {"loads": [{"slo": {"ttft_ms": 1, "quantile": 1.5}}]}, "quantile: '1.5' is not a share"),
-    ("unknown workload", {"loads": [{"concurrency": [1], "workloads": ["z"]}]}, "'z' is none of mixed"),
-    ("no load for it", {"workloads": [*BASE["workloads"], {"name": "b", "input_tokens": 8, "output_tokens": 8}],
-                        "loads": [{"concurrency": [1], "workloads": ["b"]}]}, "no load applies to"),
-    ("decode without bench", {"workloads": [DECODE]}, "no workload fits pd-pack-p1xtp1-d1xtp1"),
-    ("mixed on bench", {"deployments": [{"label": "collocated-1xtp1", "decode_bench": True, "workloads": ["mixed"]}]},
-     "cannot run workload mixed: that takes a workload of mode decode-only"),
-    ("bench in pd", {"deployments": [{"label": "pd-pack-p1xtp1-d1xtp1", "decode_bench": True}]}, "--decode-bench"),
-    ("prefix", {"workloads": [{"input_tokens": 8, "output_tokens": 8, "shared_prefix_tokens": 8}]}, "needs some of"),
-    ("too long", {"workloads": [{"input_tokens": 64, "output_tokens": 8, "lengths": "uniform:0.5-2.0"}],
-                  "deployments": [{"label": "collocated-1xtp1", "max_model_len": 100}]},
-     "collocated-1xtp1: the longest request of workload mixed (64:8 uniform 0.5-2.0) has 144 tokens, its max_model_len "
-     "is 100: make one"),
-    ("repeats", {"repeats": 0}, "repeats: must be at least 1, got 0"),
-    *(
-        (each, {"deployments": [{"label": "collocated-1xtp1", **flags}]}, words)
-        for each, flags, words in (
-            ("no such flag", {"tpp": 4}, "deployments.0: tpp is not a known key; did you mean tp"),
-            ("dry run", {"dry_run": True}, "dry_run is not a known key"),
-            ("export", {"export": "-"}, "export is not a known key"),
-            ("shutdown", {"shutdown": True}, "shutdown is not a known key"),
-            ("standard input", {"request_from_stdin": True}, "request_from_stdin is not a known key"),
-            ("port", {"port": 9000}, "port is not a known key"),
-            ("link", {"link_rate": "1gbit"}, "--link-rate and --link-delay-ms are for the link of"),
-            ("no rate", {"two_hosts": True, "link_rate": "fast"}, "'fast' is not a rate"),
-            ("no tp", {"tp": 0}, "deployments.0: tp: '0' is not a whole number from 1"),
-            ("no share", {"otlp_sample": 2}, "otlp_sample: '2' is not a share: a number from 0 to 1"),
-            ("infinite", {"engine_arg": {"additional_config": {"a": float("inf")}}}, "a value that JSON cannot carry"),
-            ("a day", {"engine_arg": {"additional_config": {"a": date(2026, 1, 1)}}}, "a value that JSON cannot carry"),
-            ("bytes", {"engine_arg": {"additional_config": {"a": b"\xff"}}}, "a value that JSON cannot carry"),
-        )
-    ),
-    *(
-        (f"lengths {lengths}", {"workloads": [{"lengths": lengths}]}, words)
-        for lengths, words in (
-            ("file:nowhere.csv", "workloads.0: lengths: nowhere.csv: cannot be read"),
-            ("gauss:1", "workloads.0: lengths: 'gauss:1' is no distribution of lengths; give fixed"),
-            (5, "lengths"),
-            ({"kind": "uniform", "low": 1.0, "high": 0.5}, "from a smaller share to a larger one"),
-            ({"kind": "normal"}, "one of 'fixed', 'uniform', 'lognormal', 'file', 'mixes', 'replay', got 'normal'"),
-        )
-    ),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("changes", "words"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
-def test_bad_files_are_one_line(
-    changes: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert experiment.main([write(tmp_path, **changes), "--dry-run"]) == 2
-    out, error = capsys.readouterr()
-    assert out == "" and error.startswith("error: ") and words in error and error.count("\n") == 1
 
 
 def test_unknown_names_list_the_shipped_ones() -> None:

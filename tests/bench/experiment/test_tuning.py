@@ -84,30 +84,6 @@ def test_loads_are_the_files_or_its_own(changes: dict[str, Any], loads: tuple[ob
     assert searched(tmp_path, **changes).plan.visits[0].parts[0].loads == loads
 
 
-@pytest.mark.parametrize(
-    ("tune", "message"),
-    [
-        ({"grid": {"max_num_sequences": [1]}}, "tune_baseline.grid"),
-        ({"grid": {"max_num_seqs": []}}, "grid.max_num_seqs: give values"),
-        ({"grid": {"max_num_seqs": [4, 4]}}, "none of them twice"),
-        ({"grid": {"max_num_seqs": list(range(1, 30))}}, "has 29 combinations, each a launch"),
-        ({"grid": {"max_num_seqs": [-4]}}, "max_num_seqs=-4"),
-        ({"at": "tpot=12"}, "'tpot=12' is no bound"),
-        ({"deployments": ["pd-pack-p1xtp1-d1xtp1"]}, "that run mixed (collocated-2xtp1, wide)"),
-        ({"workload": "other"}, "tune_baseline.workload: 'other' is none of mixed"),
-        ({"loads": {"slo": {"ttft_ms": 9}}}, "loads: give concurrency, concurrency_per_gpu or rate_rps"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_searched_is_one_line(
-    tune: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "x.yaml"
-    path.write_text(yaml.safe_dump({**BASE, "tune_baseline": tune}))
-    assert experiment.main([str(path), "--dry-run"]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1, error
-
-
 def test_it_takes_bounds_loads_and_a_collocated_deployment(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="tune_baseline: needs bounds within which most is best"):
         plan(tmp_path, at=[])

@@ -1,0 +1,63 @@
+"""Tables in docs of what the code declares: counters are made from it, parts, faults and their keys are compared.
+
+PDLAB_UPDATE_GOLDEN=1 rewrites the table of counters.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from pdlab.deploy.serving.prefill_call import COUNTERS
+from pdlab.faults.kinds import KINDS
+from pdlab.faults.plan import FaultPlan
+from pdlab.guard.receives import ACTIONS
+from pdlab.results.timeline import PARTS
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+
+def first_cells(page: str, heading: str) -> list[str]:
+    """The first cells of the first table behind a heading, without the head of the table."""
+    rows = (DOCS / page).read_text().split(f"\n{heading}\n")[1].split("\n|---")[1].split("\n\n")[0].splitlines()[1:]
+    return [row.split("|")[1].strip() for row in rows]
+
+
+@pytest.mark.golden
+def test_the_table_of_counters_is_made_from_them() -> None:
+    named = {f"pdlab_prefill_{name}": text for name, text in COUNTERS.items()}
+    named |= {f"pdlab_guard_{name}": text for name, text in ACTIONS.items()}
+    rows = [f"| `{name}` | {text.rstrip('.')} |" for name, text in named.items()]
+    table = "\n".join(["| counter | what it counts |", "|---|---|", *rows])
+    page = DOCS / "metrics.md"
+    head, begin, rest = page.read_text(encoding="utf-8").partition("<!-- counters: `make golden` -->\n")
+    shown, end, tail = rest.partition("\n<!-- end of counters -->")
+    assert begin and end
+    if os.environ.get("PDLAB_UPDATE_GOLDEN"):
+        page.write_text(head + begin + table + end + tail, encoding="utf-8")
+        shown = table
+    assert shown == table, "run `make golden`"
+
+
+def test_the_page_of_the_timeline_has_every_part_in_the_order_of_time() -> None:
+    assert first_cells("timeline.md", "## The parts") == [f"`{name}`" for name in PARTS]
+
+
+def kinds_in(cell: str) -> set[str]:
+    """``kill_proxy``, `kill_balancer`, and `stop_` -> the kinds that a row describes; ROLE and PART stand for any."""
+    names = re.findall(r"`(\w+)`", cell)
+    verbs = [name for name in names if name.endswith("_")]
+    whole = [name for name in names if not name.endswith("_")]
+    named = {*whole, *(verb + name.partition("_")[2] for verb in verbs for name in whole)}
+    patterns = [re.sub("ROLE|PART", "[a-z]+", name) for name in named]
+    return {kind for kind in KINDS for pattern in patterns if re.fullmatch(pattern, kind)}
+
+
+def test_the_page_of_faults_has_every_kind_and_every_key_of_a_plan() -> None:
+    rows = [kinds_in(cell) for cell in first_cells("faults.md", "## What is injected, and how")]
+    assert all(rows) and set().union(*rows) == set(KINDS)
+    keys = {name for cell in first_cells("faults.md", "## Plans") for name in re.findall(r"`(\w+)`", cell)}
+    assert keys == set(FaultPlan.model_fields) - {"about", "seed"}
