@@ -1,5 +1,5 @@
 """What ruff and mypy do not check: one name, one class; docstrings name what exists; nothing newer than Python 3.10;
-no sentence that pdlab wrote is read by pdlab; no command line of pdlab is spelled by hand, and every flag in a text exists."""
+no sentence that pdlab wrote is read by pdlab; no command line of pdlab is spelled by hand, and flags in texts exist."""
 
 from __future__ import annotations
 
