@@ -20,7 +20,7 @@ from pdlab.core.deployment import Disaggregated, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen
 from pdlab.core.text import aligned, listed, ms
-from pdlab.results.schema import Experiment, Run, Summary
+from pdlab.results.schema import Experiment, Run, Summary, note_texts
 
 MOST_REPLICAS = 8
 
@@ -203,7 +203,7 @@ def report(prefill: Experiment, decode: Experiment, measured_experiments: Sequen
     others = [each.name for each in measured_experiments if not _of_one_model(each, prefill)]
     if others:
         lines.append(f"note: left out, not of the model of {prefill.name}: {listed(others)}")
-    for note in dict.fromkeys(note.text for run in decode.runs for note in run.validity.notes):
+    for note in note_texts(decode.runs):
         lines.append(f"note: {note}")
     lines.append("note: neither phase includes the KV transfer, and real batches mix lengths")
     return "\n".join(lines)

@@ -20,7 +20,7 @@ from pdlab.bench.watch import HEALTH_LAG_S, Watch
 from pdlab.core.deployment import Fluid
 from pdlab.core.errors import BenchError, ClusterError
 from pdlab.core.findings import Finding, found
-from pdlab.core.workload import Closed, Level, Load, Ramp, Replay, Workload
+from pdlab.core.workload import Closed, Level, Replay, Workload, title
 from pdlab.deploy.engine_metrics import Snapshot, read_snapshot
 from pdlab.results import metrics
 from pdlab.results.level_data import LevelData
@@ -451,17 +451,6 @@ def settled(
             return SettledCounters(current, "short")
         last = current
     return SettledCounters(last, "late")
-
-
-def title(load: Load) -> str:
-    """A load in words."""
-    if isinstance(load, Closed):
-        return f"concurrency {load.concurrency}"
-    if isinstance(load, Ramp):
-        return f"{load.start_rps:g} to {load.end_rps:g} requests/s"
-    if isinstance(load, Replay):
-        return "replay" if load.speed == 1 else f"replay at {load.speed:g} times the speed"
-    return f"{load.rate_rps:g} requests/s"
 
 
 def describe(run: Run) -> str:

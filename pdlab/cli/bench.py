@@ -12,7 +12,6 @@ from typing import Any
 
 from pdlab.bench.fill import planned
 from pdlab.bench.levels import FINAL_HOLD_S
-from pdlab.bench.measure import title
 from pdlab.bench.options import ALL_RATES_RPS, BenchSettings, distinct
 from pdlab.bench.slo_search import SloSearchOptions
 from pdlab.bench.sweep import SweepOptions, SweepResult, build, run_sweep, with_loads
@@ -29,9 +28,9 @@ from pdlab.core.output_paths import check_folder
 from pdlab.core.schema import validate
 from pdlab.core.settings import flag_names, given_of, parse
 from pdlab.core.text import aligned, choices, counted, duration, minutes, ms
-from pdlab.core.workload import Closed, Load, Open, Ramp, Replay, parse_slo, workload_of_flags
+from pdlab.core.workload import Closed, Load, Open, Ramp, Replay, parse_slo, title, workload_of_flags
 from pdlab.deploy.endpoint import reach
-from pdlab.results.schema import Distribution, Run
+from pdlab.results.schema import Distribution, Run, note_texts
 
 
 def options(argv: Sequence[str]) -> SweepOptions:
@@ -265,7 +264,7 @@ def report(result: SweepResult) -> None:
     print(table(result.runs))
     for search in result.searches:
         print(f"SLO {search.slo.label}: {search.detail}")
-    for note in dict.fromkeys(note.text for run in result.runs for note in run.validity.notes):
+    for note in note_texts(result.runs):
         print(f"note: {note}")
     if skipped > 0:
         print(f"{skipped} of {len(result.runs)} levels were already measured and skipped")

@@ -15,7 +15,7 @@ from pdlab.core.command_lines import command_line
 from pdlab.core.commands import typed
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import NOT_CLEAN, exit_code
-from pdlab.core.settings import FlagsOf, Port, flag_names, not_given, parse, setting, to_words
+from pdlab.core.settings import FlagsOf, Port, not_given, parse, setting, to_words
 from pdlab.faults.plan import TO, WHAT, ChaosOptions, FaultPlan
 
 EPILOG = """\
@@ -80,7 +80,6 @@ def _run(settings: ChaosSettings, words: Sequence[str]) -> int:
     from pdlab.cluster import local_nodes, run_on_host
     from pdlab.cluster.namespaces import INSIDE
     from pdlab.core.files import replace
-    from pdlab.core.schema import validate
     from pdlab.faults import run as faults_run
     from pdlab.faults.node_restart import restarting_nodes
     from pdlab.faults.plan import load_plan
@@ -94,8 +93,8 @@ def _run(settings: ChaosSettings, words: Sequence[str]) -> int:
     name = "all" if settings.plan is None else Path(settings.plan).stem
     plan = load_plan(settings.plan or "all")
     changed = settings.changes | ({"rounds": 1} if "duration_s" in settings.changes else {})
-    names = flag_names(ChaosSettings, "changes")
-    plan = validate(FaultPlan, {**plan.model_dump(), **changed}, where="the plan with these flags", names=names)
+    data = {**plan.model_dump(), **changed}
+    plan = settings.value_of("changes", FaultPlan, data, where="the plan with these flags")
     order = settings.passed_to(faults_run.ChaosOrder, plan=plan, name=name, command=typed("chaos", *words))
     subject = faults_run.subject_of(order)
     folder = None

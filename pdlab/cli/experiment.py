@@ -21,7 +21,6 @@ from pdlab.bench.experiment.schedule import (
     visit_s,
 )
 from pdlab.bench.fill import planned
-from pdlab.bench.measure import title
 from pdlab.cli.tuning import described, tuned
 from pdlab.cli.until import DEFAULT_CAP, Stopping, StopTargets, check, parse_until, sight
 from pdlab.core.arguments import MAX_REPEATS
@@ -33,7 +32,8 @@ from pdlab.core.exit_code import NOT_CLEAN, exit_code, stop_by_signals
 from pdlab.core.output_paths import check_folder
 from pdlab.core.settings import parse, setting, to_words
 from pdlab.core.status_line import minutes
-from pdlab.results.schema import Experiment
+from pdlab.core.workload import title
+from pdlab.results.schema import Experiment, note_texts
 from pdlab.results.store import Store
 
 FAILED = 1
@@ -179,7 +179,7 @@ def summary(plan: Schedule, result: RunResult) -> str:
     for visit in result.failed:
         lines.append(f"FAILED {visit.deployment}, repeat {visit.repeat}: {visit.error}")
     kept = [level for runs in result.runs.values() for level in runs]
-    for note in dict.fromkeys(note.text for level in kept for note in level.validity.notes):
+    for note in note_texts(kept):
         lines.append(f"note: {note}")
     lines += ratios(result)
     lines.append(f"results: {result.folder}")

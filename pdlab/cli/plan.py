@@ -41,7 +41,6 @@ from pdlab.core.settings import (
     Seed,
     Settings,
     Text,
-    flag_names,
     given_of,
     not_given,
     parse,
@@ -474,9 +473,7 @@ def _run(settings: PlanSettings) -> int:
 
 
 def _slo(settings: PlanSettings) -> Slo:
-    from pdlab.core.schema import validate
-
-    return validate(Slo, settings.slo, where="the SLO", names=flag_names(PlanSettings, "slo"))
+    return settings.value_of("slo", Slo, where="the SLO")
 
 
 def _workload(settings: PlanSettings) -> Workload:

@@ -8,11 +8,11 @@ from typing import NamedTuple
 from pdlab.bench.experiment.run import RunOptions, run
 from pdlab.bench.experiment.schedule import Schedule, earlier_record, visit_s
 from pdlab.bench.experiment.tuning import TuningSearch, search_of, tuned_plan
-from pdlab.bench.measure import title
 from pdlab.core.bounds import parse_bounds
 from pdlab.core.errors import BenchError
 from pdlab.core.status_line import minutes
 from pdlab.core.text import counted
+from pdlab.core.workload import title
 from pdlab.results.schema import ExperimentRecord, TriedSettings, Tuning
 from pdlab.results.store import Store
 

@@ -16,8 +16,7 @@ from pdlab.cluster.namespaces import INSIDE, spawn_in
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import exit_code
 from pdlab.core.nodes import HOST_NAMES, LinkShape
-from pdlab.core.schema import validate
-from pdlab.core.settings import FlagsOf, Settings, flag_names, not_given, parse, setting
+from pdlab.core.settings import FlagsOf, Settings, not_given, parse, setting
 from pdlab.deploy.endpoint import clear_on_host, reshape_on_host
 
 _EPILOG = """examples:
@@ -70,7 +69,7 @@ class TwoHostsSettings(Settings):
 
 def run(settings: TwoHostsSettings) -> int:
     """Run the action. Returns the exit code. Raises PdlabError."""
-    link = validate(LinkShape, settings.link, where="the flags", names=flag_names(TwoHostsSettings, "link"))
+    link = settings.value_of("link", LinkShape)
     two_hosts.require()
     if INSIDE in os.environ:
         raise UsageError(f"this is {os.environ[INSIDE]}, one of the two hosts; run it outside (leave the shell first)")

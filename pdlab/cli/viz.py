@@ -17,14 +17,12 @@ from pdlab.core.commands import typed
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import NOT_CLEAN, exit_code
 from pdlab.core.output_paths import check_output, check_picture, distinct
-from pdlab.core.schema import validate
 from pdlab.core.settings import (
     AboveZero,
     FlagsOf,
     NamedValues,
     Settings,
     declared,
-    flag_names,
     given_flags,
     not_given,
     parse,
@@ -307,7 +305,7 @@ class VizSettings(Settings):
     @property
     def shown(self) -> View:
         """The view of the flags. Fields without a flag are not set in it. Raises UsageError."""
-        return validate(View, self.view, where="the flags", names=flag_names(VizSettings, "view"))
+        return self.value_of("view", View)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -424,6 +424,14 @@ def running() -> LocalNodes | None:
         return _verified(recorded())
 
 
+def still_running(base_url: str) -> LocalNodes:
+    """The running nodes, for a deployment that was launched on local nodes. Raises UsageError if they are gone."""
+    nodes = running()
+    if nodes is None:
+        raise UsageError(f"the local Ray nodes that {base_url} was on are gone; launch it again")
+    return nodes
+
+
 def running_or_salvaged() -> LocalNodes | None:
     """As `running`, for a stop: also during another launch, and with what is readable of a damaged record."""
     try:

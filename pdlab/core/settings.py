@@ -62,6 +62,12 @@ class Settings(Frozen):
         shared = self.model_fields_set & set(kind.model_fields)
         return kind(**{name: getattr(self, name) for name in shared} | more)
 
+    def value_of(self, part: str, kind: type[M], data: Mapping[str, Any] | None = None, where: str = "the flags") -> M:
+        """The part as a value of its model ``kind``; ``data``: its fields in place of those that flags give. Raises
+        UsageError with the flag of a wrong field."""
+        fields = getattr(self, part) if data is None else data
+        return validate(kind, fields, where=where, names=flag_names(type(self), part))
+
 
 S = TypeVar("S", bound=Settings)
 

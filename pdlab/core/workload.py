@@ -327,6 +327,17 @@ class Replay(Frozen):
 Load = Annotated[Closed | Open | Ramp | Replay, Field(discriminator="kind")]
 
 
+def title(load: Load) -> str:
+    """A load in words."""
+    if isinstance(load, Closed):
+        return f"concurrency {load.concurrency}"
+    if isinstance(load, Ramp):
+        return f"{load.start_rps:g} to {load.end_rps:g} requests/s"
+    if isinstance(load, Replay):
+        return "replay" if load.speed == 1 else f"replay at {load.speed:g} times the speed"
+    return f"{load.rate_rps:g} requests/s"
+
+
 Bound = Annotated[float, Gt(0), PerUnit(1000)]
 SLO = "SLO"  # title of a group of flags
 SLO_BOUNDS = ("ttft", "tpot", "e2el", "itl_p99", "stall")

@@ -7,6 +7,7 @@ import ipaddress
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,6 +20,7 @@ from pdlab.core.commands import typed
 from pdlab.core.deployment import (
     ENGINE,
     ENVIRONMENT,
+    FLAG_PREFIX,
     HOW,
     LABEL_EXAMPLE,
     MODEL,
@@ -39,7 +41,6 @@ from pdlab.core.environment import with_values
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterView, LinkShape
 from pdlab.core.rehearsal import Rehearsal
-from pdlab.core.schema import validate
 from pdlab.core.settings import (
     FlagsOf,
     LocalNodes,
@@ -110,7 +111,8 @@ def _host(text: str) -> str:
 
 
 _TP = {"tp": f"{CLUSTER_TP}, with --local {LOCAL_TP}"}
-_ARGS = ("engine_kwargs",)  # of one pool; those of every pool are common
+# The engine arguments of one pool are advanced; those of every pool are common.
+_of_pd = partial(FlagsOf, Pool, otherwise=_TP, advanced=("engine_kwargs",))
 
 
 class LaunchOptions(Settings):
@@ -239,12 +241,8 @@ class LaunchSettings(ExportOptions, LaunchOptions):
             otherwise={"replicas": f"1, with --pd-fluid {FLUID_REPLICAS}"} | _TP,
         ),
     ] = Field(default_factory=dict)
-    prefill: Annotated[dict[str, Any], FlagsOf(Pool, "prefill pool", "p-", otherwise=_TP, advanced=_ARGS)] = Field(
-        default_factory=dict
-    )
-    decode: Annotated[dict[str, Any], FlagsOf(Pool, "decode pool", "d-", otherwise=_TP, advanced=_ARGS)] = Field(
-        default_factory=dict
-    )
+    prefill: Annotated[dict[str, Any], _of_pd("prefill pool", FLAG_PREFIX["prefill"])] = Field(default_factory=dict)
+    decode: Annotated[dict[str, Any], _of_pd("decode pool", FLAG_PREFIX["decode"])] = Field(default_factory=dict)
     fluid: Annotated[dict[str, Any], FlagsOf(Fluid, leave_out=("pool", "transport"))] = Field(default_factory=dict)
     transport: Annotated[dict[str, Any], FlagsOf(Transport)] = Field(default_factory=dict)
     cluster: str | None = setting(
@@ -372,8 +370,7 @@ def deployment_from(settings: LaunchSettings) -> Deployment:
         data["ingress_replicas"] = 1 if direct else serving_path.ingress_replicas(data["topology"])
     if data.get("decode_bench") and mode != "collocated":
         raise UsageError(f"--decode-bench measures decode in collocated engines, not in {mode}: use --collocated")
-    names = flag_names(LaunchSettings, "deployment")
-    deployment = validate(Deployment, data, where="the flags", names=names)
+    deployment = settings.value_of("deployment", Deployment, data)
     check_engine_arguments(deployment)
     _refuse_first_token(deployment)
     return deployment
@@ -462,7 +459,7 @@ def _fluid(settings: LaunchSettings, before: Fluid | None) -> Fluid:
     data |= settings.fluid
     data |= {"pool": _pool(settings, "pool", before.pool if before else None, replicas)}
     data |= {"transport": _transport(settings, before.transport if before else Transport())}
-    return validate(Fluid, data, where="the flags", names=flag_names(LaunchSettings, "fluid"))
+    return settings.value_of("fluid", Fluid, data)
 
 
 def _pool(settings: LaunchSettings, part: str, before: Pool | None, replicas: int | None = None) -> Pool:
@@ -470,9 +467,9 @@ def _pool(settings: LaunchSettings, part: str, before: Pool | None, replicas: in
     data |= {} if replicas is None else {"replicas": replicas}
     given: dict[str, Any] = getattr(settings, part)
     arguments = {**data.get("engine_kwargs", {}), **given.get("engine_kwargs", {})}
-    names = flag_names(LaunchSettings, part)
-    env = with_values({**data.get("env", {}), **given.get("env", {})}, os.environ, names.get("env", "--env"))
-    return validate(Pool, {**data, **given, "engine_kwargs": arguments, "env": env}, where="the flags", names=names)
+    flag = flag_names(LaunchSettings, part).get("env", "--env")
+    env = with_values({**data.get("env", {}), **given.get("env", {})}, os.environ, flag)
+    return settings.value_of(part, Pool, {**data, **given, "engine_kwargs": arguments, "env": env})
 
 
 def _transport(settings: LaunchSettings, before: Transport) -> Transport:
@@ -487,7 +484,7 @@ def _transport(settings: LaunchSettings, before: Transport) -> Transport:
             f"--ucx-tls {data['ucx_tls']} is for the NIXL backend UCX, but the KV transfer uses "
             f"{' and '.join(data['backends'])}: leave one of the two out"
         )
-    return validate(Transport, data, where="the flags", names=flag_names(LaunchSettings, "transport"))
+    return settings.value_of("transport", Transport, data)
 
 
 def _refuse_flags_of_other_modes(settings: LaunchSettings, mode: Mode) -> None:
@@ -577,7 +574,7 @@ def _rehearsal(settings: LaunchSettings, deployment: Deployment) -> Rehearsal | 
         raise UsageError(f"--rehearse and {other} exclude each other: simulated engines keep no KV cache beside theirs")
     if deployment.serving.otlp_endpoint is not None:
         raise UsageError("--rehearse and --otlp-endpoint exclude each other: simulated engines make no spans")
-    return validate(Rehearsal, settings.rehearsal, where="the flags", names=flag_names(LaunchSettings, "rehearsal"))
+    return settings.value_of("rehearsal", Rehearsal)
 
 
 def command_line(words: Sequence[str]) -> str:
@@ -618,5 +615,4 @@ def _link(settings: LaunchSettings) -> LinkShape | None:
     if settings.two_hosts and settings.local != 2:
         where_text = f"--local {settings.local}" if settings.local else f"--cluster {settings.cluster or 'auto'}"
         raise UsageError(f"--two-hosts needs --local with two nodes, not {where_text}")
-    names = flag_names(LaunchSettings, "link")
-    return validate(LinkShape, settings.link, where="the flags", names=names) if settings.link else None
+    return settings.value_of("link", LinkShape) if settings.link else None

@@ -62,9 +62,7 @@ def execute(settings: RolesSettings) -> None:
     running = load_running(settings.base_url)
     local: LocalNodes | None = None
     if running is not None and running.manifest.on_local_nodes:
-        local = local_nodes.running()
-        if local is None:
-            raise UsageError(f"the local Ray nodes that {settings.base_url} was on are gone; launch it again")
+        local = local_nodes.still_running(settings.base_url)
         if local.two_hosts is not None and INSIDE not in os.environ:
             host = local.host(1)
             env = local_nodes.environment_on(host, local)

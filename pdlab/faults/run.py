@@ -120,9 +120,7 @@ def execute(order: ChaosOrder) -> None:
     with contextlib.ExitStack() as stack:
         if order.folder is not None:
             stack.enter_context(measured(order.base_url))
-        local = local_nodes.running() if subject.manifest.on_local_nodes else None
-        if subject.manifest.on_local_nodes and local is None:
-            raise UsageError(f"the local Ray nodes that {order.base_url} was on are gone; launch it again")
+        local = local_nodes.still_running(order.base_url) if subject.manifest.on_local_nodes else None
         host = urlsplit(order.base_url).hostname or "127.0.0.1"
         env = serving_path.environment(subject.deployment, host) if subject.deployment else {}
         loading = prepare(local, env)

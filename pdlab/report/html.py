@@ -34,7 +34,7 @@ from pdlab.report.replays import ReplayedLevel
 from pdlab.report.section import ASSETS, WORDS
 from pdlab.report.tuning import baseline_text
 from pdlab.results.chaos import Chaos
-from pdlab.results.schema import ExperimentRecord, Manifest, Run
+from pdlab.results.schema import ExperimentRecord, Manifest, Run, note_texts
 from pdlab.results.store import read_record
 
 BY_A_PROGRAM = "pdlab.write_html(...)"
@@ -389,7 +389,7 @@ def _gates(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
     """Gates that were not checked, and notes, over the experiment's levels."""
     unchecked = dict.fromkeys(f"{gate} ({why.text})" for run in runs for gate, why in run.validity.unchecked.items())
     yield "gates not checked", "; ".join(unchecked)
-    yield "notes", "; ".join(dict.fromkeys(note.text for run in runs for note in run.validity.notes))
+    yield "notes", "; ".join(note_texts(runs))
 
 
 def _replicas(manifest: Manifest) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 from pdlab.analysis.loading import Loaded
 from pdlab.core import text as core_text
 from pdlab.core.rendering import macro
+from pdlab.core.workload import title
 from pdlab.report.figure import DASHED, Figure, Line, PlotPanel, line_panel, stacked
 from pdlab.report.section import WORDS, Section
 from pdlab.report.style import HUES
@@ -58,9 +59,8 @@ def held(labelled: Sequence[tuple[str, Loaded]]) -> list[SoakRun]:
     for label, each in labelled:
         for run in each.experiment.runs:
             if run.soak is not None:
-                load = f"{run.load.value:g} requests/s" if run.key.kind == "rate" else f"concurrency {run.load.value:g}"
                 invalid = "" if run.validity.valid else ", not valid"
-                soaks.append(SoakRun(f"{label} at {load}{invalid}", run))
+                soaks.append(SoakRun(f"{label} at {title(run.load)}{invalid}", run))
     return soaks
 
 

@@ -3,6 +3,7 @@ disk."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, computed_field, model_validator
@@ -627,6 +628,11 @@ class ExperimentRecord(Frozen):
     commands: tuple[str, ...] = ()
     started_at: str | None = None
     finished_at: str | None = None
+
+
+def note_texts(runs: Iterable[Run]) -> list[str]:
+    """The notes on these levels in words, each once."""
+    return list(dict.fromkeys(note.text for run in runs for note in run.validity.notes))
 
 
 class Experiment(Frozen):

@@ -12,7 +12,8 @@ import hashlib
 import importlib.metadata
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from pdlab.core.errors import UsageError, WriteError
 from pdlab.core.files import cache_dir, replace
 from pdlab.core.model_files import CONFIG, MODELOPT, ModelFiles
 from pdlab.core.schema import Frozen
-from pdlab.sim.expert_tables import RoutedExperts, mended
+from pdlab.sim.expert_tables import OtherWay, RoutedExperts, mended
 from pdlab.sim.step_source import BilinearTable, Limits, LinearTable, Tabulated
 
 PACKAGE, VERSION = "aiconfigurator-core", "0.12.0"
@@ -158,6 +159,8 @@ class _Compiled(NamedTuple):
     literal: str
     gemm: str
     experts: RoutedExperts | None = None
+    other_experts: tuple[OtherWay, ...] = ()
+    exchange: OtherWay | None = None
 
 
 def _filled(of: Mapping[str, str], asked: _TableSource) -> Tabulated:
@@ -176,17 +179,14 @@ def _filled(of: Mapping[str, str], asked: _TableSource) -> Tabulated:
         compiled = _compiled(folder, of, asked.pool, asked.formats)
         _check_format(compiled, folder, of, asked, what)
         return _grid(
-            compiled.handle,
-            compiled.experts,
+            compiled,
             f"{PACKAGE} {VERSION}: {of['engine']} {compiled.literal}, {of['mode']} tables",
         )
 
 
 def _compiled(folder: Path, of: Mapping[str, str], pool: Pool, formats: Mapping[str, str]) -> _Compiled:
-    import aiconfigurator_core
-    from aiconfigurator_core.sdk import EngineHandle, operations, perf_database
+    from aiconfigurator_core.sdk import operations, perf_database
     from aiconfigurator_core.sdk.config_builders import build_model_config
-    from aiconfigurator_core.sdk.engine import build_engine_spec_json
     from aiconfigurator_core.sdk.models import get_model
 
     system, engine, mode = of["system"], of["engine"], of["mode"]
@@ -212,31 +212,40 @@ def _compiled(folder: Path, of: Mapping[str, str], pool: Pool, formats: Mapping[
     if quantizes_after_attention(engine, database.system_spec["gpu"]["sm_version"]):
         for phase in (model.context_ops, model.generation_ops):
             phase[:] = [_of_16_bits(each) if each._name.endswith("_proj_gemm") else each for each in phase]
+    handle = _handle(model, folder, database)
+    shape = (str(folder), build_model_config(pool.tp, 1, pool.dp, *over, **named), engine)
+    experts = _experts(handle, model, shape, pool, over[1])
+
+    def model_of(other: str) -> Any:
+        return get_model(str(folder), build_model_config(pool.tp, 1, pool.dp, *over, **named), other)
+
+    other_experts, exchange = _other_ways(_Compiling(handle, model, folder, system, engine, pool, over[1]), model_of)
+    return _Compiled(handle, literal, model.config.gemm_quant_mode.name, experts, other_experts, exchange)
+
+
+def _handle(model: Any, folder: Path, database: Any) -> Any:
+    import aiconfigurator_core
+    from aiconfigurator_core.sdk import EngineHandle
+    from aiconfigurator_core.sdk.engine import build_engine_spec_json
+
     spec = build_engine_spec_json(
         model,
         model_path=str(folder),
-        system=system,
-        backend=engine,
-        backend_version=literal,
+        system=database.system,
+        backend=database.backend,
+        backend_version=database.version,
         kv_block_size=None,
         systems_path=None,
         nextn=0,
         database=database,
     )
-    handle = EngineHandle(bytes(aiconfigurator_core.engine_spec_bincode_from_json(spec)))
-    shape = (str(folder), build_model_config(pool.tp, 1, pool.dp, *over, **named), engine)
-    experts = _experts(handle, model, shape, pool, over[1]) if engine == MENDED else None
-    return _Compiled(handle, literal, model.config.gemm_quant_mode.name, experts)
-
-
-MENDED = "vllm"  # the engine whose tables of routed experts were scored with `pdlab.sim.expert_tables`
+    return EngineHandle(bytes(aiconfigurator_core.engine_spec_bincode_from_json(spec)))
 
 
 def _experts(handle: Any, model: Any, shape: tuple[str, Any, str], pool: Pool, ranks: int) -> RoutedExperts | None:
     """Of a model with routed experts for which the database has equal loads. ``shape``: what the model is made of, to
     make it again; ``ranks``: over which whole experts are spread."""
     from aiconfigurator_core.sdk import operations
-    from aiconfigurator_core.sdk.engine import build_ops_json
     from aiconfigurator_core.sdk.models import get_model
 
     folder, config, engine = shape
@@ -247,14 +256,8 @@ def _experts(handle: Any, model: Any, shape: tuple[str, Any, str], pool: Pool, r
     )
     if not skewed:
         return None
-
-    def took_s(ops: str, tokens: float) -> float:
-        count = max(round(tokens), 1)
-        found = handle.evaluate_ops_json(ops, is_context=True, batch_size=1, s=count, x=count)
-        return sum(float(each[1]) for each in found) * 1e-3
-
     (first, *_) = skewed
-    skewed_s, equal_s = (partial(took_s, build_ops_json(each)) for each in (skewed, equal))
+    skewed_s, equal_s = (_seconds_of(handle, each) for each in (skewed, equal))
     try:
         equal_s(1.0)
     except Exception:  # whatever the package raises for loads that its database does not have
@@ -267,6 +270,124 @@ def _experts(handle: Any, model: Any, shape: tuple[str, Any, str], pool: Pool, r
         ranks=ranks,
         experts=first._num_experts,
     )
+
+
+def _seconds_of(handle: Any, operations: Sequence[Any]) -> Callable[[float], float]:
+    """By the tokens of a step."""
+    from aiconfigurator_core.sdk.engine import build_ops_json
+
+    def took_s(ops: str, tokens: float) -> float:
+        count = max(round(tokens), 1)
+        found = handle.evaluate_ops_json(ops, is_context=True, batch_size=1, s=count, x=count)
+        return sum(float(each[1]) for each in found) * 1e-3
+
+    return partial(took_s, build_ops_json(operations))
+
+
+class _Compiling(NamedTuple):
+    """What an engine of the package is made of. ``ranks``: over which whole experts are spread."""
+
+    handle: Any
+    model: Any
+    folder: Path
+    system: str
+    engine: str
+    pool: Pool
+    ranks: int
+
+
+# Systems and engines whose tables have a kernel of routed experts that the engine has too, and its own tables lack:
+# by engine, format and system. TensorRT-LLM in 4 bits has a kernel for few tokens, which was not measured on B300 and
+# GB300; B200 and GB200 have the same kernels. In 8 bits its tables have DeepGEMM's kernels only. Its own (TRTLLM-Gen)
+# are in the tables of SGLang, which calls them through FlashInfer.
+LACKED_KERNELS = {
+    ("trtllm", "nvfp4", "b300_sxm"): ("b200_sxm", "trtllm"),
+    ("trtllm", "nvfp4", "gb300"): ("gb200", "trtllm"),
+    **{("trtllm", "fp8_block", system): (system, "sglang") for system in ("b200_sxm", "b300_sxm", "gb200", "gb300")},
+}
+ONE_NVLINK = {"gb200": 72, "gb300": 72}  # GPUs, where it is not one node
+NODE_GPUS = 8
+SENT_BY = ("sglang", "deepep_ll")  # whose tables have the exchange on every system
+DEEPEP_FORMAT = "fp8_block"  # of the experts that SGLang runs behind that exchange
+
+
+def _other_ways(of: _Compiling, model_of: Callable[[str], Any]) -> tuple[tuple[OtherWay, ...], OtherWay | None]:
+    """Of routed experts, and of the exchange of their tokens, as far as the database has another way."""
+    from aiconfigurator_core.sdk import operations
+
+    gathers, experts = (
+        [each for each in of.model.context_ops if isinstance(each, kind)]
+        for kind in (operations.MoEDispatch, operations.MoE)
+    )
+    if not experts:
+        return (), None
+    (first, *_) = experts
+    table_s, kind = _seconds_of(of.handle, experts), first._quant_mode.name
+    of_experts = []
+
+    def another(system: str, engine: str, ops: Callable[[Any], list[Any]]) -> Callable[[float], float] | None:
+        try:
+            model = model_of(engine)
+            took_s = _seconds_of(_handle(model, of.folder, _measured(system, engine)), ops(model))
+            took_s(1.0)
+        except Exception:  # whatever the package raises for what its database does not have
+            return None
+        return took_s
+
+    def experts_of(model: Any) -> list[Any]:
+        return [each for each in model.context_ops if isinstance(each, operations.MoE)]
+
+    lacked = LACKED_KERNELS.get((of.engine, kind, of.system))
+    if lacked and (other_s := another(*lacked, experts_of)):
+        of_experts.append(OtherWay(table_s, other_s))
+    if not gathers or of.pool.dp == 1 or of.ranks <= first._topk:
+        return tuple(of_experts), None
+    # Beyond as many ranks as a token has experts, engines send each token to its experts only. The database gathers
+    # all tokens on every rank. On one NVLink the exchange of a node counts: a rank sends as much to more ranks.
+    nodes = math.ceil(of.ranks / ONE_NVLINK.get(of.system, NODE_GPUS))
+    nodes = 1 << (nodes - 1).bit_length()
+    common = {
+        "hidden_size": first._hidden_size,
+        "topk": first._topk,
+        "num_experts": first._num_experts,
+    }
+    engine, exchange = SENT_BY
+    sent = [
+        operations.MoEAllToAll(
+            f"exchange_{phase}",
+            gathers[0]._scale_factor,
+            phase=phase,
+            comm_backend=exchange,
+            moe_ep_size=nodes * NODE_GPUS,
+            node_num=nodes,
+            **common,
+        )
+        for phase in ("dispatch", "combine")
+    ]
+    sent_s = another(of.system, engine, lambda _: sent)
+    if of.engine == engine and kind == DEEPEP_FORMAT:
+        behind = operations.MoEExpertCompute(
+            "experts_behind_exchange",
+            first._scale_factor,
+            inter_size=first._inter_size,
+            moe_ep_size=of.ranks,
+            quant_mode=first._quant_mode,
+            workload_distribution="uniform",
+            attention_dp_size=of.pool.dp,
+            inference_phase="generation",
+            **common,
+        )
+        if other_s := another(of.system, engine, lambda _: [behind]):
+            of_experts.append(OtherWay(table_s, other_s))
+    return tuple(of_experts), OtherWay(_seconds_of(of.handle, gathers), sent_s) if sent_s else None
+
+
+def _measured(system: str, engine: str) -> Any:
+    """The database of measured tables."""
+    from aiconfigurator_core.sdk import perf_database
+
+    literal = perf_database.resolve_query_version(system, engine, "current")
+    return perf_database.get_database_view(system, engine, literal, database_mode="SILICON", allow_missing_data=False)
 
 
 BLACKWELL = 100  # compute capability, times 10
@@ -317,10 +438,15 @@ def _check_format(compiled: _Compiled, folder: Path, of: Mapping[str, str], aske
         )
 
 
-def _grid(handle: Any, experts: RoutedExperts | None, provenance: str) -> Tabulated:
-    kinds: set[str] = set()
+def _grid(compiled: _Compiled, provenance: str) -> Tabulated:
+    handle, kinds = compiled.handle, set[str]()
     axes = _axes()
-    more_s = mended(experts, (1.0, *axes.tokens)) if experts else {}
+    rows = (1.0, *axes.tokens)
+    more_s = mended(compiled.experts, rows) if compiled.experts else dict.fromkeys(rows, 0.0)
+    for way in compiled.other_experts:
+        more_s = {each: min(more_s[each], way.more_s(each)) for each in rows}
+    if compiled.exchange:
+        more_s = {each: more_s[each] + min(compiled.exchange.more_s(each), 0.0) for each in rows}
 
     def ask(call: Callable[..., Any], *arguments: int) -> Any:
         found = call(*arguments)
@@ -335,7 +461,7 @@ def _grid(handle: Any, experts: RoutedExperts | None, provenance: str) -> Tabula
 
     def decode_s(batch: float, context: float) -> float:
         step_ms = float(ask(handle.predict_decode_latency, int(batch), int(context), 2))
-        return step_ms * 1e-3 + more_s.get(batch, 0.0)
+        return step_ms * 1e-3 + more_s[batch]
 
     def generation_s(batch: float, context: float) -> float:
         # Beside a chunk of one prompt, whose length is the context: at least that of the chunk.
@@ -359,7 +485,7 @@ def _grid(handle: Any, experts: RoutedExperts | None, provenance: str) -> Tabula
 
 
 BESIDE = 64
-QUESTIONS = 4  # one more where `_grid` asks the package something else: tables that are kept are then filled anew
+QUESTIONS = 5  # one more where `_grid` asks the package something else: tables that are kept are then filled anew
 
 
 # Numbers of rows at which the database's matrices were measured and a tile ends. It also has one row more than each,

@@ -33,6 +33,18 @@ class RoutedExperts(NamedTuple):
     experts: int
 
 
+class OtherWay(NamedTuple):
+    """A part of a step that engines do in another way than the tables. Seconds of all layers by the tokens of a rank's
+    step: ``table_s`` in the tables, ``other_s`` in the other way."""
+
+    table_s: Callable[[float], float]
+    other_s: Callable[[float], float]
+
+    def more_s(self, tokens: float) -> float:
+        """The seconds that the other way takes more (below 0: less)."""
+        return self.other_s(tokens) - self.table_s(tokens)
+
+
 def mended(of: RoutedExperts, rows: Sequence[float]) -> dict[float, float]:
     """By each of the growing numbers of tokens the seconds that are missing in the tables (below 0: that are too
     many)."""

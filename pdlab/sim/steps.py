@@ -34,9 +34,9 @@ def waits_of(shape: ModelShape, pool: Pool) -> float:
     return shape.layers * math.log2(pool.tp) * count / USUAL_ALL_REDUCES
 
 
-# The most GPUs over which whole experts are spread in a comparison with measurements. Beyond one node the tables
-# exchange tokens as no engine does: they give 500 tokens/s of prefill per GPU for EP 32 of DeepSeek-V3 on H100.
-# SGLang's team measured 6,500 (lmsys.org/blog/2025-05-05-large-scale-ep).
+# The most GPUs over which whole experts are spread where steps are near measured ones. Beyond one node the tables give
+# 2,400 to 3,400 tokens/s of prefill per GPU for EP 32 of DeepSeek-V3 on H100. SGLang's team measured 6,500
+# (lmsys.org/blog/2025-05-05-large-scale-ep).
 COMPARED_EXPERT_RANKS = 8
 
 

@@ -18,7 +18,7 @@ from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import BenchError, DeploymentDied
 from pdlab.core.findings import found
 from pdlab.core.rehearsal import Rehearsal
-from pdlab.core.workload import Closed, Level, Open, Workload
+from pdlab.core.workload import Closed, Level, Open, Workload, title
 from pdlab.deploy.engine_metrics import Snapshot, parse_snapshot
 from pdlab.results.schema import Manifest, RequestRecord
 
@@ -271,7 +271,7 @@ def test_without_metrics_what_needs_them_is_unchecked() -> None:
     ("load", "words"), [(Closed(concurrency=3), "concurrency 3"), (Open(rate_rps=2.5), "2.5 requests/s")]
 )
 def test_loads_in_words(load: Any, words: str) -> None:
-    assert measure.title(load) == words
+    assert title(load) == words
 
 
 def test_another_replica_is_seen() -> None:

@@ -152,6 +152,37 @@ def test_the_kernel_that_quantizes_after_attention_is_in_the_steps(
     assert 1 < 1e3 * (apart_ms - step_ms()) / layers < 3  # the database has 2 us for its smallest inputs
 
 
+DEEPSEEK = {"fp8": "deepseek-ai--DeepSeek-V3", "fp4": "nvidia--DeepSeek-V3.1-NVFP4"}
+WIDE, NODE = Pool(dp=32, expert_parallel=True), Pool(dp=8, expert_parallel=True)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("aiconfigurator_core") is None, reason="needs the extra perf")
+@pytest.mark.parametrize(
+    ("precision", "system", "engine", "pool", "faster"),
+    [
+        ("fp8", "gb200", "sglang", WIDE, ("exchange", "experts")),
+        ("fp4", "gb200", "trtllm", WIDE, ("exchange",)),
+        ("fp4", "gb300", "trtllm", Pool(tp=8, expert_parallel=True), ("experts",)),
+        ("fp8", "b200_sxm", "trtllm", Pool(tp=8), ("experts",)),
+        ("fp8", "h200_sxm", "trtllm", NODE, ()),
+        ("fp8", "h200_sxm", "sglang", NODE, ()),
+    ],
+)
+def test_what_engines_do_in_another_way_than_the_tables(
+    precision: str, system: str, engine: str, pool: Pool, faster: tuple[str, ...], tmp_path: Path
+) -> None:
+    source = Path(str(importlib.util.find_spec("aiconfigurator_core").origin)).parent / "model_configs"  # type: ignore[union-attr]
+    for file in (CONFIG, MODELOPT):
+        if (bundled := source / f"{DEEPSEEK[precision]}_{file}").exists():
+            (tmp_path / file).write_bytes(bundled.read_bytes())
+    of = {"system": system, "engine": engine, "mode": "SILICON", "version": "current"}
+    compiled = aic._compiled(tmp_path, of, pool, {"fmha": "bfloat16"})
+    exchange = () if compiled.exchange is None else (compiled.exchange,)
+    assert ("exchange",) * len(exchange) + ("experts",) * len(compiled.other_experts) == faster
+    for way in (*exchange, *compiled.other_experts):
+        assert -way.table_s(16.0) < way.more_s(16.0) < 0
+
+
 def test_a_grid_has_numbers_of_rows_that_were_measured_at_the_end_of_a_tile() -> None:
     axes = aic._axes()
     assert {rows % 256 for rows in axes.tokens if rows > 256} == {0}

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from pdlab.sim.expert_tables import RoutedExperts, concave, mended
+from pdlab.sim.expert_tables import OtherWay, RoutedExperts, concave, mended
 from pdlab.sim.step_time import busiest_rank
 
 ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 48.0, 64.0, 128.0, 1024.0)
@@ -35,6 +35,12 @@ def test_whole_experts_on_each_rank_take_as_long_as_on_the_busiest_of_random_one
     assert more_s[1024.0] == pytest.approx(1024 * busiest_rank(4, 256) - 2048)
     assert mended(experts(ranks=4, equal_s=3.0), ROWS)[1024.0] == 0, "never longer than in the table"
     assert mended(experts(ranks=1, equal_s=1.0), ROWS)[1024.0] == 0
+
+
+def test_another_way_takes_less_or_more() -> None:
+    way = OtherWay(table_s=lambda tokens: 2 + 0.1 * tokens, other_s=lambda tokens: 4.0)
+    assert way.more_s(10.0) == pytest.approx(4 - 3)
+    assert way.more_s(50.0) == pytest.approx(4 - 7)
 
 
 def test_concave_values_are_the_least_ones_above() -> None:
