@@ -122,9 +122,7 @@ def _loads(settings: BenchSettings, *, implied: bool) -> tuple[Load, ...]:
             first = given_of(settings, of_kind[next(each for each in named if each != other)])[0]
             raise UsageError(f"{first} and {wrong[0]} exclude each other: leave one of the two out")
     if settings.arrivals and kind == "concurrency" and settings.slo is None:
-        raise UsageError(
-            "--burstiness is for arrivals at a rate, not for a closed loop: give --request-rate, not --concurrency"
-        )
+        raise UsageError("--burstiness is for arrivals at a rate: give --request-rate, not --concurrency")
     if not implied and settings.type is None and not named:
         return ()  # only a search
     if kind == "concurrency":
