@@ -42,11 +42,13 @@ class CostsLess:
         except (ImportError, AttributeError) as error:  # another vLLM: records as before
             logging.getLogger("ray.serve").warning("vLLM's metrics are recorded as Ray does it: %r", error)
         await super().start()  # type: ignore[misc]
-        try:
-            write_at_less_cost(importlib.import_module(COMPLETION))
-            read_prompts_at_less_cost(self.engine._oai_serving_completion)  # type: ignore[attr-defined]
-        except (ImportError, AttributeError) as error:  # another vLLM, or an engine without completions
-            logging.getLogger("ray.serve").warning("completions are streamed as vLLM does it: %r", error)
+        # Engines that answer no completions, and simulated ones, have none: vLLM's module is not imported for them.
+        if (serving := getattr(getattr(self, "engine", None), "_oai_serving_completion", None)) is not None:
+            try:
+                write_at_less_cost(importlib.import_module(COMPLETION))
+                read_prompts_at_less_cost(serving)
+            except (ImportError, AttributeError) as error:  # another vLLM: streams as before
+                logging.getLogger("ray.serve").warning("completions are streamed as vLLM does it: %r", error)
         try:
             environment: Any = importlib.import_module(ENVIRONMENT)
             environment.enable_envs_cache()

@@ -12,7 +12,7 @@ import pytest
 
 from pdlab.deploy.serving import vllm_costs
 from pdlab.deploy.serving.vllm_costs import AGAIN_S, CostsLess, EmptiesStats, empty, record_at_less_cost
-from pdlab.deploy.serving.vllm_names import ENVIRONMENT, RAY_METRICS
+from pdlab.deploy.serving.vllm_names import COMPLETION, ENVIRONMENT, RAY_METRICS
 
 Recorded = list[tuple[float, dict[str, str]]]
 
@@ -139,6 +139,23 @@ def test_variables_are_kept_once_the_engine_has_started(monkeypatch: pytest.Monk
 def test_another_vllm_reads_them_as_before(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     assert kept(monkeypatch) == ["engine"]
     assert "read again and again" in caplog.text
+
+
+class Completes(Keeps):
+    """Of an engine that answers completions."""
+
+    async def start(self) -> None:
+        self.engine = SimpleNamespace(_oai_serving_completion=SimpleNamespace())
+        await super().start()
+
+
+def test_of_an_engine_without_completions_vllms_module_is_not_imported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, COMPLETION, None)
+    assert kept(monkeypatch, enable_envs_cache="kept") == ["engine", "kept"] and not caplog.text
+    asyncio.run(Completes([]).start())
+    assert "streamed as vLLM does it" in caplog.text
 
 
 class Client:
