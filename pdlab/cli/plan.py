@@ -29,7 +29,7 @@ from pdlab.core.arguments import (
     numbers,
 )
 from pdlab.core.errors import UsageError
-from pdlab.core.exit_code import exit_code
+from pdlab.core.exit_code import command
 from pdlab.core.files import write_output
 from pdlab.core.gpu_count import COUNT_HELP, DEFAULT_COUNT, Count
 from pdlab.core.output_paths import check_folder, check_picture, check_writable, distinct
@@ -43,7 +43,6 @@ from pdlab.core.settings import (
     Text,
     given_of,
     not_given,
-    parse,
     setting,
     to_words,
     written_numbers,
@@ -392,12 +391,6 @@ class PlanSettings(Settings):
             )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns the exit code."""
-    with _without_garbage_collection():
-        return exit_code(lambda: _run(parse(PlanSettings, sys.argv[1:] if argv is None else argv)))
-
-
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
     """Turn the garbage collector off: it takes 7 % of a plan's time, and simulations make hardly any cycles."""
@@ -453,7 +446,10 @@ def _node(settings: PlanSettings, hardware: Hardware) -> str | None:
     return settings.node if hardware.steps is None or "node" in settings.model_fields_set else None
 
 
-def _run(settings: PlanSettings) -> int:
+@command(PlanSettings)
+@_without_garbage_collection()
+def main(settings: PlanSettings) -> int:
+    """Predict, compare, explain or rank."""
     from pdlab.core.catalog import require_shape
     from pdlab.plan.error_catalog import with_stack_prior
     from pdlab.sim.computed_hardware import as_served
