@@ -94,6 +94,7 @@ def test_wide_prose_is_found() -> None:
 
 
 WORDS = 25
+SPEAKING = re.compile(r"\b(say|says|ask|asks|tell|tells)\b")
 
 
 def sentences(text: str) -> Iterator[tuple[int, str]]:
@@ -149,6 +150,13 @@ def test_long_sentences_are_found() -> None:
     ]
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_no_thing_speaks(document: Path) -> None:
+    """Files record, engines report, programs request: only people say, ask and tell."""
+    spoken = [(line, sentence) for line, sentence in sentences(document.read_text()) if SPEAKING.search(sentence)]
+    assert spoken == []
+
+
 def test_the_methodology_has_the_reason_of_every_gate() -> None:
     section = (ROOT / "docs" / "methodology.md").read_text().split("\n## Gates\n")[1].split("\n## ")[0]
     assert sorted(re.findall(r"^- \*\*(\w+)\*\*", section, re.M)) == sorted([*(gate.name for gate in GATES), CANARY])
@@ -189,6 +197,36 @@ def test_the_readme_is_short_and_its_table_names_scripts_and_commands() -> None:
     assert len(named) > 8 and set(named) <= set(COMMANDS)
     scripts = {command: script for command, script in named.items() if script and not script.startswith("make ")}
     assert scripts == {command: SCRIPTS[command] for command in scripts}
+
+
+def test_the_recipes_of_contributing_name_what_exists() -> None:
+    """Classes, functions and tables of the code, such as `GATES`, `FaultKind` and `_composed`."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = set(re.findall(r"`@?([A-Z]\w+|_\w+|[a-z]+(?=\())[^`\s]*[^`]*`", text)) - {"NAME", "Name"}
+    code = [
+        ast.parse(path.read_text(encoding="utf-8"))
+        for folder in ("pdlab", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    known = {"README"}
+    for node in (node for tree in code for node in ast.walk(tree)):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            known.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            known.add(node.id)
+    assert len(named) > 8 and named <= known, named - known
+
+
+def test_a_commit_runs_the_checks_of_make_check() -> None:
+    """As CONTRIBUTING.md promises."""
+    recipe = (ROOT / "Makefile").read_text().split("\ncheck:")[1].split("\n\n")[0]
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text().replace(" --force-exclude", "")
+    checks = [
+        line.partition(")")[2].strip().removesuffix(" .") for line in recipe.splitlines() if line.startswith("\t")
+    ]
+    assert len(checks) > 3
+    for check in checks:
+        assert re.sub(r"^-m ruff", "ruff", check) in hooks, check
 
 
 def test_the_changelog_has_its_form() -> None:

@@ -1,5 +1,5 @@
 """What ruff and mypy do not check: one name, one class; docstrings name what exists; nothing newer than Python 3.10;
-no sentence that pdlab wrote is read by pdlab; no command line of pdlab is spelled by hand."""
+no sentence that pdlab wrote is read by pdlab; no command line of pdlab is spelled by hand, and flags in texts exist."""
 
 from __future__ import annotations
 
@@ -513,3 +513,42 @@ def test_no_command_line_of_pdlab_is_spelled_by_hand() -> None:
 )
 def test_the_lint_of_command_lines_finds_what_it_is_for(code: str, flags: list[str]) -> None:
     assert [flag for _, flag in spelled_flags(ast.parse(code))] == flags
+
+
+# Flags of other programs in texts and in their command lines.
+OF_OTHER_PROGRAMS = {
+    "ray": "address dashboard disable-usage-stats head include-dashboard include-log-monitor labels language "
+    "max-worker-port min-worker-port no-monitor node-ip-address num-cpus num-gpus object-store-memory resources "
+    "serialized-runtime-env-context temp-dir",
+    "pip and uv": "disable-pip-version-check force-reinstall no-deps no-index python quiet reinstall upgrade",
+    "containers": "cap-add device ipc shm-size ulimit",
+    "kubectl": "for from-literal",
+    "git and nvidia-smi": "no-optional-locks porcelain query-gpu",
+    "clients": "custom-dataset-type fixed-schedule ignore-eos input-file output-details random-range-ratio "
+    "save-detailed",
+    "grafana": "homepath",
+    "debug/build_nixl_ucx_efa.sh": "wheel",
+    "prefixes of slo flags": "itl-p99-ms stall-ms",
+}
+
+
+def flags_in(text: str) -> set[str]:
+    return set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]", text))
+
+
+def test_texts_name_only_flags_that_exist() -> None:
+    found: dict[str, set[str]] = defaultdict(set)
+    for path, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                for flag in flags_in(node.value):
+                    found[flag].add(path)
+    for template in (path for path in PDLAB.rglob("*") if path.suffix in (".txt", ".html")):
+        for flag in flags_in(template.read_text(encoding="utf-8")):
+            found[flag].add(template.name)
+    known = flags_of_pdlab() | {"--help", "--help-all", "--version"}
+    # The start of one stands for several (--p-...); a part's flags have their prefix in the command only.
+    part = {flag for flag in found if any(each.startswith(f"{flag}-") or each.endswith(flag[1:]) for each in known)}
+    others = {f"--{name}" for names in OF_OTHER_PROGRAMS.values() for name in names.split()}
+    assert {flag: paths for flag, paths in found.items() if flag not in known | part | others} == {}
+    assert others - found.keys() == set(), "shorten the list"

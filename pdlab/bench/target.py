@@ -58,8 +58,6 @@ def resolve_target(
     """
     url = normal_url(base_url)
     check_name(name)
-    if gpus is not None and gpus < 1:
-        raise UsageError(f"--gpus: at least 1, got {gpus}")
     if tokenizer is not None:
         _require_tokenizer(tokenizer)
     running = load_running(url)

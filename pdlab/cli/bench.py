@@ -117,9 +117,12 @@ def _loads(settings: BenchSettings, *, implied: bool) -> tuple[Load, ...]:
     kind = settings.type or (named[-1] if len(named) == 1 else "concurrency")
     for other, names in of_kind.items():
         if other != kind and (wrong := given_of(settings, names)):
-            raise UsageError(f"{wrong[0]} belongs to --type {other}, but --type is {kind}")
+            if settings.type is not None:
+                raise UsageError(f"{wrong[0]} is for --type {other}, not for --type {kind}: leave one of the two out")
+            first = given_of(settings, of_kind[next(each for each in named if each != other)])[0]
+            raise UsageError(f"{first} and {wrong[0]} exclude each other: leave one of the two out")
     if settings.arrivals and kind == "concurrency" and settings.slo is None:
-        raise UsageError(f"--burstiness belongs to --type request-rate, but --type is {kind}")
+        raise UsageError("--burstiness is for arrivals at a rate: give --request-rate, not --concurrency")
     if not implied and settings.type is None and not named:
         return ()  # only a search
     if kind == "concurrency":

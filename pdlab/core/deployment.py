@@ -51,6 +51,8 @@ POOL, ROLES, TRANSPORT = "pool", "roles (--pd-fluid)", "KV transfer (PD)"
 SERVING = "serving path (what each costs: docs/serving-path.md)"
 REQUESTS = "requests (which ones reach the engines: docs/requests.md)"
 MODEL, HOW = "model", "how"
+# Role -> the beginning of the flags of its pool.
+FLAG_PREFIX = {"collocated": "", "fluid": "", "prefill": "p-", "decode": "d-"}
 ENGINE = "vLLM engine arguments (repeatable; the value is read as YAML)"
 ENVIRONMENT = "environment of the engines (repeatable; NAME without a value takes the launcher's value)"
 Count = Annotated[int, Ge(1), Le(MOST)]
@@ -876,7 +878,7 @@ def topology_words(topology: Topology) -> tuple[str, ...]:
         roles = part_words(topology, FlagsOf(Fluid, leave_out=("pool", "transport")))
         return (*mode, *part_words(topology.pool, FlagsOf(Pool), size), *roles, *transport)
     pools = (
-        *part_words(topology.prefill, FlagsOf(Pool, prefix="p-"), size),
-        *part_words(topology.decode, FlagsOf(Pool, prefix="d-"), size),
+        *part_words(topology.prefill, FlagsOf(Pool, prefix=FLAG_PREFIX["prefill"]), size),
+        *part_words(topology.decode, FlagsOf(Pool, prefix=FLAG_PREFIX["decode"]), size),
     )
     return (*mode, *pools, *transport)

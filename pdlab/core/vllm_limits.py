@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pdlab.core.catalog import ModelShape
-from pdlab.core.deployment import Deployment, Pool
+from pdlab.core.deployment import FLAG_PREFIX, Deployment, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import Placement
 
@@ -33,11 +33,11 @@ def check_divisibility(deployment: Deployment, shape: ModelShape | None) -> list
     if deployment.transport is None:
         return []
     for role, pool in pools.items():
+        flag = f"--{FLAG_PREFIX[role]}"
         if pool.pp > 1:
-            prefix = "" if role == "fluid" else f"{role[0]}-"
             raise UsageError(
                 f"{role} PP {pool.pp}: vLLM's NixlConnector moves KV between engines of one pipeline stage only; "
-                f"use --{prefix}pp 1 with a larger --{prefix}tp, or DP with EP, or collocated engines"
+                f"use {flag}pp 1 with a larger {flag}tp, or DP with EP, or collocated engines"
             )
     if "fluid" in pools:
         return []
@@ -71,6 +71,7 @@ def check_ports(deployment: Deployment, placement: Placement) -> None:
     for role, pool in deployment.pools.items():
         if pool.dp == 1:
             continue
+        flag = f"--{FLAG_PREFIX[role]}"
         port_owners: dict[tuple[str, int], int] = {}
         for replica in (member for member in placement.replicas if member.role == role):
             for rank in range(pool.dp):
@@ -80,7 +81,7 @@ def check_ports(deployment: Deployment, placement: Placement) -> None:
                     raise UsageError(
                         f"{role} replicas {owner} and {replica.index} both have their data parallel rank {rank} on "
                         f"{node}: Ray Serve LLM gives both one port for KV handshakes, and the second never starts; "
-                        f"use one replica with --{role[0]}-dp {pool.dp * pool.replicas}, or nodes for each"
+                        f"use one replica with {flag}dp {pool.dp * pool.replicas}, or nodes for each"
                     )
 
 
@@ -94,10 +95,10 @@ def check_experts_on_cpu(deployment: Deployment, shape: ModelShape | None, place
         return
     for role, pool in deployment.pools.items():
         if pool.dp > 1:
-            prefix = "" if role == "collocated" else f"{role[0]}-"
+            flag = f"--{FLAG_PREFIX[role]}"
             raise UsageError(
-                f"--{prefix}dp {pool.dp}: {shape.name} has experts, whose data parallel ranks vLLM's CPU backend "
-                f"starts but cannot run; use --{prefix}num {pool.dp}, or --{prefix}tp {pool.dp} where heads divide"
+                f"{flag}dp {pool.dp}: {shape.name} has experts, whose data parallel ranks vLLM's CPU backend "
+                f"starts but cannot run; use {flag}num {pool.dp}, or {flag}tp {pool.dp} where heads divide"
             )
 
 

@@ -1,7 +1,7 @@
 """Stop the processes that a killed launch has left, and remove its files.
 
-``python -m pdlab.deploy.killed_launch URL nodes ID FOLDER`` or ``... URL application ID``, run by
-`pdlab.deploy.orphan_cleanup`.
+``python -m pdlab.deploy.killed_launch URL nodes ID FOLDER``, ``... URL application ID`` or ``... URL nothing`` (it
+was killed before it made anything), run by `pdlab.deploy.orphan_cleanup`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ TRIES = 5
 
 
 def main(words: list[str]) -> None:
-    base_url, kind, cluster_id, *folder = words
+    base_url, kind, *made = words
     if kind == "application":
-        stop_application(base_url, cluster_id)
+        stop_application(base_url, *made)
+    elif kind == "nodes":
+        stop_nodes(base_url, *made)
     else:
-        stop_nodes(base_url, cluster_id, folder[0])
+        with _launch_lock() as ours:
+            _remove_lock_files(base_url, ours)
 
 
 def stop_nodes(base_url: str, cluster_id: str, folder: str) -> None:
@@ -84,13 +87,19 @@ def _recorded() -> local_nodes.LocalNodes | None:
 
 
 def _forget(base_url: str, ours: bool) -> None:
-    """What the killed launch published, and its lock files; not those of a launch that has begun since."""
+    """Remove what the killed launch published, and its lock files, unless another launch has begun since."""
     with contextlib.suppress(UsageError):
         running = load_running(base_url)
         if ours and (running is None or running.manifest.local):
             clear_running(base_url)
-            with locked(measured_lock(base_url), "the deployment"):  # removes the file that the killed process left
-                pass
+    _remove_lock_files(base_url, ours)
+
+
+def _remove_lock_files(base_url: str, ours: bool) -> None:
+    """Remove the lock files of deployments that no process holds. A launch locks those that it replaces too."""
+    for path in measured_lock(base_url).parent.glob("*.lock") if ours else ():
+        with contextlib.suppress(UsageError), locked(path, "the deployment"):  # the end of the lock removes the file
+            pass
 
 
 if __name__ == "__main__":

@@ -77,15 +77,17 @@ def launch(request: LaunchRequest, substitutes: Substitutes | None = None) -> No
     Other launches are refused until this one has published its deployment, or has failed (on two hosts: until this
     process ends). Raises PdlabError. Then, and on Ctrl-C, everything that was started is stopped again.
     """
-    with contextlib.ExitStack() as turn:
+    # On one of two hosts another process is the launcher, and has the cleanup process.
+    local = request.node_count is not None and INSIDE not in os.environ
+    with (
+        cleanup_process(_base_url(request)) if local else contextlib.nullcontext() as cleanup,
+        contextlib.ExitStack() as turn,
+    ):
         turn.enter_context(launching(_base_url(request), local=request.node_count is not None))
-        # On one of two hosts another process is the launcher, and has the cleanup process.
-        local = request.node_count is not None and INSIDE not in os.environ
-        with cleanup_process(_base_url(request)) if local else contextlib.nullcontext() as cleanup:
-            if request.two_hosts and INSIDE not in os.environ:
-                _launch_on_first_host(request, cleanup)
-            else:
-                _launch(request, turn.close, cleanup, substitutes)
+        if request.two_hosts and INSIDE not in os.environ:
+            _launch_on_first_host(request, cleanup)
+        else:
+            _launch(request, turn.close, cleanup, substitutes)
 
 
 def _launch(

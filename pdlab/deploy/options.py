@@ -7,6 +7,7 @@ import ipaddress
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,6 +20,7 @@ from pdlab.core.commands import typed
 from pdlab.core.deployment import (
     ENGINE,
     ENVIRONMENT,
+    FLAG_PREFIX,
     HOW,
     LABEL_EXAMPLE,
     MODEL,
@@ -109,7 +111,8 @@ def _host(text: str) -> str:
 
 
 _TP = {"tp": f"{CLUSTER_TP}, with --local {LOCAL_TP}"}
-_ARGS = ("engine_kwargs",)  # of one pool; those of every pool are common
+# The engine arguments of one pool are advanced; those of every pool are common.
+_of_pd = partial(FlagsOf, Pool, otherwise=_TP, advanced=("engine_kwargs",))
 
 
 class LaunchOptions(Settings):
@@ -238,12 +241,8 @@ class LaunchSettings(ExportOptions, LaunchOptions):
             otherwise={"replicas": f"1, with --pd-fluid {FLUID_REPLICAS}"} | _TP,
         ),
     ] = Field(default_factory=dict)
-    prefill: Annotated[dict[str, Any], FlagsOf(Pool, "prefill pool", "p-", otherwise=_TP, advanced=_ARGS)] = Field(
-        default_factory=dict
-    )
-    decode: Annotated[dict[str, Any], FlagsOf(Pool, "decode pool", "d-", otherwise=_TP, advanced=_ARGS)] = Field(
-        default_factory=dict
-    )
+    prefill: Annotated[dict[str, Any], _of_pd("prefill pool", FLAG_PREFIX["prefill"])] = Field(default_factory=dict)
+    decode: Annotated[dict[str, Any], _of_pd("decode pool", FLAG_PREFIX["decode"])] = Field(default_factory=dict)
     fluid: Annotated[dict[str, Any], FlagsOf(Fluid, leave_out=("pool", "transport"))] = Field(default_factory=dict)
     transport: Annotated[dict[str, Any], FlagsOf(Transport)] = Field(default_factory=dict)
     cluster: str | None = setting(

@@ -76,19 +76,18 @@ def cleanup_process(base_url: str) -> Iterator[CleanupProcess]:
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):  # of a terminal that the launcher is in
         signal.signal(number, signal.SIG_IGN)
-    made: list[str] = []
+    made = ["nothing"]
     for line in sys.stdin:
         if line == "end\n":
             return
         if line.endswith("\n"):  # whole: what follows is made after it was written
             made = line.split(maxsplit=2)
-    if made:
-        env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
-        os.execve(
-            sys.executable,
-            [sys.executable, "-m", "pdlab.deploy.killed_launch", sys.argv[1], *map(str.strip, made)],
-            env,
-        )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+    os.execve(
+        sys.executable,
+        [sys.executable, "-m", "pdlab.deploy.killed_launch", sys.argv[1], *map(str.strip, made)],
+        env,
+    )
 
 
 if __name__ == "__main__":

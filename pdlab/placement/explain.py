@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 
-from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool
+from pdlab.core.deployment import FLAG_PREFIX, Deployment, Disaggregated, Fluid, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterNode, ClusterView
 from pdlab.core.schema import validate
@@ -22,7 +22,6 @@ MAX_ATTEMPTS = 400
 # Each search visits at most about this many (node, prefill units, decode units): about a second of work.
 MAX_WORK = 1_000_000
 # Prefix of the launcher's flags for a pool.
-FLAG_PREFIX = {"collocated": "", "fluid": "", "prefill": "p-", "decode": "d-"}
 
 
 def explain(deployment: Deployment, view: ClusterView, fits: Fits) -> str:

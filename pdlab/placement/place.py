@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pdlab.core.catalog import gpu_link
-from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool
+from pdlab.core.deployment import FLAG_PREFIX, Deployment, Disaggregated, Fluid, Pool
 from pdlab.core.errors import PlacementError
 from pdlab.core.nodes import (
     NODE_ID_LABEL,
@@ -32,7 +32,7 @@ from pdlab.core.nodes import (
 )
 from pdlab.core.schema import Frozen
 from pdlab.core.text import listed
-from pdlab.placement.explain import FLAG_PREFIX, explain
+from pdlab.placement.explain import explain
 from pdlab.placement.solver import choose_nodes, cpus_per_group, eligible, fill
 
 # Per replica its TP groups, each as the ids of its nodes.

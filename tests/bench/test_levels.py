@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from pdlab.bench import levels
+from pdlab.bench import levels, options
 from pdlab.bench.client import protocol
 from pdlab.bench.client.protocol import ClientLevel
 from pdlab.cli import bench
@@ -22,25 +22,25 @@ WORKLOAD = Workload(input_tokens=512, output_tokens=64)
 
 
 def test_all_is_the_published_list() -> None:
-    assert bench.parse_concurrencies("all") == (4, 8, 16, 32, 48, 64)
-    assert bench.parse_rates("all") == (1, 2, 4, 8, 12, 16)
+    assert options.parse_concurrencies("all") == (4, 8, 16, 32, 48, 64)
+    assert options.parse_rates("all") == (1, 2, 4, 8, 12, 16)
 
 
 def test_lists_keep_their_order() -> None:
-    assert bench.parse_concurrencies("64, 4,8") == (64, 4, 8)
-    assert bench.parse_rates("2.5,1") == (2.5, 1.0)
+    assert options.parse_concurrencies("64, 4,8") == (64, 4, 8)
+    assert options.parse_rates("2.5,1") == (2.5, 1.0)
 
 
 @pytest.mark.parametrize("text", ["", ",", "4,,8", "a", "1e3", "4;8", "٣", "-1", "0", "100001", "4,4"])
 def test_bad_concurrencies(text: str) -> None:
     with pytest.raises(UsageError, match="--concurrency"):
-        bench.parse_concurrencies(text)
+        options.parse_concurrencies(text)
 
 
 @pytest.mark.parametrize("text", ["", "fast", "0", "-1", "inf", "nan", "1,1.0", "1,,2"])
 def test_bad_rates(text: str) -> None:
     with pytest.raises(UsageError, match="--request-rate"):
-        bench.parse_rates(text)
+        options.parse_rates(text)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import yaml
 from pdlab.bench.experiment import schedule
 from pdlab.bench.experiment.schedule import make_schedule
 from pdlab.bench.slo_search import SloSearchOptions
-from pdlab.cli import bench, slo_start
 from pdlab.cli import experiment as cli_experiment
+from pdlab.cli import slo_start
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Slo, Workload
@@ -56,13 +56,6 @@ def test_what_is_not_simulated(
     publish(monkeypatch, tmp_path, model)
     with pytest.raises(UsageError, match=words):
         slo_start.from_plan(SloSearchOptions(slo=slo), workload, URL)
-
-
-def test_nothing_is_deployed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
-    monkeypatch.setenv("PDLAB_CACHE_DIR", str(tmp_path))
-    assert bench.main(["--slo", "ttft_ms=500", "--start-from", "plan", "-u", URL]) == 2
-    printed = capsys.readouterr().err
-    assert printed.startswith(f"error: --start-from plan: no record names the deployment at {URL}; launch it")
 
 
 def experiment(folder: Path, **slo: Any) -> Path:

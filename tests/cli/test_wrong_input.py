@@ -183,6 +183,7 @@ def test_one_line_and_nothing_touched(command: str, place: Path, capsys: pytest.
     for files, line in cases(command):
         made = {place / name: text.encode().decode("unicode_escape").encode() for name, text in files.items()}
         for path, data in made.items():
+            path.parent.mkdir(exist_ok=True)
             path.write_bytes(data)
         assert pdlab.main(words_of(line)) == 2, line
         told += [f"= {name} {text}\n" for name, text in files.items()]
@@ -190,6 +191,8 @@ def test_one_line_and_nothing_touched(command: str, place: Path, capsys: pytest.
         for path, data in made.items():
             assert path.read_bytes() == data
             path.unlink()
+            if path.parent != place:
+                path.parent.rmdir()
     golden.compare("".join(told), WRONG / f"{command}.txt")
 
 

@@ -122,22 +122,12 @@ def test_memory_that_is_not_known_has_its_reason(
     assert ("gpu_memory_gb" in text) == ("--model" not in flags)
 
 
-@pytest.mark.parametrize(
-    ("label", "kwargs", "messages"),
-    [
-        ("collocated-1xtp1", {"gpu_memory_utilization": 0.85}, ["max_model_len 16,384", "--max-model-len", "--tp"]),
-        ("collocated-1xtp1", {"gpu_memory_utilization": 0.9, "max_model_len": 131072}, ["max_model_len 131,072"]),
-        ("collocated-1xtp1", {"gpu_memory_utilization": 0.8}, ["weights take 65 GB", "larger --tp"]),
-        ("pd-pack-p1xtp4-d1xtp1", {"gpu_memory_utilization": 0.85}, ["decode engine of 1 GPU", "--d-tp"]),
-        ("collocated-1xtp4", {"kv_cache_memory_bytes": 1000}, ["one request", "max_model_len 16,384"]),
-    ],
-)
-def test_what_cannot_hold_one_request_is_refused(label: str, kwargs: dict[str, Any], messages: list[str]) -> None:
-    deployment = Deployment(topology=parse_label(label), engine_kwargs=kwargs)
-    with pytest.raises(UsageError) as caught:
+def test_a_decode_engine_that_cannot_hold_one_request_is_refused() -> None:
+    deployment = Deployment(
+        topology=parse_label("pd-pack-p1xtp4-d1xtp1"), engine_kwargs={"gpu_memory_utilization": 0.85}
+    )
+    with pytest.raises(UsageError, match=r"^decode engine of 1 GPU cannot hold [^\n]*--d-tp[^\n]*$"):
         examine(deployment, GPT_OSS, X2, place(deployment, X2), Workload())
-    line = str(caught.value)
-    assert "\n" not in line and all(word in line for word in messages), line
 
 
 def test_the_length_that_the_refusal_names_is_not_refused() -> None:
@@ -155,13 +145,6 @@ def test_a_dry_run_of_tp1_says_how_many_requests_fit(capsys: pytest.CaptureFixtu
     lines = capsys.readouterr().out.splitlines()
     at = next(i for i, line in enumerate(lines) if line.endswith("requests of 5,000:250 that fit"))
     assert lines[at + 2].split()[0] == "collocated" and 30 < int(lines[at + 2].split()[-1]) < 60
-
-
-def test_a_dry_run_of_a_pool_that_holds_nothing_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "--collocated --tp 1 --engine-arg gpu_memory_utilization=0.85 --cluster p5.48xlarge-x2 --dry-run"
-    assert launch.main(words.split()) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1 and err.startswith("error: collocated engine of 1 GPU cannot hold")
 
 
 @pytest.mark.parametrize(

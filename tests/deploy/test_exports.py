@@ -82,12 +82,6 @@ def test_it_can_carry_pdlab_itself(export: Callable[..., Exported]) -> None:
     assert "kv_guard" not in unguarded.application["args"]
 
 
-@pytest.mark.parametrize("url", ["pdlab.zip", "http://host/x.zip", "https://host/x.tar", "https://host/a b.zip"])
-def test_ray_fetches_archives_from_these_places_only(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert launch.main([*SPREAD, "--export", "-", "--code-url", url]) == 2
-    assert "--code-url" in capsys.readouterr().err
-
-
 def test_the_key_goes_with_it_as_a_digest(
     export: Callable[..., Exported], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,6 @@ from pdlab.core.catalog import load_cluster, local_cluster, resolve_model
 from pdlab.core.deployment import Deployment, Fluid, Pool, launch_words, parse_label, unguarded
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterView
-from pdlab.core.schema import validate
 from pdlab.core.settings import parse
 from pdlab.deploy.options import LaunchSettings, deployment_from
 from pdlab.deploy.pool_agreement import check_pools
@@ -93,17 +92,3 @@ def test_memory_that_no_connector_registers_may_be_mapped_anew() -> None:
         check_pools(fluid, None, cpu=False)
     allowed = fluid.model_copy(update={"engine_kwargs": {"enable_cumem_allocator": True}})
     check_pools(allowed, None, cpu=False)
-
-
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        ({"lora_config": {"dynamic_lora_loading_path": "s3://b/l"}}, "merge the adapter"),
-        ({"engine_kwargs": {"lora_modules": []}}, "merge the adapter"),
-        ({"autoscaling_config": {"max_replicas": 4}}, "pd-fluid"),
-        ({"topology": {"kind": "collocated", "pool": {"autoscaling_config": {}}}}, "pd-fluid"),
-    ],
-)
-def test_what_ray_has_and_pdlab_does_not_pass_on_is_refused_with_the_reason(data: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        validate(Deployment, {"topology": {"kind": "collocated", "pool": {}}} | data, where="mine.yaml")

@@ -36,25 +36,6 @@ def shape_of(path: Path, config: dict[str, Any]) -> ModelShape:
     return shape
 
 
-@pytest.mark.parametrize(
-    ("flags", "parts"),
-    [
-        ("--collocated --tp 6", ["TP 6", "64 attention heads", "use one of"]),
-        ("--pd-spread --p-tp 8 --d-tp 4", ["prefill TP 8", "at most 4", "--p-tp"]),
-        ("--collocated --tp 16 --max-model-len 50000", ["--max-model-len 50000", "40960"]),
-        ("--collocated --tp 2", ["cannot hold", "--tp"]),
-        ("--collocated --tp 1 --dp 3 --ep", ["128 experts", "num_redundant_experts: 1"]),
-    ],
-)
-def test_refused_with_the_next_step(
-    flags: str, parts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = folder(tmp_path / "qwen", QWEN_235B)
-    assert launch.main([*flags.split(), "--model", model, *CLUSTER]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and not [part for part in parts if part not in error], error
-
-
 def test_accepted_with_a_memory_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = folder(tmp_path / "qwen", QWEN_235B)
     assert launch.main(["--pd-spread", "--p-tp", "4", "--d-tp", "8", "--model", model, *CLUSTER]) == 0
@@ -86,15 +67,6 @@ def test_a_cache_that_a_shape_cannot_say_is_not_known(tmp_path: Path, capsys: py
     assert "sparse-attention indexer" in capsys.readouterr().out
     assert plan.main(["--model", model, "--gpus", "8", "--concurrency", "8"]) == 2
     assert "sparse-attention indexer" in capsys.readouterr().err
-
-
-def test_weights_that_do_not_fit_are_refused_whatever_the_cache(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    large = DEEPSEEK | INDEXER | {"num_hidden_layers": 61, "hidden_size": 7168, "moe_intermediate_size": 2048,
-                                  "n_routed_experts": 256}  # fmt: skip
-    assert launch.main(["--collocated", "--tp", "4", "--model", folder(tmp_path / "large", large), *CLUSTER]) == 2
-    assert "cannot hold" in capsys.readouterr().err
 
 
 def test_the_start_has_time_for_the_weights(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from pdlab.cluster.local_nodes import MARKER, LocalNodes
 from pdlab.core.files import holder, launch_lock
 from pdlab.core.schema import to_yaml
 from pdlab.deploy import killed_launch, orphan_cleanup
-from pdlab.deploy.endpoint import load_running, save_running
+from pdlab.deploy.endpoint import load_running, measured_lock, save_running
 
 URL = "http://127.0.0.1:8321"
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,14 +32,14 @@ LAUNCHER = textwrap.dedent(
     from pathlib import Path
     sys.path.insert(0, {str(ROOT)!r})
     from pdlab.cluster import local_nodes
-    from pdlab.core.files import launch_lock, locked
+    from pdlab.deploy.endpoint import launching
     from pdlab.deploy.orphan_cleanup import cleanup_process
 
     def step(name):
         print(name, flush=True)
         time.sleep(float(sys.argv[2]))
 
-    with locked(launch_lock(local=True), "the right to launch"), cleanup_process({URL!r}) as cleanup:
+    with cleanup_process({URL!r}) as cleanup, launching({URL!r}, local=True):
         step("kept")
         folder = Path(sys.argv[1])
         cleanup.nodes("0123456789ab", str(folder))
@@ -91,7 +91,8 @@ def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
 def made(folder: Path) -> list[object]:
     """What there is of the nodes and their launch."""
     nodes = LocalNodes(id="0123456789ab", count=1, gcs_port=0, temp_dir=str(folder), pids=())
-    files = [path for path in (folder, local_nodes._state_file()) if path.exists()]
+    locks = measured_lock(URL).parent.glob("*.lock")
+    files = [path for path in (folder, local_nodes._state_file(), *locks) if path.exists()]
     return [
         *local_nodes.processes(nodes),
         *files,

@@ -328,20 +328,6 @@ def test_published_runs_left_out_are_predicted() -> None:
     assert errors["requests/s"] < 6
 
 
-def test_what_would_fail_after_the_fit_is_said_before_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    folder = str(folders.write(tmp_path / "pack", folders.deployments(1)[0]))
-    for words in (
-        ["--out", str(tmp_path / "no" / "x.yaml")],
-        ["--out", str(tmp_path)],
-        ["--out", "/proc/x.yaml"],
-        ["--rounds", "-1"],
-        ["--frobnicate"],
-    ):
-        assert cli_calibrate.main(["--runs", folder, *words]) == 2, words
-        printed = capsys.readouterr()
-        assert not printed.out and printed.err.startswith("error: ") and printed.err.count("\n") == 1
-
-
 def test_the_folder_of_a_whole_experiment_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
     whole = str(Path(__file__).resolve().parents[2] / "bm_results" / "local-pack-vs-spread")
     assert cli_calibrate.main(["--runs", whole, "--rounds", "0", "--start", "cpu-vllm-0.29"]) == 0

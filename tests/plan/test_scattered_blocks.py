@@ -122,10 +122,3 @@ def test_no_file_and_no_json(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{")
     with pytest.raises(UsageError, match="not JSON"):
         read(tmp_path / "x.json", MODEL, 5000, cpu=False)
-
-
-def test_flags_that_say_two_things(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli_plan.main(["--blocks", "x", "--assume-merged"]) == 2
-    assert "leave --assume-merged out" in capsys.readouterr().err
-    assert cli_plan.main(["--predict", "x.csv", "--blocks", "x"]) == 2
-    assert "--blocks does nothing with --predict" in capsys.readouterr().err

@@ -38,29 +38,6 @@ def test_continues_is_the_parent_unless_the_prompt_begins_anew() -> None:
     assert (ROOT.continues, FOLLOW.continues, FRESH.continues) == (None, "a", None)
 
 
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [
-        ('{"id":"b"', "line 3: Invalid JSON"),
-        ('{"id":"b","session":"s","blocks":[["x",0]],"out":1,"at_s":0}', "line 3: blocks.0.1: must be at least 1"),
-        ('{"id":"b","session":"s","blocks":[["x",1]],"out":1,"at_s":1e999}', "line 3: at_s: must be a finite number"),
-        ('{"id":"b","session":"s","blocks":[["x",1]],"out":1,"at_s":0,"parant":"a"}', "line 3: parant: is not a known"),
-        ('{"id":"a","session":"s","blocks":[["x",1]],"out":1,"at_s":0}', "line 3: the id 'a' is there twice"),
-        ('{"id":"b","session":"s","blocks":[["x",1]],"out":1,"parent":"z"}', "line 3: waits for 'z', which is none of"),
-        ('{"id":"b","session":"s","blocks":[["x",1]],"out":1}', "line 3: needs at_s, or a parent"),
-        ('{"id":"b","session":"s","blocks":[["x",1]],"out":1,"at_s":1,"fresh":true}', "line 3: fresh needs a parent"),
-    ],
-)
-def test_a_bad_line_is_named(tmp_path: Path, line: str, complaint: str) -> None:
-    path = tmp_path / "requests.jsonl"
-    written(path, ROOT)
-    with path.open("a", encoding="utf-8") as stream:
-        stream.write(line + "\n")
-    with pytest.raises(UsageError) as refused:
-        list(read_requests(path))
-    assert complaint in str(refused.value)
-
-
 def test_a_head_may_have_spaces(tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
     written(path, ROOT)

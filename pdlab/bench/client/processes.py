@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from pdlab.bench.client.protocol import STOP, ClientAnswer, ClientLevel, EndedPart, ToldRequests, merged
+from pdlab.bench.client.protocol import STOP, ClientAnswer, ClientLevel, CollectedRequests, EndedPart, merged
 from pdlab.core.errors import BenchError, UsageError
 from pdlab.core.files import python_path
 from pdlab.core.schema import validate
@@ -184,7 +184,7 @@ class _Process:
         """Drive one level, or one part of it: ``together`` then waits for the others and returns the start time."""
         self.wait_ready()
         self._send(level.model_dump_json(exclude_defaults=True))
-        told = ToldRequests()
+        told = CollectedRequests()
         while True:
             message = self._receive()
             if message["event"] == "progress" and progress:

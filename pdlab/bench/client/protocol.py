@@ -175,8 +175,8 @@ class ClientAnswer(Frozen):
     ``processes`` these are the worst. ``origin_s`` is the first arrival on the monotonic clock, ``schedule_s``
     where the schedule of an open loop begins there: lateness counts from the most punctual request.
     ``started_at`` and ``finished_at`` are ISO 8601, UTC. ``timelines``, by arrival: of the requests whose server
-    told one. ``prompts``: of a replay by chat or of real text, as the server and its tokenizer have them. All three are
-    read from files where the load generator's processes told them (`ToldRequests`).
+    sent one. ``prompts``: of a replay by chat or of real text, as the server and its tokenizer have them. All three are
+    read from files that the load generator's processes wrote (`CollectedRequests`).
     """
 
     name: str
@@ -202,8 +202,8 @@ class ClientAnswer(Frozen):
         )
 
 
-class ToldRequests:
-    """The requests of a level, as processes tell them part by part."""
+class CollectedRequests:
+    """The requests of a level, which processes report part by part."""
 
     def __init__(self) -> None:
         self._records, self._timelines = Kept(RequestRecord), Kept(RequestTimeline)
@@ -262,7 +262,7 @@ def in_simulated_time(answer: ClientAnswer, slow_down: float) -> ClientAnswer:
         for name in ("loop_lag_s", "clock_step_s", "origin_s", "schedule_s")
         if (value := getattr(answer, name)) is not None
     }
-    told = ToldRequests()
+    told = CollectedRequests()
     told.add(map(shorter, answer.records), answer.timelines, answer.prompts)
     return told.of(answer.model_copy(update=changed))
 
@@ -271,7 +271,7 @@ def merged(answers: Sequence[ClientAnswer]) -> ClientAnswer:
     """The answers of several processes of one machine as one: they share its monotonic clock and one schedule."""
     origin_s = min(answer.origin_s for answer in answers)
     schedule_s = min((answer.schedule_s for answer in answers if answer.schedule_s is not None), default=None)
-    requests = ToldRequests()
+    requests = CollectedRequests()
     for answer in answers:
         requests.add(
             timelines=(told.shifted(answer.origin_s - origin_s) for told in answer.timelines), prompts=answer.prompts
