@@ -451,7 +451,6 @@ def _node(settings: PlanSettings, hardware: Hardware) -> str | None:
 def main(settings: PlanSettings) -> int:
     """Predict, compare, explain or rank."""
     from pdlab.core.catalog import require_shape
-    from pdlab.plan.error_catalog import with_stack_prior
     from pdlab.sim.computed_hardware import as_served
 
     hardware = _hardware(settings)
@@ -460,7 +459,10 @@ def main(settings: PlanSettings) -> int:
     if settings.compare:
         return _compare(settings, hardware)
     shape = as_served(require_shape(settings.model_name), hardware)
-    hardware = with_stack_prior(hardware, shape)
+    if hardware.steps is not None or hardware.beside:  # fitted constants need no prior of stacks
+        from pdlab.plan.error_catalog import with_stack_prior
+
+        hardware = with_stack_prior(hardware, shape)
     if settings.explain:
         return _explain(settings, settings.explain, hardware, shape)
     if settings.fluid:
@@ -621,6 +623,8 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
 
 def _measured_sweeps(settings: PlanSettings, workload: Workload) -> list[RateSweep]:
     """The experiments of --measured. Raises UsageError if one is of another workload, or has no request rates."""
+    if not settings.measured:
+        return []
     from dataclasses import replace
 
     from pdlab.analysis import goodput_map, loading
@@ -629,8 +633,7 @@ def _measured_sweeps(settings: PlanSettings, workload: Workload) -> list[RateSwe
     from pdlab.results.store import experiment_folders
 
     sweeps = []
-    folders = experiment_folders(settings.measured) if settings.measured else []
-    for loaded in loading.load(folders, {}, every_request=True):
+    for loaded in loading.load(experiment_folders(settings.measured), {}, every_request=True):
         manifest = loaded.experiment.manifest
         if manifest.workload is not None and manifest.workload.label != workload.label:
             raise UsageError(
