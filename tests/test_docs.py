@@ -199,6 +199,24 @@ def test_the_readme_is_short_and_its_table_names_scripts_and_commands() -> None:
     assert scripts == {command: SCRIPTS[command] for command in scripts}
 
 
+def test_the_recipes_of_contributing_name_what_exists() -> None:
+    """Classes, functions and tables of the code, such as `GATES`, `FaultKind` and `_composed`."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = set(re.findall(r"`@?([A-Z]\w+|_\w+|[a-z]+(?=\())[^`\s]*[^`]*`", text)) - {"NAME", "Name"}
+    code = [
+        ast.parse(path.read_text(encoding="utf-8"))
+        for folder in ("pdlab", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    known = {"README"}
+    for node in (node for tree in code for node in ast.walk(tree)):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            known.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            known.add(node.id)
+    assert len(named) > 8 and named <= known, named - known
+
+
 def test_a_commit_runs_the_checks_of_make_check() -> None:
     """As CONTRIBUTING.md promises."""
     recipe = (ROOT / "Makefile").read_text().split("\ncheck:")[1].split("\n\n")[0]

@@ -29,7 +29,7 @@ from pdlab.core.arguments import (
     numbers,
 )
 from pdlab.core.errors import UsageError
-from pdlab.core.exit_code import exit_code
+from pdlab.core.exit_code import command
 from pdlab.core.files import write_output
 from pdlab.core.gpu_count import COUNT_HELP, DEFAULT_COUNT, Count
 from pdlab.core.output_paths import check_folder, check_picture, check_writable, distinct
@@ -43,7 +43,6 @@ from pdlab.core.settings import (
     Text,
     given_of,
     not_given,
-    parse,
     setting,
     to_words,
     written_numbers,
@@ -392,12 +391,6 @@ class PlanSettings(Settings):
             )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns the exit code."""
-    with _without_garbage_collection():
-        return exit_code(lambda: _run(parse(PlanSettings, sys.argv[1:] if argv is None else argv)))
-
-
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
     """Turn the garbage collector off: it takes 7 % of a plan's time, and simulations make hardly any cycles."""
@@ -453,9 +446,11 @@ def _node(settings: PlanSettings, hardware: Hardware) -> str | None:
     return settings.node if hardware.steps is None or "node" in settings.model_fields_set else None
 
 
-def _run(settings: PlanSettings) -> int:
+@command(PlanSettings)
+@_without_garbage_collection()
+def main(settings: PlanSettings) -> int:
+    """Predict, compare, explain or rank."""
     from pdlab.core.catalog import require_shape
-    from pdlab.plan.error_catalog import with_stack_prior
     from pdlab.sim.computed_hardware import as_served
 
     hardware = _hardware(settings)
@@ -464,7 +459,10 @@ def _run(settings: PlanSettings) -> int:
     if settings.compare:
         return _compare(settings, hardware)
     shape = as_served(require_shape(settings.model_name), hardware)
-    hardware = with_stack_prior(hardware, shape)
+    if hardware.steps is not None or hardware.beside:  # fitted constants need no prior of stacks
+        from pdlab.plan.error_catalog import with_stack_prior
+
+        hardware = with_stack_prior(hardware, shape)
     if settings.explain:
         return _explain(settings, settings.explain, hardware, shape)
     if settings.fluid:
@@ -625,6 +623,8 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
 
 def _measured_sweeps(settings: PlanSettings, workload: Workload) -> list[RateSweep]:
     """The experiments of --measured. Raises UsageError if one is of another workload, or has no request rates."""
+    if not settings.measured:
+        return []
     from dataclasses import replace
 
     from pdlab.analysis import goodput_map, loading
@@ -633,8 +633,7 @@ def _measured_sweeps(settings: PlanSettings, workload: Workload) -> list[RateSwe
     from pdlab.results.store import experiment_folders
 
     sweeps = []
-    folders = experiment_folders(settings.measured) if settings.measured else []
-    for loaded in loading.load(folders, {}, every_request=True):
+    for loaded in loading.load(experiment_folders(settings.measured), {}, every_request=True):
         manifest = loaded.experiment.manifest
         if manifest.workload is not None and manifest.workload.label != workload.label:
             raise UsageError(

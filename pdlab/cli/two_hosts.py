@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -14,9 +12,9 @@ from pdlab.cluster import local_nodes, two_hosts
 from pdlab.cluster.local_nodes import LocalNodes, environment_on, on_two_hosts
 from pdlab.cluster.namespaces import INSIDE, spawn_in
 from pdlab.core.errors import UsageError
-from pdlab.core.exit_code import exit_code
+from pdlab.core.exit_code import command
 from pdlab.core.nodes import HOST_NAMES, LinkShape
-from pdlab.core.settings import FlagsOf, Settings, not_given, parse, setting
+from pdlab.core.settings import FlagsOf, Settings, not_given, setting
 from pdlab.deploy.endpoint import clear_on_host, reshape_on_host
 
 _EPILOG = """examples:
@@ -67,7 +65,8 @@ class TwoHostsSettings(Settings):
                 raise UsageError(f"unexpected argument {self.command[0]!r}: only shell takes a command")
 
 
-def run(settings: TwoHostsSettings) -> int:
+@command(TwoHostsSettings)
+def main(settings: TwoHostsSettings) -> int:
     """Run the action. Returns the exit code. Raises PdlabError."""
     link = settings.value_of("link", LinkShape)
     two_hosts.require()
@@ -124,8 +123,3 @@ def _shell(nodes: LocalNodes, host_name: str, command: list[str]) -> int:
         signal.signal(number, lambda *_: child.terminate())
     code = child.wait()
     return code if code >= 0 else 128 - code  # a shell's code for an end by a signal
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns the exit code."""
-    return exit_code(lambda: run(parse(TwoHostsSettings, sys.argv[1:] if argv is None else argv)))
