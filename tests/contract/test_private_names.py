@@ -20,7 +20,7 @@ MODULES = {
     value
     for module in (ray_names, vllm_names, rays_of_cluster, of_cluster, of_bench)
     for name, value in vars(module).items()
-    if name.isupper() and isinstance(value, str)
+    if name.isupper() and isinstance(value, str) and name != "NAMESPACE"
 }
 TABLES = (of_bench, of_guard, of_sim)
 

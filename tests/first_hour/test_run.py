@@ -140,7 +140,7 @@ def test_both_backends_verdicts_stand_side_by_side(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("codes", "flag"),
-    [((0, 4), ("--kv-backend", "UCX")), ((3, 0), ("--kv-backend", "LIBFABRIC")), ((0, 0), ()), ((4, 5), ())],
+    [((0, 4), ("--use-ucx",)), ((3, 0), ("--use-libfabric",)), ((0, 0), ()), ((4, 5), ())],
 )
 def test_a_launch_names_the_one_backend_that_was_proven(
     codes: tuple[int, int], flag: tuple[str, ...], tmp_path: Path

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pdlab.deploy.serving.ray_names import COMMON
+from pdlab.deploy.serving.ray_names import COMMON, NAMESPACE
 
 # How long the first transfer over a pair may take, and how long after it failed it is tried again.
 WARM_S, WARM_AGAIN_S = 60.0, 10.0
@@ -154,7 +154,7 @@ class RayServe:
     async def _call(self, method: str, *arguments: Any) -> Any:
         ray: Any = importlib.import_module("ray")
         if self._controller is None:
-            self._controller = await asyncio.to_thread(ray.get_actor, CONTROLLER, namespace="serve")
+            self._controller = await asyncio.to_thread(ray.get_actor, CONTROLLER, namespace=NAMESPACE)
         try:
             return await asyncio.wait_for(getattr(self._controller, method).remote(*arguments), ANSWER_S)
         except ray.exceptions.RayActorError:
