@@ -18,7 +18,6 @@ from pydantic import Field, field_validator, model_validator
 
 from pdlab.core import defaults
 from pdlab.core.arguments import MODEL_HELP, positive, ucx_transports
-from pdlab.core.command_lines import flag_words
 from pdlab.core.environment import Environment
 from pdlab.core.errors import UsageError
 from pdlab.core.named_values import NOT_PASSED_ON, RESERVED_ENGINE_KWARGS, engine_arg, engine_args, kv_connector
@@ -870,15 +869,15 @@ def launch_words(deployment: Deployment) -> tuple[str, ...]:
 
 def topology_words(topology: Topology) -> tuple[str, ...]:
     """The flags of launch_gptoss.py for this mode, its pools and its transport."""
-    size, mode = ("replicas", "tp"), flag_words("launch", mode=mode_of(topology))
+    size, mode = ("replicas", "tp"), f"--{mode_of(topology)}"
     if isinstance(topology, Collocated):
-        return (*mode, *part_words(topology.pool, FlagsOf(Pool), size))
+        return (mode, *part_words(topology.pool, FlagsOf(Pool), size))
     transport = part_words(topology.transport, FlagsOf(Transport))
     if isinstance(topology, Fluid):
         roles = part_words(topology, FlagsOf(Fluid, leave_out=("pool", "transport")))
-        return (*mode, *part_words(topology.pool, FlagsOf(Pool), size), *roles, *transport)
+        return (mode, *part_words(topology.pool, FlagsOf(Pool), size), *roles, *transport)
     pools = (
         *part_words(topology.prefill, FlagsOf(Pool, prefix=FLAG_PREFIX["prefill"]), size),
         *part_words(topology.decode, FlagsOf(Pool, prefix=FLAG_PREFIX["decode"]), size),
     )
-    return (*mode, *pools, *transport)
+    return (mode, *pools, *transport)
