@@ -73,7 +73,7 @@ examples:
       rank what fits 16 H100 for prompts of 5000 tokens and answers of 250
   python plan.py --gpus 8 --slo-ttft-ms 2000 --slo-tpot-ms 12 --placement pack --out planned/
       write the best ones as files for launch_gptoss.py --config
-  python plan.py --gpus 8 --explain pd-pack-p1xtp2-d1xtp2 --concurrency 8,32
+  python plan.py --explain pd-pack-p1xtp2-d1xtp2 --concurrency 8,32
       print where the time of a request goes
   python plan.py --gpus 32 --fluid --lengths mixes:5000:250,1000:1000,every=60 --slo-ttft-ms 2000 --slo-tpot-ms 12
       compare roles that follow changing lengths with every fixed split
