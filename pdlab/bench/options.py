@@ -102,7 +102,10 @@ class SweepFlags(LevelOptions):
     """The settings of a sweep that have a flag of their own."""
 
     client_processes: Processes | None = setting(
-        None, "a saturated load generator may grow to N processes", LOAD, otherwise="half of the cores"
+        None,
+        "largest number of processes of the load generator, which adds them while it is saturated",
+        LOAD,
+        otherwise="half of the cores",
     )
     soak_s: Minutes | None = setting(
         None, "hold one load for MINUTES and show TPOT and TTFT over time", REQUESTS, "--soak", value="MINUTES"
@@ -239,7 +242,7 @@ class SearchOptions(Frozen):
     max_points: int = Field(default=20, ge=2)
     longest_s: float = Field(default=600.0, gt=0)
     start_from: Literal["plan"] | None = setting(
-        None, "begin the search at the rate that the simulator finds", SLO_SEARCH
+        None, "with --slo: begin the search at the rate that the simulator finds", SLO_SEARCH
     )
     hardware: str | None = setting(
         None, "with --start-from: calibrated step times, as with plan.py", SLO_SEARCH, value="NAME", needs="start_from"

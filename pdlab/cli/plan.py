@@ -73,7 +73,7 @@ examples:
       rank what fits 16 H100 for prompts of 5000 tokens and answers of 250
   python plan.py --gpus 8 --slo-ttft-ms 2000 --slo-tpot-ms 12 --placement pack --out planned/
       write the best ones as files for launch_gptoss.py --config
-  python plan.py --gpus 8 --explain pd-pack-p1xtp2-d1xtp2 --concurrency 8,32
+  python plan.py --explain pd-pack-p1xtp2-d1xtp2 --concurrency 8,32
       print where the time of a request goes
   python plan.py --gpus 32 --fluid --lengths mixes:5000:250,1000:1000,every=60 --slo-ttft-ms 2000 --slo-tpot-ms 12
       compare roles that follow changing lengths with every fixed split
@@ -272,7 +272,11 @@ class PlanSettings(Settings):
         one_of="load",
     )
     prefix_hit_rate: float = setting(
-        0.0, "share of each prompt that is in the prefix cache", WORKLOAD, value="SHARE", advanced=True
+        0.0,
+        "share of each prompt that is in the prefix cache, from 0 to below 1",
+        WORKLOAD,
+        value="SHARE",
+        advanced=True,
     )
     slo: Annotated[dict[str, Any], FlagsOf(Slo, SLO, "slo-", leave_out=("itl_p99_s", "stall_s"))] = Field(
         default_factory=dict
@@ -325,10 +329,18 @@ class PlanSettings(Settings):
         advanced=True,
     )
     price_per_gpu_hour: AboveZero | None = setting(
-        None, "with --goodput-map: add the cost of a million tokens", HOW, value="PRICE", advanced=True
+        None,
+        "with --goodput-map: price of one GPU hour in any currency; adds the cost of a million output tokens",
+        HOW,
+        value="PRICE",
+        advanced=True,
     )
     explain: str | None = setting(
-        None, "print where a request's time goes in one deployment", INSTEAD, value="LABEL", one_of=ANSWER
+        None,
+        "print where a request's time goes in one deployment, such as pd-pack-p1xtp2-d1xtp2",
+        INSTEAD,
+        value="LABEL",
+        one_of=ANSWER,
     )
     compare: tuple[Path, ...] = setting(
         (), "compare measured experiments with predictions", INSTEAD, several="words", value="DIR", one_of=ANSWER
@@ -339,7 +351,9 @@ class PlanSettings(Settings):
         INSTEAD,
         one_of=ANSWER,
     )
-    predict: Path | None = setting(None, "predict every row of a CSV", INSTEAD, value="CSV", one_of=ANSWER)
+    predict: Path | None = setting(
+        None, "predict every row of a CSV (columns: docs/planning.md)", INSTEAD, value="CSV", one_of=ANSWER
+    )
     prompts: Literal["fresh", "repeated"] | None = setting(
         None,
         "with --compare: whether levels repeat the prompts of earlier levels",

@@ -31,7 +31,11 @@ class RatioSettings(Settings):
     prefill: Path = setting(..., "prefill-only levels of one replica", "result folders", value="DIR")
     decode: Path = setting(..., "decode-only levels of one replica", "result folders", value="DIR")
     measured: tuple[Path, ...] = setting(
-        (), "PD deployments under mixed load", "result folders", several="words", value="DIR"
+        (),
+        "PD deployments under mixed load, whose ratios are compared with the computed one",
+        "result folders",
+        several="words",
+        value="DIR",
     )
 
 

@@ -53,8 +53,10 @@ class TwoHostsSettings(Settings):
     command: tuple[str, ...] = setting(
         (), "with shell: the command", SHELL, positional=True, several="words", value="-- COMMAND", otherwise="$SHELL"
     )
+    host: Literal["a", "b"] | None = setting(
+        None, "host of the shell; a: Ray's head and the driver, b: the worker", SHELL, otherwise="a"
+    )
     link: Annotated[dict[str, Any], FlagsOf(LinkShape, LINK)] = Field(default_factory=dict)
-    host: Literal["a", "b"] | None = setting(None, "a: Ray's head and the driver, b: the worker", SHELL, otherwise="a")
 
     def check(self) -> None:
         if self.action not in ("up", "shape"):

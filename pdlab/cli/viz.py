@@ -194,7 +194,7 @@ class VizSettings(Settings):
         default_factory=dict
     )
     price_per_gpu_hour: AboveZero | None = setting(
-        None, "price of one GPU hour; adds the cost of a million tokens", ANSWERED, value="PRICE"
+        None, "price of one GPU hour in any currency; adds the cost of a million tokens", ANSWERED, value="PRICE"
     )
     published: tuple[Path, ...] = setting(
         (),

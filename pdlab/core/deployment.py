@@ -241,8 +241,8 @@ class Transport(Frozen):
         "--kv-backend",
         value="NAME[,NAME...]",
         implies=(
-            ("--use-ucx", ("UCX",), "--kv-backend UCX"),
-            ("--use-libfabric", ("LIBFABRIC",), "--kv-backend LIBFABRIC"),
+            ("--use-ucx", ("UCX",), "the same as --kv-backend UCX"),
+            ("--use-libfabric", ("LIBFABRIC",), "the same as --kv-backend LIBFABRIC"),
         ),
         advanced=True,
     )
@@ -272,8 +272,8 @@ class Transport(Frozen):
     )
     kv_poll_s: Annotated[Milliseconds, Le(0.1)] = setting(
         0.0,
-        "decode checks for arrived KV cache every MS milliseconds, not only once per step, so that the next step can "
-        "use it",
+        "decode checks for arrived KV cache every MS milliseconds, so that the next step can use it; 0: only once per "
+        "step",
         TRANSPORT,
         "--kv-poll-ms",
         value="MS",

@@ -147,7 +147,7 @@ class FlagsOf:
     flag in this command; ``only``: the fields with one (empty: all). ``otherwise``: this command's defaults in words.
     ``needs``: the command's field without which the flags have no effect. ``advanced``: fields whose flags
     only --help-all shows, beside those whose own declaration tells so. ``over_file``: the flags replace values of a
-    file, so the help has no defaults.
+    file, so the help names the file as their default.
     """
 
     model: type[BaseModel]
@@ -275,7 +275,7 @@ class Declared(NamedTuple):
         changed = replace(
             self.flag,
             names=prefixed,
-            otherwise=part.otherwise.get(self.name, "" if part.over_file else self.flag.otherwise),
+            otherwise=part.otherwise.get(self.name, "the file's" if part.over_file else self.flag.otherwise),
             group=part.group or self.flag.group,
             needs=part.needs if self.flag.needs is None else f"{name}.{self.flag.needs}",
             advanced=self.flag.advanced or self.name in part.advanced,
@@ -473,15 +473,19 @@ def _help(each: Declared) -> str:
     """The description, then the default."""
     text = default_text(each)
     description = each.info.description or ""
+    if each.required:
+        return description if each.flag.positional else f"{description} ({text})"
     return f"{description} (default {text})" if text else description
 
 
 def default_text(each: Declared) -> str:
-    """The default in words; empty if it is None, off or empty."""
+    """The default in words, ``required`` if there is none; empty if it is None, off or empty."""
+    if each.required:
+        return "required"
     if each.flag.otherwise is not None:
         return each.flag.otherwise
     default = None if each.info.is_required() else each.default
-    if default in (None, False, (), {}) or default == []:
+    if default is None or default is False or default in ((), {}, []):
         return ""
     return "on" if default is True else written(each, default)
 

@@ -133,7 +133,7 @@ class ExportOptions(Settings):
         needs="export",
         advanced=True,
     )
-    image: ImageName | None = in_manifest(None, "image of all pods (needed)", value="IMAGE")
+    image: ImageName | None = in_manifest(None, "image of all pods; --export-k8s needs it", value="IMAGE")
     k8s_name: ServiceName | None = in_manifest(
         None, "name of the RayService", value="NAME", otherwise="the deployment's name"
     )

@@ -94,7 +94,7 @@ class CheckTransferSettings(Settings):
         TransferPlan.repeats, "warm transfers per size, at least 5", HOW
     )
     ucx_tls: Annotated[str, Text(ucx_transports)] | None = setting(
-        None, "UCX_TLS of the ranks, to force a transport", HOW, value="LIST"
+        None, "UCX_TLS of the ranks, to force a transport, such as tcp", HOW, value="LIST"
     )
     timeout_s: Seconds = setting(TransferPlan.timeout_s, "time limit of every step", HOW, value="S")
     fault: Annotated[str, OneOf(tuple(sorted(FAULTS)))] | None = setting(
