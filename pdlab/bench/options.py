@@ -42,10 +42,10 @@ examples:
       the highest request rate within an SLO
   ./run_bm.sh --workload conversations.yaml
       replay sessions: a request is sent when it is due and the answer before it has ended
-  ./run_bm.sh run pd-ratio --dry-run
-      a whole experiment of configs/sweeps/ (./run_bm.sh run --help)
-  ./run_bm.sh ratio --prefill bm_results/p --decode bm_results/d
-      the P:D ratio from measured prefill-only and decode-only rates (./run_bm.sh ratio --help)
+  python -m pdlab experiment pd-ratio --dry-run
+      a whole experiment of configs/sweeps/
+  python -m pdlab ratio --prefill bm_results/p --decode bm_results/d
+      the P:D ratio from measured prefill-only and decode-only rates
 
 Exit codes: 0 all levels valid, 1 failed, 2 bad input or no server, 3 some level invalid, 130 interrupted.
 Metrics: docs/metrics.md; gates: docs/methodology.md.

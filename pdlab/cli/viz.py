@@ -130,7 +130,7 @@ class VizSettings(Settings):
 
     exps: tuple[Path, ...] = setting(
         (),
-        "experiment folders: of run_bm.sh, of a whole bench run, or as published (concN.json, concN_rrR.json)",
+        "experiment folders: of run_bm.sh, of a whole experiment, or as published (concN.json, concN_rrR.json)",
         WHICH,
         several="words",
         value="DIR",
