@@ -35,7 +35,7 @@ from pdlab.cluster.namespaces import INSIDE, network_of, spawn_in
 from pdlab.cluster.two_hosts import Host, TwoHosts
 from pdlab.core import api_key
 from pdlab.core.catalog import LOCAL_NODE_CPUS
-from pdlab.core.commands import not_installed
+from pdlab.core.commands import LAUNCH, PDLAB, not_installed
 from pdlab.core.errors import ClusterError, UsageError
 from pdlab.core.files import PACKAGE, cache_dir, holder, launch_lock, python_path, replace
 from pdlab.core.nodes import NODE_NAME_LABEL, ClusterNode, ClusterView, LinkShape
@@ -272,7 +272,7 @@ def start(
 
 def _refuse_running() -> None:
     if _verified(recorded()):
-        raise UsageError("local Ray nodes are up already; stop them with launch_gptoss.py --shutdown")
+        raise UsageError(f"local Ray nodes are up already; stop them with {LAUNCH} --shutdown")
 
 
 def _start(
@@ -404,7 +404,7 @@ def shape_link(link: LinkShape) -> LocalNodes:
 def on_two_hosts(nodes: LocalNodes | None) -> LocalNodes:
     """``nodes`` itself. Raises UsageError unless the nodes are on two hosts."""
     if nodes is None or nodes.two_hosts is None:
-        raise UsageError("no two hosts are up; start them with python -m pdlab two-hosts up")
+        raise UsageError(f"no two hosts are up; start them with {PDLAB} two-hosts up")
     return nodes
 
 
@@ -683,7 +683,7 @@ def recorded() -> LocalNodes | None:
     try:
         return load_yaml(state, LocalNodes)
     except UsageError as error:
-        raise UsageError(f"{error}; launch_gptoss.py --shutdown removes it and ends its processes") from error
+        raise UsageError(f"{error}; {LAUNCH} --shutdown removes it and ends its processes") from error
 
 
 def _write(nodes: LocalNodes) -> None:

@@ -99,7 +99,7 @@ class Rank:
         except Exception as error:  # NIXL's bindings raise classes of their own
             raise RankError(
                 "backend",
-                f"{options.name}: NIXL cannot start {options.backend}: {error}; check its plugin with debug/doctor.py",
+                f"{options.name}: NIXL cannot start {options.backend}: {error}; the doctor checks its plugin",
             ) from error
         if options.backend not in self.agent.backends:
             plugins = ", ".join(self.agent.get_plugin_list())
