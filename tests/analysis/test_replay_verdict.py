@@ -13,6 +13,7 @@ from pdlab.analysis.replays import replay_facts
 from pdlab.analysis.ttft_parts import PartsAround, TtftParts
 from pdlab.core.findings import Finding
 from pdlab.core.workload import Replay, Slo
+from pdlab.results.level_data import LevelData
 from pdlab.results.schema import ReplayedRequest, RequestRecord
 from pdlab.results.timeline import PARTS
 
@@ -46,7 +47,7 @@ def replayed(
         for n in range(100)
     ]
     run = made.run(records, Replay(), label=label)
-    facts = replay_facts(records, slos)
+    facts = replay_facts(LevelData.of(records), slos)
     assert facts is not None
     around = [PartsAround(name, 5, ttft_s, dict(parts)) for name in ("mean", "p50", "p90")]
     of_ttft = TtftParts(label, "replay", 1.0, 100, 0, around[0], tuple(around[1:]), (), {}) if told else None
