@@ -11,6 +11,8 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
+from operator import itemgetter
 
 from pdlab.sim.hand_over import VLLMS, HandOver
 from pdlab.sim.router import ReportedLoad
@@ -58,24 +60,47 @@ class PrefixCache:
 @dataclass(slots=True)
 class PendingPrefill:
     """A request that is not, or not wholly, prefilled. ``tokens_left``: the tokens to compute; None: the cache was not
-    looked up yet. ``generated``: of a preempted request, the engine's total of generated tokens at that time. The
-    blocks of such a request are free, but stay cached until other requests use them, last first."""
+    looked up yet. ``held``: tokens of its blocks, which it gets with each part that a step computes.
+
+    The blocks of a preempted request are free, but stay cached until other requests take them, last first. ``cached``:
+    their tokens. ``safe_until``: until `Engine.taken` is larger, others take blocks that were free before.
+    """
 
     request: int
     tokens: float  # context to build: the prompt, and what was generated before a preemption
     tokens_left: float | None = None
-    generated: int | None = None
+    held: float = 0.0
+    cached: float = 0.0
+    safe_until: float = 0.0
 
     def kept(self, engine: Engine) -> float:
-        """Tokens of a preempted request whose blocks no other request has taken."""
-        return 0.0 if self.generated is None else max(self.tokens - (engine.generated - self.generated), 0.0)
+        """Tokens of a preempted request whose blocks no other request has taken. With windows in groups of their own
+        vLLM finds nothing: it has freed the windows at whose ends a prompt could continue."""
+        if not self.cached or engine.window_tokens:
+            return 0.0
+        return max(self.cached - max(engine.taken - self.safe_until, 0.0), 0.0)
+
+
+def whole(tokens: int, block_tokens: int) -> int:
+    """Tokens of the blocks that hold ``tokens``."""
+    return -(-tokens // block_tokens) * block_tokens
+
+
+_admission = itemgetter(2)  # of a running request
 
 
 @dataclass(slots=True, eq=False)
 class Engine:
     """One engine (DP rank): a waiting queue, a running batch, a step in progress.
 
-    ``running`` is a heap of (step in which the request ends, request): all sequences advance together.
+    ``running`` is a heap of (step in which the request ends, request, place in the order of admission): all sequences
+    advance together.
+
+    KV memory is held in blocks, as by vLLM's ``KVCacheManager``. ``held_tokens`` has the tokens of sequences that
+    decode, and of other requests all tokens of their blocks. In the next step every sequence needs blocks for its whole
+    context. ``window``: tokens of the sliding window of layers that are in a group of their own; 0: all layers keep all
+    tokens. Every request then also holds the blocks of a window. A prompt holds as many as it computes tokens in a
+    step, until that step has ended.
 
     ``steps_in_flight``: the number of steps that vLLM's engine core has launched at once. It is 1 if a step is
     scheduled when the last one has ended, and 2 with asynchronous scheduling. Workers post reads of KV and look for
@@ -90,8 +115,10 @@ class Engine:
     step_tokens: int
     cache: PrefixCache
     prefills_only: bool = False
+    block_tokens: int = 1
+    window: int = 0
     waiting: deque[PendingPrefill] = field(default_factory=deque)
-    running: list[tuple[int, int]] = field(default_factory=list)
+    running: list[tuple[int, int, int]] = field(default_factory=list)
     inbound: deque[int] = field(default_factory=deque)  # prefilled requests without room here yet for their KV
     steps_in_flight: int = 0
     hand_over: HandOver = VLLMS
@@ -105,6 +132,11 @@ class Engine:
     prefilled: list[PendingPrefill] = field(default_factory=list)  # prefill completes at the end of this step
     step: int = 0
     held_tokens: float = 0.0  # tokens of KV of requests that run, or wait for decode to fetch them
+    freed_tokens: float = 0.0  # of all requests that held KV until now
+    freed_late: float = 0.0  # of requests that ended with the last step, when the next one was already scheduled
+    outside: float = 0.0  # tokens outside of windows of what the last step computed
+    outside_before: float = 0.0  # of the step before, if it was in flight when the next step was scheduled
+    admitted: int = 0  # sequences until now
     context: float = 0.0  # sum of the running sequences' contexts, tokens
     stall_s: float = 0.0
     allocated: float = 0.0
@@ -126,6 +158,49 @@ class Engine:
     full_s: float = 0.0
     generated: int = 0  # generated tokens at the end of the last step
     preemptions: int = 0
+    usable: float = field(init=False)  # tokens of the blocks for requests; vLLM keeps one block for itself
+    window_tokens: int = field(init=False)  # of the blocks that a request holds of its window
+    most_windowed: int = field(init=False)  # tokens of the blocks for windows that a prompt may need at once
+
+    def __post_init__(self) -> None:
+        block = self.block_tokens
+        self.usable = (self.capacity // block - 1) * block
+        steps = max(self.steps_in_flight, 1)
+        # vllm/v1/kv_cache_interface.py, SlidingWindowSpec.max_admission_blocks_per_request: a window begins in a block.
+        self.window_tokens = (whole(self.window - 1, block) + block) if self.window else 0
+        self.most_windowed = whole(self.window - 1 + steps * self.step_tokens, block) + block if self.window else 0
+
+    @property
+    def taken(self) -> float:
+        """Tokens of KV that requests have taken until now."""
+        return self.held_tokens + self.freed_tokens
+
+    def kv_tokens(self, tokens: float) -> float:
+        """Tokens of the blocks of a request that has KV of ``tokens``."""
+        return tokens + -tokens % self.block_tokens + self.window_tokens
+
+    @property
+    def promised(self) -> float:
+        """Tokens of the blocks that a request will need for the rest of its prompt."""
+        head = self.waiting[0] if self.waiting else None
+        return self.kv_tokens(head.tokens) - head.held if head and head.held else 0.0
+
+    def free(self, tokens: float) -> None:
+        """A request has held KV of ``tokens``."""
+        self.held_tokens -= tokens
+        self.freed_tokens += tokens
+
+    def has_room(self, tokens: float, system: EngineSurroundings) -> bool:
+        """Whether blocks of ``tokens`` are free when every sequence has those of its next token."""
+        room = self.usable - self.held_tokens - self.freed_late - self.outside - self.outside_before - tokens
+        if room < 0:
+            return False
+        return room >= (self.block_tokens - 1) * len(self.running) or room >= self._padding(system)
+
+    def _padding(self, system: EngineSurroundings) -> float:
+        """Free tokens in the last blocks of the sequences."""
+        block, step, context = self.block_tokens, self.step, system.context
+        return sum([-context(request, ends - step) % block for ends, request, _ in self.running])
 
     @property
     def decoding(self) -> int:
@@ -138,10 +213,14 @@ class Engine:
         running, costs = self.running, self.costs
         batch = len(running)
         goes_on = batch and not (self.waiting or self.arrived or self.seen or self.joining or self.told or self.stall_s)
-        if goes_on and (batch == 1 or self.held_tokens + batch <= self.capacity):
+        if (
+            goes_on
+            and self.held_tokens + self.block_tokens * batch <= self.usable
+            and not (self.outside or self.outside_before)
+        ):
             # About every second step: nothing arrived and nothing is full. The code below would give the same.
-            self.starved, self.unscheduled = len(self.inbound) > 0, 0
-            steps = self._equal_steps(batch)
+            self.starved, self.unscheduled, self.freed_late = len(self.inbound) > 0, 0, 0.0
+            steps = self._equal_steps(batch, system)
             mean = self.context / batch
             step_s = costs.step_s(batch, 0.0, mean + steps / 2 if steps > 1 else mean, 0.0)
         else:
@@ -162,17 +241,25 @@ class Engine:
                     self.arrived = []
             joining = self.joining
             joined = len(joining)
-            if batch > 1 and self.held_tokens + batch + joined > self.capacity:
-                self._make_room(system)
-                batch = len(running)
+            waiting = self.waiting
+            if self.freed_late and not (batch or joined or (waiting and waiting[0].held)):
+                self.freed_late = 0.0  # the step was not scheduled ahead
+            preempts = bool(batch) and not self.has_room(0.0, system) and self._make_room(system)
+            if self.window:
+                self.outside_before, self.outside = self.outside if in_flight > 1 else 0.0, 0.0
             self.starved = bool(self.inbound)
             prefill = context_sum = tokens_in = 0.0
-            if self.waiting:
-                prefill, context_sum, tokens_in = self._prefill(self.step_tokens - batch, system, now_s)
-            if joined or self.told:
-                self.joined, self.joining, self.told = joining, self.told, []
-            between_steps = in_flight and (self.seen or self.joining or self.unscheduled)
-            self.unscheduled = 0
+            if preempts:  # vLLM then admits no request in this step
+                batch, joined = len(running), 0
+                self.joining, self.told = joining + self.told, []
+            else:
+                if waiting:
+                    prefill, context_sum, tokens_in = self._prefill(self.step_tokens - batch, system, now_s)
+                if joined or self.told:
+                    self.joined, self.joining, self.told = joining, self.told, []
+            frees = bool(waiting) and self.freed_late + self.outside_before > 0
+            between_steps = frees or (in_flight and (self.seen or self.joining or self.unscheduled))
+            self.unscheduled, self.freed_late = 0, 0.0
             stall_s, mean = self.stall_s, self.context / batch if batch else 0.0
             if prefill or joined or stall_s or (batch and between_steps):
                 steps = 1
@@ -182,10 +269,13 @@ class Engine:
                 step_s += stall_s + costs.admit_s * tokens_in
                 self.stall_s = 0.0
             elif batch:
-                steps = self._equal_steps(batch)
+                steps = self._equal_steps(batch, system)
                 step_s = costs.step_s(batch, 0.0, mean + steps / 2 if steps > 1 else mean, 0.0)
             else:
                 self.busy = False
+                if frees:
+                    self.outside_before = 0.0
+                    return self.plan(now_s, system)
                 if self.joining or self.seen:
                     # Empty steps follow one another until the workers have reported all KV that they saw.
                     told = [request for each in self.seen for request in each]
@@ -202,14 +292,16 @@ class Engine:
         self.version += 1
         return now_s + steps * step_s
 
-    def _equal_steps(self, batch: int) -> int:
+    def _equal_steps(self, batch: int, system: EngineSurroundings) -> int:
         """The number of steps until a sequence ends, or KV memory is full. Contexts grow by a token in each step."""
         steps = self.running[0][0] - self.step
-        if batch > 1:
-            room = self.capacity - self.held_tokens
-            if room < steps * batch:
-                return max(int(room // batch), 1)
-        return steps
+        room, block = self.usable - self.held_tokens - self.outside - self.outside_before, self.block_tokens
+        if batch == 1 or room >= (steps + block - 2) * batch:
+            return steps
+        padding = sorted([-system.context(request, ends - self.step) % block for ends, request, _ in self.running])
+        # Every sequence takes a block in each ``block`` steps, after the free tokens of its last one.
+        rounds, more = divmod(max(int(room - sum(padding)) // block, 0), batch)
+        return min(steps, 1 + rounds * block + int(padding[more]))
 
     def _look(self, system: EngineSurroundings, now_s: float) -> None:
         """A step is launched: its workers see which KV has arrived. The scheduler may learn what earlier ones saw."""
@@ -240,24 +332,34 @@ class Engine:
         total = context_sum = entered_tokens = 0.0
         waiting, prefilled, batch = self.waiting, self.prefilled, len(self.running)
         room = MAX_SEQUENCES - batch
-        growth = batch + len(self.joining) + 1  # every sequence's next token
         while len(waiting) > self.unscheduled and budget > 0 and room > 0:
             head = waiting[0]
             tokens, left = head.tokens, head.tokens_left
             if left is None:
-                if self.held_tokens + tokens + growth + len(prefilled) > self.capacity and self.held_tokens > 0:
+                most = tokens + -tokens % self.block_tokens
+                if self.window:
+                    most += min(most, self.most_windowed)
+                if self.held_tokens > 0 and not self.has_room(most, system):
                     self.starved = True
                     break
-                self.held_tokens += tokens
                 left = head.tokens_left = system.to_compute(self, head)
+                if left < tokens:
+                    self._finds(head, tokens - left)
                 entered_tokens += tokens
                 if system.loads(self, head, now_s):
+                    self._holds(head, tokens)
                     waiting.popleft()
                     continue
                 system.prefill_begins(head.request, now_s)
             take = left if left < budget else float(budget)
+            if take < tokens and head.held and not self._continues(head, take, system):
+                self.starved = True
+                break
             context_sum += take * (tokens - left + take / 2)
             head.tokens_left = left = left - take
+            self._holds(head, tokens - left)
+            if self.window:
+                self.outside += self._outside(tokens - left, take)
             total += take
             budget -= int(take)
             if left > 0:
@@ -266,17 +368,68 @@ class Engine:
             prefilled.append(waiting.popleft())
         return total, context_sum, entered_tokens
 
-    def _make_room(self, system: EngineSurroundings) -> None:
-        """Preempt the newest sequences until every other sequence has room for its next token."""
-        while len(self.running) > 1 and self.held_tokens + len(self.running) + len(self.joining) > self.capacity:
-            newest = max(self.running)
-            self.running.remove(newest)
-            heapq.heapify(self.running)
+    def _holds(self, head: PendingPrefill, tokens: float) -> None:
+        """The request has KV of ``tokens``."""
+        held = tokens + -tokens % self.block_tokens + self.window_tokens
+        self.held_tokens += held - head.held
+        head.held = held
+
+    def _finds(self, head: PendingPrefill, tokens: float) -> None:
+        """A request holds cached blocks again: those that wait behind it keep theirs."""
+        for other in islice(self.waiting, 1, None):
+            if not other.cached:
+                return
+            other.safe_until += tokens
+
+    def _outside(self, done: float, take: float) -> float:
+        """Tokens of the blocks of windowed layers, besides a window, of a step that computes the last ``take`` of
+        ``done`` tokens."""
+        tokens = min(done, take + self.window)
+        return max(tokens + -tokens % self.block_tokens - self.window_tokens, 0.0)
+
+    def _continues(self, head: PendingPrefill, take: float, system: EngineSurroundings) -> bool:
+        """Whether there are blocks for the next part of a prompt. If not, it is preempted."""
+        assert head.tokens_left is not None
+        done = head.tokens - head.tokens_left + take
+        more = self.kv_tokens(done) - head.held + (self._outside(done, take) if self.window else 0.0)
+        if more <= 0 or self.has_room(more, system):
+            return True
+        self._stop(head, system)
+        return False
+
+    def _stop(self, head: PendingPrefill, system: EngineSurroundings) -> None:
+        """Preempt a request in the middle of its prompt."""
+        assert head.tokens_left is not None
+        self.preemptions += 1
+        system.stopped(self, head)
+        self._keep_free(head, head.tokens - head.tokens_left, system)
+        self.free(head.held)
+        head.held, head.tokens_left = 0.0, None
+
+    def _keep_free(self, preempted: PendingPrefill, cached: float, system: EngineSurroundings) -> None:
+        """A request will be preempted. Others first take the blocks that are free now."""
+        free = self.usable - self.held_tokens - self._padding(system)
+        preempted.cached, preempted.safe_until = cached, self.taken + max(free, 0.0)
+
+    def _make_room(self, system: EngineSurroundings) -> bool:
+        """Preempt the newest requests until every other sequence has room for its next token. Returns whether it
+        preempted any."""
+        before, waiting = self.preemptions, self.waiting
+        if self.promised:
+            self._stop(waiting[0], system)
+        while len(self.running) > 1 and not self.has_room(0.0, system):
+            newest = max(self.running, key=_admission)
             self.preemptions += 1
-            context = system.preempt(newest[1], newest[0] - self.step)
-            self.held_tokens -= context
+            context = system.context(newest[1], newest[0] - self.step)
+            preempted = PendingPrefill(newest[1], context)
+            self._keep_free(preempted, context - 1, system)
+            self.running.remove(newest)
+            self.free(context + self.window_tokens)
+            self.outside = max(self.outside - context, 0.0)  # the newest one was computed last
             self.context -= context
-            self.waiting.appendleft(PendingPrefill(newest[1], context, generated=self.generated))
+            waiting.appendleft(preempted)
+        heapq.heapify(self.running)
+        return self.preemptions > before
 
     def interrupt(self, now_s: float) -> float | None:
         """A request arrived during a run of equal steps: the run ends with the present step. Returns the new end."""
@@ -336,6 +489,10 @@ class EngineSurroundings:
     def prefill_begins(self, request: int, now_s: float) -> None:
         raise NotImplementedError
 
-    def preempt(self, request: int, steps_left: int) -> float:
-        """A running request returns to the queue. Returns its context in tokens."""
+    def context(self, request: int, steps_left: int) -> float:
+        """Tokens of the context of a sequence that ends after that many steps."""
+        raise NotImplementedError
+
+    def stopped(self, engine: Engine, waiting: PendingPrefill) -> None:
+        """A request was preempted in the middle of its prompt."""
         raise NotImplementedError

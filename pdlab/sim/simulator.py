@@ -122,6 +122,8 @@ def engines_of(
             own.step_tokens,
             PrefixCache(capacity),
             prefills_only=prefills_only,
+            block_tokens=own.block_tokens,
+            window=(shape.sliding_window or 0) if own.hybrid_kv else 0,
             steps_in_flight=own.steps_in_flight,
             hand_over=waits,
         )
@@ -422,7 +424,7 @@ class System(Stepping):
 
     def release(self, request: int, now_s: float) -> None:
         engine = self.target[request][0]
-        engine.held_tokens -= self.log.input_tokens[request]
+        engine.free(engine.kv_tokens(self.log.input_tokens[request]))
         if engine.waiting and not engine.busy:
             self.wake(engine, now_s)
 
