@@ -115,6 +115,7 @@ class Engine:
     step_tokens: int
     cache: PrefixCache
     prefills_only: bool = False
+    receives: bool = False  # KV of other engines
     block_tokens: int = 1
     window: int = 0
     waiting: deque[PendingPrefill] = field(default_factory=deque)
@@ -198,9 +199,14 @@ class Engine:
         return room >= (self.block_tokens - 1) * len(self.running) or room >= self._padding(system)
 
     def _padding(self, system: EngineSurroundings) -> float:
-        """Free tokens in the last blocks of the sequences."""
-        block, step, context = self.block_tokens, self.step, system.context
-        return sum([-context(request, ends - step) % block for ends, request, _ in self.running])
+        """Free tokens in the last blocks of the sequences, less those of blocks that windows have just left."""
+        block, step, window = self.block_tokens, self.step, self.window
+        contexts = [system.context(request, ends - step) for ends, request, _ in self.running]
+        padding = sum([-context % block for context in contexts])
+        if not window or self.steps_in_flight > 1:
+            return padding
+        left = sum([(context + -context % block) - (context - window) // block * block for context in contexts])
+        return padding + left - self.window_tokens * len(contexts)
 
     @property
     def decoding(self) -> int:
@@ -300,7 +306,10 @@ class Engine:
             return steps
         padding = sorted([-system.context(request, ends - self.step) % block for ends, request, _ in self.running])
         # Every sequence takes a block in each ``block`` steps, after the free tokens of its last one.
-        rounds, more = divmod(max(int(room - sum(padding)) // block, 0), batch)
+        free = room - sum(padding)
+        if free < 0:
+            return 1
+        rounds, more = divmod(int(free) // block, batch)
         return min(steps, 1 + rounds * block + int(padding[more]))
 
     def _look(self, system: EngineSurroundings, now_s: float) -> None:
@@ -414,22 +423,42 @@ class Engine:
     def _make_room(self, system: EngineSurroundings) -> bool:
         """Preempt the newest requests until every other sequence has room for its next token. Returns whether it
         preempted any."""
-        before, waiting = self.preemptions, self.waiting
+        before = self.preemptions
+        frees_late = self.receives and self.steps_in_flight > 1
+        stay = self._with_room(system) if frees_late else 1
         if self.promised:
-            self._stop(waiting[0], system)
-        while len(self.running) > 1 and not self.has_room(0.0, system):
+            self._stop(self.waiting[0], system)
+        while len(self.running) > stay and (frees_late or not self.has_room(0.0, system)):
             newest = max(self.running, key=_admission)
             self.preemptions += 1
             context = system.context(newest[1], newest[0] - self.step)
             preempted = PendingPrefill(newest[1], context)
             self._keep_free(preempted, context - 1, system)
             self.running.remove(newest)
-            self.free(context + self.window_tokens)
+            held = context + self.window_tokens
+            self.free(held)
+            if frees_late:
+                self.freed_late += held
             self.outside = max(self.outside - context, 0.0)  # the newest one was computed last
             self.context -= context
-            waiting.appendleft(preempted)
+            self.waiting.appendleft(preempted)
         heapq.heapify(self.running)
         return self.preemptions > before
+
+    def _with_room(self, system: EngineSurroundings) -> int:
+        """The number of sequences, oldest first, that get their next block. Where KV arrives from other engines, a
+        preempted sequence frees its blocks after the step in flight. So vLLM preempts until it comes to the sequence
+        that needs one (vllm/v1/core/sched/scheduler.py, ``defer_block_free``)."""
+        block, step = self.block_tokens, self.step
+        oldest = sorted(self.running, key=_admission)
+        needs = [system.context(request, ends - step) % block == 1 for ends, request, _ in oldest]
+        room = self.usable - self.held_tokens - self.freed_late - self.outside - self.outside_before
+        blocks = (room - self._padding(system)) // block + sum(needs)
+        for index, need in enumerate(needs):
+            blocks -= need
+            if need and blocks < 0:
+                return index
+        return len(needs)
 
     def interrupt(self, now_s: float) -> float | None:
         """A request arrived during a run of equal steps: the run ends with the present step. Returns the new end."""

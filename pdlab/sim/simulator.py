@@ -122,6 +122,7 @@ def engines_of(
             own.step_tokens,
             PrefixCache(capacity),
             prefills_only=prefills_only,
+            receives=transport is not None,
             block_tokens=own.block_tokens,
             window=(shape.sliding_window or 0) if own.hybrid_kv else 0,
             steps_in_flight=own.steps_in_flight,

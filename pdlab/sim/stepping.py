@@ -145,6 +145,8 @@ class Stepping(EngineSurroundings):
             request = decoder.inbound[0]
             tokens = self.log.input_tokens[request]
             held = decoder.kv_tokens(tokens)
+            if decoder.waiting and decoder.waiting[0].safe_until:
+                return  # vLLM puts a preempted request before those that came later
             if decoder.held_tokens > 0 and not decoder.has_room(held + decoder.promised, self):
                 return
             decoder.inbound.popleft()
