@@ -58,27 +58,31 @@ class PrefixCache:
 
 
 @dataclass(slots=True)
+class Preempted:
+    """The blocks of a preempted request: they are free, but stay cached until other requests take them, last first.
+    ``safe_until``: until `Engine.generated` is larger, others take blocks that were free before."""
+
+    cached: float  # tokens
+    safe_until: float
+
+    def kept(self, engine: Engine) -> float:
+        """Tokens whose blocks no other request has taken. With windows in groups of their own vLLM finds nothing: it
+        has freed the windows at whose ends a prompt could continue."""
+        if engine.window_tokens:
+            return 0.0
+        return max(self.cached - max(engine.generated - self.safe_until, 0.0), 0.0)
+
+
+@dataclass(slots=True)
 class PendingPrefill:
     """A request that is not, or not wholly, prefilled. ``tokens_left``: the tokens to compute; None: the cache was not
-    looked up yet. ``held``: tokens of its blocks, which it gets with each part that a step computes.
-
-    The blocks of a preempted request are free, but stay cached until other requests take them, last first. ``cached``:
-    their tokens. ``safe_until``: until `Engine.taken` is larger, others take blocks that were free before.
-    """
+    looked up yet. ``held``: tokens of its blocks when a part of it is prefilled."""
 
     request: int
     tokens: float  # context to build: the prompt, and what was generated before a preemption
     tokens_left: float | None = None
     held: float = 0.0
-    cached: float = 0.0
-    safe_until: float = 0.0
-
-    def kept(self, engine: Engine) -> float:
-        """Tokens of a preempted request whose blocks no other request has taken. With windows in groups of their own
-        vLLM finds nothing: it has freed the windows at whose ends a prompt could continue."""
-        if not self.cached or engine.window_tokens:
-            return 0.0
-        return max(self.cached - max(engine.taken - self.safe_until, 0.0), 0.0)
+    preempted: Preempted | None = None
 
 
 def whole(tokens: int, block_tokens: int) -> int:
@@ -93,7 +97,7 @@ _admission = itemgetter(2)  # of a running request
 class Engine:
     """One engine (DP rank): a waiting queue, a running batch, a step in progress.
 
-    ``running`` is a heap of (step in which the request ends, request, place in the order of admission): all sequences
+    ``running`` is a heap of (step in which the request ends, request, ``generated`` at its first token): all sequences
     advance together.
 
     KV memory is held in blocks, as by vLLM's ``KVCacheManager``. ``held_tokens`` has the tokens of sequences that
@@ -133,11 +137,11 @@ class Engine:
     prefilled: list[PendingPrefill] = field(default_factory=list)  # prefill completes at the end of this step
     step: int = 0
     held_tokens: float = 0.0  # tokens of KV of requests that run, or wait for decode to fetch them
-    freed_tokens: float = 0.0  # of all requests that held KV until now
-    freed_late: float = 0.0  # of requests that ended with the last step, when the next one was already scheduled
+    # Tokens of blocks that become free when the next step is scheduled already: those of requests that ended with the
+    # last step, if two are in flight, and those outside of windows.
+    late: float = 0.0
     outside: float = 0.0  # tokens outside of windows of what the last step computed
     outside_before: float = 0.0  # of the step before, if it was in flight when the next step was scheduled
-    admitted: int = 0  # sequences until now
     context: float = 0.0  # sum of the running sequences' contexts, tokens
     stall_s: float = 0.0
     allocated: float = 0.0
@@ -171,11 +175,6 @@ class Engine:
         self.window_tokens = (whole(self.window - 1, block) + block) if self.window else 0
         self.most_windowed = whole(self.window - 1 + steps * self.step_tokens, block) + block if self.window else 0
 
-    @property
-    def taken(self) -> float:
-        """Tokens of KV that requests have taken until now."""
-        return self.held_tokens + self.freed_tokens
-
     def kv_tokens(self, tokens: float) -> float:
         """Tokens of the blocks of a request that has KV of ``tokens``."""
         return tokens + -tokens % self.block_tokens + self.window_tokens
@@ -186,17 +185,12 @@ class Engine:
         head = self.waiting[0] if self.waiting else None
         return self.kv_tokens(head.tokens) - head.held if head and head.held else 0.0
 
-    def free(self, tokens: float) -> None:
-        """A request has held KV of ``tokens``."""
-        self.held_tokens -= tokens
-        self.freed_tokens += tokens
-
     def has_room(self, tokens: float, system: EngineSurroundings) -> bool:
         """Whether blocks of ``tokens`` are free when every sequence has those of its next token."""
-        room = self.usable - self.held_tokens - self.freed_late - self.outside - self.outside_before - tokens
+        room = self.usable - self.held_tokens - self.late - tokens
         if room < 0:
             return False
-        return room >= (self.block_tokens - 1) * len(self.running) or room >= self._padding(system)
+        return room >= self.block_tokens * len(self.running) or room >= self._padding(system)
 
     def _padding(self, system: EngineSurroundings) -> float:
         """Free tokens in the last blocks of the sequences, less those of blocks that windows have just left."""
@@ -219,14 +213,13 @@ class Engine:
         running, costs = self.running, self.costs
         batch = len(running)
         goes_on = batch and not (self.waiting or self.arrived or self.seen or self.joining or self.told or self.stall_s)
-        if (
-            goes_on
-            and self.held_tokens + self.block_tokens * batch <= self.usable
-            and not (self.outside or self.outside_before)
-        ):
+        room = self.usable - self.held_tokens - self.block_tokens * batch
+        if goes_on and room >= 0 and not self.late:
             # About every second step: nothing arrived and nothing is full. The code below would give the same.
-            self.starved, self.unscheduled, self.freed_late = len(self.inbound) > 0, 0, 0.0
-            steps = self._equal_steps(batch, system)
+            self.starved, self.unscheduled = len(self.inbound) > 0, 0
+            steps = running[0][0] - self.step
+            if room < steps * batch:
+                steps = self._steps_with_room(steps, system)
             mean = self.context / batch
             step_s = costs.step_s(batch, 0.0, mean + steps / 2 if steps > 1 else mean, 0.0)
         else:
@@ -247,25 +240,29 @@ class Engine:
                     self.arrived = []
             joining = self.joining
             joined = len(joining)
-            waiting = self.waiting
-            if self.freed_late and not (batch or joined or (waiting and waiting[0].held)):
-                self.freed_late = 0.0  # the step was not scheduled ahead
-            preempts = bool(batch) and not self.has_room(0.0, system) and self._make_room(system)
-            if self.window:
-                self.outside_before, self.outside = self.outside if in_flight > 1 else 0.0, 0.0
+            preempts = frees = False
+            if self.late:
+                if not (batch or joined or self.promised):
+                    self.late = self.outside = self.outside_before = 0.0  # the next step was not scheduled before
+                preempts = bool(batch) and self._make_room(system)
+                frees = self._windows_move() and len(self.waiting) > 0
+            elif room < 0 and batch:
+                preempts = self._make_room(system)
+                frees = self.late > 0
             self.starved = bool(self.inbound)
             prefill = context_sum = tokens_in = 0.0
             if preempts:  # vLLM then admits no request in this step
                 batch, joined = len(running), 0
                 self.joining, self.told = joining + self.told, []
             else:
-                if waiting:
+                if self.waiting:
                     prefill, context_sum, tokens_in = self._prefill(self.step_tokens - batch, system, now_s)
                 if joined or self.told:
                     self.joined, self.joining, self.told = joining, self.told, []
-            frees = bool(waiting) and self.freed_late + self.outside_before > 0
             between_steps = frees or (in_flight and (self.seen or self.joining or self.unscheduled))
-            self.unscheduled, self.freed_late = 0, 0.0
+            self.unscheduled = 0
+            if self.late:
+                self.late = self.outside + self.outside_before
             stall_s, mean = self.stall_s, self.context / batch if batch else 0.0
             if prefill or joined or stall_s or (batch and between_steps):
                 steps = 1
@@ -275,12 +272,14 @@ class Engine:
                 step_s += stall_s + costs.admit_s * tokens_in
                 self.stall_s = 0.0
             elif batch:
-                steps = self._equal_steps(batch, system)
+                steps = running[0][0] - self.step
+                if self.usable - self.held_tokens < self.late + (steps + self.block_tokens) * batch:
+                    steps = self._steps_with_room(steps, system)
                 step_s = costs.step_s(batch, 0.0, mean + steps / 2 if steps > 1 else mean, 0.0)
             else:
                 self.busy = False
                 if frees:
-                    self.outside_before = 0.0
+                    self.late = self.outside_before = 0.0
                     return self.plan(now_s, system)
                 if self.joining or self.seen:
                     # Empty steps follow one another until the workers have reported all KV that they saw.
@@ -298,17 +297,16 @@ class Engine:
         self.version += 1
         return now_s + steps * step_s
 
-    def _equal_steps(self, batch: int, system: EngineSurroundings) -> int:
-        """The number of steps until a sequence ends, or KV memory is full. Contexts grow by a token in each step."""
-        steps = self.running[0][0] - self.step
-        room, block = self.usable - self.held_tokens - self.outside - self.outside_before, self.block_tokens
-        if batch == 1 or room >= (steps + block - 2) * batch:
+    def _steps_with_room(self, steps: int, system: EngineSurroundings) -> int:
+        """The number of steps, up to ``steps``, until KV memory is full. Contexts grow by a token in each step."""
+        block, batch = self.block_tokens, len(self.running)
+        if batch == 1:
             return steps
         padding = sorted([-system.context(request, ends - self.step) % block for ends, request, _ in self.running])
-        # Every sequence takes a block in each ``block`` steps, after the free tokens of its last one.
-        free = room - sum(padding)
+        free = self.usable - self.held_tokens - self.late - sum(padding)
         if free < 0:
             return 1
+        # Every sequence takes a block in each ``block`` steps, after the free tokens of its last one.
         rounds, more = divmod(int(free) // block, batch)
         return min(steps, 1 + rounds * block + int(padding[more]))
 
@@ -340,55 +338,61 @@ class Engine:
         tokens of the prompts that begin."""
         total = context_sum = entered_tokens = 0.0
         waiting, prefilled, batch = self.waiting, self.prefilled, len(self.running)
-        room = MAX_SEQUENCES - batch
+        room, block, window_tokens = MAX_SEQUENCES - batch, self.block_tokens, self.window_tokens
+        free = self.usable - self.held_tokens - self.late - block * batch
         while len(waiting) > self.unscheduled and budget > 0 and room > 0:
             head = waiting[0]
             tokens, left = head.tokens, head.tokens_left
             if left is None:
-                most = tokens + -tokens % self.block_tokens
-                if self.window:
+                most = tokens + -tokens % block
+                if window_tokens:
                     most += min(most, self.most_windowed)
-                if self.held_tokens > 0 and not self.has_room(most, system):
+                if most > free and self.held_tokens > 0 and not self.has_room(most, system):
                     self.starved = True
                     break
                 left = head.tokens_left = system.to_compute(self, head)
-                if left < tokens:
-                    self._finds(head, tokens - left)
+                if head.preempted:
+                    head.preempted = None
+                    self._takes(left)
                 entered_tokens += tokens
                 if system.loads(self, head, now_s):
-                    self._holds(head, tokens)
+                    head.held = self.kv_tokens(tokens)
+                    self.held_tokens += head.held
+                    free -= head.held
                     waiting.popleft()
                     continue
                 system.prefill_begins(head.request, now_s)
             take = left if left < budget else float(budget)
-            if take < tokens and head.held and not self._continues(head, take, system):
+            if head.held and not self._continues(head, take, system):
                 self.starved = True
                 break
             context_sum += take * (tokens - left + take / 2)
             head.tokens_left = left = left - take
-            self._holds(head, tokens - left)
-            if self.window:
-                self.outside += self._outside(tokens - left, take)
+            done = tokens - left
+            held = done + -done % block + window_tokens
+            more = held - head.held
+            self.held_tokens += more
+            free -= more
+            if window_tokens:
+                outside = self._outside(done, take)
+                self.outside += outside
+                self.late += outside
+                free -= outside
             total += take
             budget -= int(take)
             if left > 0:
+                head.held = held
                 break
             room -= 1
             prefilled.append(waiting.popleft())
         return total, context_sum, entered_tokens
 
-    def _holds(self, head: PendingPrefill, tokens: float) -> None:
-        """The request has KV of ``tokens``."""
-        held = tokens + -tokens % self.block_tokens + self.window_tokens
-        self.held_tokens += held - head.held
-        head.held = held
-
-    def _finds(self, head: PendingPrefill, tokens: float) -> None:
-        """A request holds cached blocks again: those that wait behind it keep theirs."""
+    def _takes(self, tokens: float) -> None:
+        """The first waiting request takes blocks of ``tokens``: preempted ones behind it lose theirs sooner."""
         for other in islice(self.waiting, 1, None):
-            if not other.cached:
+            if other.preempted is None:
                 return
-            other.safe_until += tokens
+            other.preempted.safe_until -= tokens
 
     def _outside(self, done: float, take: float) -> float:
         """Tokens of the blocks of windowed layers, besides a window, of a step that computes the last ``take`` of
@@ -411,18 +415,38 @@ class Engine:
         assert head.tokens_left is not None
         self.preemptions += 1
         system.stopped(self, head)
-        self._keep_free(head, head.tokens - head.tokens_left, system)
-        self.free(head.held)
+        head.preempted = self._keeps(head.tokens - head.tokens_left, system)
+        self._leave(head.held)
         head.held, head.tokens_left = 0.0, None
 
-    def _keep_free(self, preempted: PendingPrefill, cached: float, system: EngineSurroundings) -> None:
-        """A request will be preempted. Others first take the blocks that are free now."""
+    def _windows_move(self) -> bool:
+        """A step is scheduled: blocks become free that were outside of windows when the last known step ended. Returns
+        whether others become free later."""
+        if self.steps_in_flight > 1:
+            self.late -= self.outside_before
+            self.outside_before = self.outside
+        else:
+            self.late -= self.outside
+        self.outside = 0.0
+        return self.late > 0
+
+    def _leave(self, held: float) -> None:
+        """The newest request is preempted, and with it what the last step computed."""
+        self.held_tokens -= held
+        outside = min(self.outside, held)
+        self.outside -= outside
+        self.late -= outside
+
+    def _keeps(self, cached: float, system: EngineSurroundings) -> Preempted:
+        """A request is preempted, and its blocks have not become free yet. Others first take the blocks before them."""
         free = self.usable - self.held_tokens - self._padding(system)
-        preempted.cached, preempted.safe_until = cached, self.taken + max(free, 0.0)
+        return Preempted(cached, self.generated + max(free, 0.0))
 
     def _make_room(self, system: EngineSurroundings) -> bool:
         """Preempt the newest requests until every other sequence has room for its next token. Returns whether it
         preempted any."""
+        if self.has_room(0.0, system):
+            return False
         before = self.preemptions
         frees_late = self.receives and self.steps_in_flight > 1
         stay = self._with_room(system) if frees_late else 1
@@ -432,14 +456,12 @@ class Engine:
             newest = max(self.running, key=_admission)
             self.preemptions += 1
             context = system.context(newest[1], newest[0] - self.step)
-            preempted = PendingPrefill(newest[1], context)
-            self._keep_free(preempted, context - 1, system)
+            preempted = PendingPrefill(newest[1], context, preempted=self._keeps(context - 1, system))
             self.running.remove(newest)
             held = context + self.window_tokens
-            self.free(held)
+            self._leave(held)
             if frees_late:
-                self.freed_late += held
-            self.outside = max(self.outside - context, 0.0)  # the newest one was computed last
+                self.late += held
             self.context -= context
             self.waiting.appendleft(preempted)
         heapq.heapify(self.running)
@@ -452,7 +474,7 @@ class Engine:
         block, step = self.block_tokens, self.step
         oldest = sorted(self.running, key=_admission)
         needs = [system.context(request, ends - step) % block == 1 for ends, request, _ in oldest]
-        room = self.usable - self.held_tokens - self.freed_late - self.outside - self.outside_before
+        room = self.usable - self.held_tokens - self.late
         blocks = (room - self._padding(system)) // block + sum(needs)
         for index, need in enumerate(needs):
             blocks -= need

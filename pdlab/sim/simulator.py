@@ -425,7 +425,7 @@ class System(Stepping):
 
     def release(self, request: int, now_s: float) -> None:
         engine = self.target[request][0]
-        engine.free(engine.kv_tokens(self.log.input_tokens[request]))
+        engine.held_tokens -= engine.kv_tokens(self.log.input_tokens[request])
         if engine.waiting and not engine.busy:
             self.wake(engine, now_s)
 

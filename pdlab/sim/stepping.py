@@ -141,13 +141,15 @@ class Stepping(EngineSurroundings):
             self._post(decoder, now_s)
 
     def _post(self, decoder: Engine, now_s: float) -> None:
+        if decoder.waiting and (decoder.waiting[0].preempted or decoder.waiting[0].held):
+            return  # vLLM first schedules what it preempted; a part of a prompt takes the whole step
+        block = decoder.block_tokens
         while decoder.inbound:
             request = decoder.inbound[0]
             tokens = self.log.input_tokens[request]
-            held = decoder.kv_tokens(tokens)
-            if decoder.waiting and decoder.waiting[0].safe_until:
-                return  # vLLM puts a preempted request before those that came later
-            if decoder.held_tokens > 0 and not decoder.has_room(held + decoder.promised, self):
+            held = tokens + -tokens % block + decoder.window_tokens
+            ample = decoder.held_tokens + decoder.late + held + block * len(decoder.running) <= decoder.usable
+            if not (ample or decoder.has_room(held, self)) and decoder.held_tokens > 0:
                 return
             decoder.inbound.popleft()
             decoder.held_tokens += held
@@ -249,8 +251,7 @@ class Stepping(EngineSurroundings):
         if generated >= answer:
             self._request_ends(engine, request, now_s)
             return
-        engine.admitted += 1
-        heappush(engine.running, (engine.step + answer - generated, request, engine.admitted))
+        heappush(engine.running, (engine.step + answer - generated, request, engine.generated))
 
     def takes_first(self, engine: Engine, request: int, now_s: float) -> None:
         if self.log.output_tokens[request] < 2:
@@ -269,9 +270,8 @@ class Stepping(EngineSurroundings):
         engine.context -= context
         held = context + engine.window_tokens
         engine.held_tokens -= held
-        engine.freed_tokens += held
         if engine.steps_in_flight > 1:
-            engine.freed_late += held
+            engine.late += held
         engine.allocated += answer
         if engine.inbound:
             self.fetch(engine, now_s)
@@ -282,9 +282,8 @@ class Stepping(EngineSurroundings):
     def to_compute(self, engine: Engine, waiting: PendingPrefill) -> float:
         request, tokens = waiting.request, waiting.tokens
         hit = self.hit_tokens(engine, request, tokens, fetched=False)
-        if waiting.cached:
-            hit = max(hit, waiting.kept(engine))
-            waiting.cached = 0.0
+        if waiting.preempted:
+            hit = max(hit, waiting.preempted.kept(engine))
         # Whole blocks are found, and the last token is always computed, for its logits.
         uncached = float(tokens - (min(hit, tokens - 1) // self.block_tokens) * self.block_tokens if hit else tokens)
         self.log.computed_tokens[request] += uncached
