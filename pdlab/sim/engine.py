@@ -244,7 +244,7 @@ class Engine:
             if self.late:
                 if not (batch or joined or self.promised):
                     self.late = self.outside = self.outside_before = 0.0  # the next step was not scheduled before
-                preempts = bool(batch) and self._make_room(system)
+                preempts = batch > 0 and room < self.late and self._make_room(system)
                 frees = self._windows_move() and len(self.waiting) > 0
             elif room < 0 and batch:
                 preempts = self._make_room(system)
@@ -339,7 +339,7 @@ class Engine:
         total = context_sum = entered_tokens = 0.0
         waiting, prefilled, batch = self.waiting, self.prefilled, len(self.running)
         room, block, window_tokens = MAX_SEQUENCES - batch, self.block_tokens, self.window_tokens
-        free = self.usable - self.held_tokens - self.late - block * batch
+        most_held = self.usable - self.late - block * batch
         while len(waiting) > self.unscheduled and budget > 0 and room > 0:
             head = waiting[0]
             tokens, left = head.tokens, head.tokens_left
@@ -347,18 +347,17 @@ class Engine:
                 most = tokens + -tokens % block
                 if window_tokens:
                     most += min(most, self.most_windowed)
-                if most > free and self.held_tokens > 0 and not self.has_room(most, system):
+                if self.held_tokens + most > most_held and self.held_tokens > 0 and not self.has_room(most, system):
                     self.starved = True
                     break
-                left = head.tokens_left = system.to_compute(self, head)
+                left = system.to_compute(self, head)
                 if head.preempted:
                     head.preempted = None
                     self._takes(left)
                 entered_tokens += tokens
                 if system.loads(self, head, now_s):
-                    head.held = self.kv_tokens(tokens)
+                    head.tokens_left, head.held = left, self.kv_tokens(tokens)
                     self.held_tokens += head.held
-                    free -= head.held
                     waiting.popleft()
                     continue
                 system.prefill_begins(head.request, now_s)
@@ -367,21 +366,19 @@ class Engine:
                 self.starved = True
                 break
             context_sum += take * (tokens - left + take / 2)
-            head.tokens_left = left = left - take
+            left -= take
             done = tokens - left
             held = done + -done % block + window_tokens
-            more = held - head.held
-            self.held_tokens += more
-            free -= more
+            self.held_tokens += held - head.held
             if window_tokens:
                 outside = self._outside(done, take)
                 self.outside += outside
                 self.late += outside
-                free -= outside
+                most_held -= outside
             total += take
             budget -= int(take)
             if left > 0:
-                head.held = held
+                head.tokens_left, head.held = left, held
                 break
             room -= 1
             prefilled.append(waiting.popleft())

@@ -200,7 +200,7 @@ class System(Stepping):
         while events:
             now_s, _, kind, subject, number = events[0]
             if kind == STEP_ENDS:
-                ends_s = step_ends(subject, number, now_s) if number == subject.version else None
+                ends_s = step_ends(subject, number, now_s)
                 # Events of this moment are later than this event, which is still the first: the next step replaces it.
                 if ends_s is None:
                     pop(events)
