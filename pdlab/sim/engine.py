@@ -85,11 +85,6 @@ class PendingPrefill:
     preempted: Preempted | None = None
 
 
-def whole(tokens: int, block_tokens: int) -> int:
-    """Tokens of the blocks that hold ``tokens``."""
-    return -(-tokens // block_tokens) * block_tokens
-
-
 _admission = itemgetter(2)  # of a running request
 
 
@@ -171,9 +166,12 @@ class Engine:
         block = self.block_tokens
         self.usable = (self.capacity // block - 1) * block
         steps = max(self.steps_in_flight, 1)
+        if not self.window:
+            self.window_tokens = self.most_windowed = 0
+            return
         # vllm/v1/kv_cache_interface.py, SlidingWindowSpec.max_admission_blocks_per_request: a window begins in a block.
-        self.window_tokens = (whole(self.window - 1, block) + block) if self.window else 0
-        self.most_windowed = whole(self.window - 1 + steps * self.step_tokens, block) + block if self.window else 0
+        self.window_tokens = (-(-(self.window - 1) // block) + 1) * block
+        self.most_windowed = (-(-(self.window - 1 + steps * self.step_tokens) // block) + 1) * block
 
     def kv_tokens(self, tokens: float) -> float:
         """Tokens of the blocks of a request that has KV of ``tokens``."""
@@ -343,10 +341,9 @@ class Engine:
         while len(waiting) > self.unscheduled and budget > 0 and room > 0:
             head = waiting[0]
             tokens, left = head.tokens, head.tokens_left
+            held = tokens + -tokens % block + window_tokens
             if left is None:
-                most = tokens + -tokens % block
-                if window_tokens:
-                    most += min(most, self.most_windowed)
+                most = held if not window_tokens else self._most(tokens)
                 if self.held_tokens + most > most_held and self.held_tokens > 0 and not self.has_room(most, system):
                     self.starved = True
                     break
@@ -356,29 +353,30 @@ class Engine:
                     self._takes(left)
                 entered_tokens += tokens
                 if system.loads(self, head, now_s):
-                    head.tokens_left, head.held = left, self.kv_tokens(tokens)
-                    self.held_tokens += head.held
+                    head.tokens_left, head.held = left, held
+                    self.held_tokens += held
                     waiting.popleft()
                     continue
                 system.prefill_begins(head.request, now_s)
-            take = left if left < budget else float(budget)
-            if head.held and not self._continues(head, take, system):
+            elif not self._continues(head, min(left, budget), system):
                 self.starved = True
                 break
+            take = left
+            if left > budget:
+                take = float(budget)
+                held = self.kv_tokens(tokens - left + take)
+                head.tokens_left = left - take
             context_sum += take * (tokens - left + take / 2)
-            left -= take
-            done = tokens - left
-            held = done + -done % block + window_tokens
             self.held_tokens += held - head.held
             if window_tokens:
-                outside = self._outside(done, take)
+                outside = self._outside(tokens - left + take, take)
                 self.outside += outside
                 self.late += outside
                 most_held -= outside
             total += take
             budget -= int(take)
-            if left > 0:
-                head.tokens_left, head.held = left, held
+            if take < left:
+                head.held = held
                 break
             room -= 1
             prefilled.append(waiting.popleft())
@@ -390,6 +388,11 @@ class Engine:
             if other.preempted is None:
                 return
             other.preempted.safe_until -= tokens
+
+    def _most(self, tokens: float) -> float:
+        """Tokens of the blocks that a prompt of ``tokens`` may need at once, with those of windowed layers."""
+        whole = tokens + -tokens % self.block_tokens
+        return whole + min(whole, self.most_windowed)
 
     def _outside(self, done: float, take: float) -> float:
         """Tokens of the blocks of windowed layers, besides a window, of a step that computes the last ``take`` of
