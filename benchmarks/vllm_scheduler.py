@@ -46,6 +46,7 @@ class Case(NamedTuple):
 CLOSED = tuple(Closed(concurrency=n) for n in (4, 16, 48))
 LONG = Workload(input_tokens=5000, output_tokens=250)
 GROWING = Workload(input_tokens=500, output_tokens=2000)
+ANSWERS = Workload(input_tokens=4000, output_tokens=500)
 CASES = (
     Case("collocated-1xtp2", CLOSED, LONG),
     Case("collocated-1xtp2", (Open(rate_rps=2), Open(rate_rps=3)), LONG),
@@ -58,6 +59,8 @@ CASES = (
     Case("collocated-1xtp1", (Closed(concurrency=16), Closed(concurrency=32)), LONG, ", hybrid KV cache", hybrid=True),
     Case("collocated-1xtp1", (Closed(concurrency=48),), GROWING, ", 500:2000, KV memory is short"),
     Case("collocated-1xtp1", (Closed(concurrency=48),), GROWING, ", 500:2000, hybrid KV cache", hybrid=True),
+    Case("pd-spread-p1xtp1-d1xtp1", (Closed(concurrency=32),), ANSWERS, ", 4000:500, KV memory is short"),
+    Case("pd-spread-p1xtp1-d1xtp1", (Closed(concurrency=48),), ANSWERS, ", 4000:500, hybrid KV cache", hybrid=True),
 )
 
 

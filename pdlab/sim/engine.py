@@ -250,7 +250,7 @@ class Engine:
             self.starved = bool(self.inbound)
             prefill = context_sum = tokens_in = 0.0
             if preempts:  # vLLM then admits no request in this step
-                batch, joined = len(running), 0
+                batch, joined, self.starved = len(running), 0, True
                 self.joining, self.told = joining + self.told, []
             else:
                 if self.waiting:
