@@ -38,16 +38,18 @@ class PrefixCache:
         cached_tokens = self._cached_tokens.get(prompt, 0.0)
         return cached_tokens if cached_tokens < tokens else tokens
 
-    def keep(self, prompt: int, tokens: float) -> None:
-        """Cache ``tokens`` of the prompt as the last used ones. The oldest other prompts are evicted for them."""
+    def keep(self, prompt: int, tokens: float, besides: float = 0.0) -> None:
+        """Cache ``tokens`` of the prompt as the last used ones. The oldest other prompts are evicted for them.
+        ``besides``: tokens of blocks in use that are not cached."""
         cached = self._cached_tokens
         self.used += tokens - cached.pop(prompt, 0.0)
         cached[prompt] = tokens
-        while self.used > self.capacity:
+        capacity = self.capacity - besides
+        while self.used > capacity:
             oldest = next(iter(cached))
             if oldest == prompt:
                 return
-            over = self.used - self.capacity
+            over = self.used - capacity
             size = cached[oldest]
             if size > over:
                 cached[oldest] = size - over
@@ -172,6 +174,16 @@ class Engine:
         # vllm/v1/kv_cache_interface.py, SlidingWindowSpec.max_admission_blocks_per_request: a window begins in a block.
         self.window_tokens = (-(-(self.window - 1) // block) + 1) * block
         self.most_windowed = (-(-(self.window - 1 + steps * self.step_tokens) // block) + 1) * block
+
+    @property
+    def kept_window(self) -> int:
+        """Tokens of the blocks of windowed layers that stay cached at the end of a prompt."""
+        return self.window_tokens - self.block_tokens
+
+    @property
+    def uncached(self) -> float:
+        """Tokens of blocks that windows use, and that stay uncached."""
+        return self.window_tokens * len(self.running) + self.outside + self.outside_before if self.window else 0.0
 
     def kv_tokens(self, tokens: float) -> float:
         """Tokens of the blocks of a request that has KV of ``tokens``."""

@@ -58,6 +58,7 @@ __all__ = ["Prompts", "SimulatedLevel", "Trace", "simulate"]
 
 Prompts = Literal["fresh", "repeated"]
 REPORTS = LOADED + 1
+WINDOWS = 1 << 40  # added to the number of a prompt: the window at its end, which is freed before its other blocks
 
 
 def simulate(
@@ -368,8 +369,12 @@ class System(Stepping):
         if not self.repeated:
             return self.hit_rate * self.log.input_tokens[request]
         hit = engine.cache.hit(self.prompt[request], tokens)
+        if engine.window:  # a prompt is found if the window at its end is, and only as a whole
+            own = self.log.input_tokens[request]
+            window = engine.cache.hit(WINDOWS + self.prompt[request], engine.kept_window)
+            hit = float(own) if hit >= own and window >= engine.kept_window else 0.0
         if fetched:  # decode keeps what it fetched, as prefill does
-            engine.cache.keep(self.prompt[request], tokens)
+            self._keep_prompt(engine, request)
         return hit
 
     def keep(self, engine: Engine, request: int) -> None:
@@ -378,7 +383,13 @@ class System(Stepping):
             loaded = self.host.computed(engine, request, prompt, oracle.hit(prompt)) if self.host else 0
             oracle.compute(prompt, loaded=loaded)
         elif self.repeated:
-            engine.cache.keep(self.prompt[request], self.log.input_tokens[request])
+            self._keep_prompt(engine, request)
+
+    def _keep_prompt(self, engine: Engine, request: int) -> None:
+        tokens, number = self.log.input_tokens[request], self.prompt[request]
+        engine.cache.keep(number, tokens, engine.uncached)
+        if engine.window:
+            engine.cache.keep(WINDOWS + number, engine.kept_window, engine.uncached)
 
     def loads(self, engine: Engine, waiting: PendingPrefill, now_s: float) -> bool:
         comes_s = self.host.loads(engine, waiting, now_s) if self.host else None
@@ -415,7 +426,10 @@ class System(Stepping):
                     self.push(max(waiting.at_s or 0.0, now_s + waiting.gap_s), ARRIVES, engine, number)
         if self.repeated:
             self.outputs_kept += 1
-            engine.cache.keep(-self.outputs_kept, self.log.output_tokens[request])  # never requested again
+            # A number that no prompt has: an answer is never requested again.
+            engine.cache.keep(-self.outputs_kept, self.log.output_tokens[request], engine.uncached)
+            if engine.window:  # only its window was freed before
+                engine.cache.keep(self.prompt[request], self.log.input_tokens[request], engine.uncached)
         if self.closed and self.next < self.count:
             self.push(now_s, ARRIVES, engine, self.next)
             self.next += 1

@@ -88,6 +88,17 @@ class TestAgreement:
         assert tuple(figures(other)) == pytest.approx(tuple(figures(one)), rel=within)
         assert sum(other.computed_tokens) == pytest.approx(sum(one.computed_tokens), rel=max(within, 0.02))
 
+    @pytest.mark.parametrize("hardware", [HARDWARE, HYBRID], ids=["full", "hybrid"])
+    @pytest.mark.parametrize("label", ["collocated-1xtp1", "pd-spread-p1xtp1-d1xtp2"])
+    def test_prompts_that_a_small_cache_has_evicted(self, label: str, hardware: Any) -> None:
+        """With windows vLLM finds a prompt as a whole or not at all, and frees the window at its end early."""
+        levels = [Level(load=Closed(concurrency=n), num_requests=5 * n, seed=0) for n in (4, 8)]
+        deployment = Deployment(topology=parse_label(label))
+        one, other = both(deployment, LONG, levels, hardware=hardware, prompts="repeated")
+        assert sum(one.computed_tokens) < sum(one.input_tokens)
+        assert tuple(figures(other)) == pytest.approx(tuple(figures(one)), rel=0.05)
+        assert sum(other.computed_tokens) == pytest.approx(sum(one.computed_tokens), rel=0.05)
+
     @pytest.mark.parametrize("deployment", [COLLOCATED, PD], ids=["collocated", "pd"])
     def test_asynchronous_scheduling_delays_the_first_token_alone(self, deployment: Deployment) -> None:
         assert SHAPE is not None
