@@ -533,10 +533,10 @@ def _scenario(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> 
     if trace is None:
         workload = _workload(settings)
     else:
-        from pdlab.plan.traffic import mean_workload, unlimited_hit_share
+        from pdlab.plan.traffic import assumed_hit_share, mean_workload
 
         workload = mean_workload(trace)
-        hit_rate = hit_rate or unlimited_hit_share(trace, hardware, shape)
+        hit_rate = hit_rate or assumed_hit_share(trace, hardware, shape)
     blocks = None
     if settings.blocks is not None:
         from pdlab.plan.scattered_blocks import read

@@ -16,6 +16,7 @@ from pdlab.core.workload import Replay
 from pdlab.plan.accuracy import MeasuredSweep
 from pdlab.plan.prediction_intervals import SEEDS
 from pdlab.plan.traffic import trace_of_file
+from pdlab.results.level_data import LevelData
 from pdlab.results.schema import Experiment, Manifest, ReplayedRequest, RequestRecord, Run, Summary
 from pdlab.results.store import Store
 from pdlab.sim.hardware import Hardware
@@ -105,7 +106,7 @@ def compared(
     for level, simulated in zip(sweep.levels, zip(*trials, strict=True), strict=True):
         run = runs[level.key]
         sent = Store(folder).read_records(run.key)
-        facts = replay_facts(sent)
+        facts = replay_facts(LevelData.of(sent))
         predicted = [to_run(each, run.label, run.workload) for each in simulated]
         ttft_p50, ttft_p90, tpot_p50 = (
             _pair(predicted, run, *figure) for figure in (("ttft", "p50"), ("ttft", "p90"), ("tpot", "p50"))

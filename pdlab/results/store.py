@@ -184,12 +184,16 @@ class Store:
             raise StoreError(f"{path}: records cannot be read ({error})") from error
 
     def read_timelines(self, key: RunKey) -> tuple[RequestTimeline, ...]:
+        """All of `timelines`. Raises StoreError."""
+        return tuple(self.timelines(key))
+
+    def timelines(self, key: RunKey) -> Iterator[RequestTimeline]:
         """The timelines of one level by arrival; empty if its servers recorded none. Raises StoreError."""
         path = self.timelines_path(key)
         if not path.exists():
-            return ()
+            return
         try:
-            return tuple(_rows(path, RequestTimeline))
+            yield from _rows(path, RequestTimeline)
         except (OSError, EOFError, ValueError, zlib.error) as error:
             raise StoreError(f"{path}: timelines cannot be read ({error}); remove it") from error
 

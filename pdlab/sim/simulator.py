@@ -51,7 +51,7 @@ from pdlab.sim.step_time import engine_cache, kv_capacity_tokens
 from pdlab.sim.stepping import ARRIVES, ENTERS, LOADED, STEP_ENDS, Stepping
 from pdlab.sim.steps import steps_of
 from pdlab.traffic.oracle import oracle_of
-from pdlab.traffic.prompts import TrafficPrompts
+from pdlab.traffic.prompts import PromptsInFlight
 from pdlab.traffic.requests import TrafficRequest
 
 __all__ = ["Prompts", "SimulatedLevel", "Trace", "simulate"]
@@ -266,8 +266,7 @@ class System(Stepping):
                 self.waits[number] = len(before)
             for each in before:
                 self.followed_by.setdefault(each, []).append(number)
-        prompts = TrafficPrompts(self.block_tokens, remembered=len(requests))
-        self.blocks = [prompts.of(request) for request in requests]
+        self.blocks = PromptsInFlight(requests, self.block_tokens)
         self.oracles = {engine: oracle_of(cache) for engine, cache in self.caches.items()} if requests else {}
         self.host = HostMemory.of(self.deployment, self.hardware, self.shape) if requests else None
 
@@ -361,7 +360,7 @@ class System(Stepping):
 
     def hit_tokens(self, engine: Engine, request: int, tokens: float, *, fetched: bool) -> float:
         if self.requests:
-            oracle, prompt = self.oracles[engine], self.blocks[request][0]
+            oracle, prompt = self.oracles[engine], self.blocks.of(request)[0]
             if fetched:
                 return oracle.compute(prompt)
             held = oracle.hit(prompt)
@@ -379,7 +378,7 @@ class System(Stepping):
 
     def keep(self, engine: Engine, request: int) -> None:
         if self.requests:
-            prompt, oracle = self.blocks[request][0], self.oracles[engine]
+            prompt, oracle = self.blocks.of(request)[0], self.oracles[engine]
             loaded = self.host.computed(engine, request, prompt, oracle.hit(prompt)) if self.host else 0
             oracle.compute(prompt, loaded=loaded)
         elif self.repeated:
@@ -418,7 +417,8 @@ class System(Stepping):
         """The answer has ended: its KV stays cached, and requests that waited for it arrive. In a closed loop the next
         prompt arrives."""
         if self.requests:
-            self.oracles[engine].answered(*self.blocks[request])
+            self.oracles[engine].answered(*self.blocks.of(request))
+            self.blocks.forget(request)
             for number in self.followed_by.get(request, ()):
                 self.waits[number] -= 1
                 if not self.waits[number]:
@@ -485,9 +485,7 @@ class _FluidSystem(System):
             pool_tokens=self.caches[self.all_engines[0]].blocks * self.block_tokens,
             sparse=self._keeps_ends_alone,
         )
-        chunks = TrafficPrompts(CHUNK_TOKENS, remembered=len(self.requests))
-        looked_up = self.requests if self.pool.looks_up_prefixes else ()
-        self.chunks = [chunks.of(request)[0].keys for request in looked_up]
+        self.chunks = PromptsInFlight(self.requests if self.pool.looks_up_prefixes else (), CHUNK_TOKENS)
         self.sent: dict[int, SentPrompt] = {}
         self.left = self.count
         self.push(REPORT_EVERY_S, REPORTS, self.all_engines[0], 0)
@@ -514,7 +512,10 @@ class _FluidSystem(System):
         return cache.window is not None and cache.retention is not None
 
     def _chosen(self, request: int, now_s: float) -> tuple[Engine, Engine]:
-        chunks = self.chunks[request] if self.chunks else ()
+        chunks: Sequence[int] = ()
+        if self.requests and self.pool.looks_up_prefixes:
+            chunks = self.chunks.of(request)[0].keys
+            self.chunks.forget(request)
         sent = self.pool.arrives(self.log.input_tokens[request], self._session(request), chunks)
         self.sent[request] = sent
         return sent.prefiller.engine, sent.decoder.engine
@@ -542,6 +543,7 @@ class _FluidSystem(System):
             engine, log.input_tokens[request], tokens, (now_s - log.first_token_s[request]) / max(tokens - 1, 1)
         )
         self._output_kept(engine, request, now_s)
+        del self.sent[request]
 
     def way(self, request: int) -> tuple[Links, Engine]:
         sender, receiver = (self.pool.by_engine[engine] for engine in self.target[request])

@@ -7,7 +7,7 @@ block size of the engine.
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -97,3 +97,26 @@ class TrafficPrompts:
             if not self._left[parent]:
                 del self._ends[parent], self._left[parent]
         return end
+
+
+class PromptsInFlight:
+    """The prompts of ``requests`` by their numbers, each from its first use until it is forgotten. What a follow-up
+    begins with is kept until the last one has come, so that memory grows with what is in flight."""
+
+    def __init__(self, requests: Sequence[TrafficRequest], block_tokens: int) -> None:
+        self._requests = requests
+        self._prompts = TrafficPrompts(block_tokens)
+        self._followers = Counter(request.continues for request in requests)
+        self._known: dict[int, tuple[PromptBlocks, PromptBlocks]] = {}
+
+    def of(self, number: int) -> tuple[PromptBlocks, PromptBlocks]:
+        """See `TrafficPrompts.of`: a request comes after the one that it continues, and not again once forgotten."""
+        known = self._known.get(number)
+        if known is None:
+            request = self._requests[number]
+            known = self._known[number] = self._prompts.of(request, self._followers[request.id])
+        return known
+
+    def forget(self, number: int) -> None:
+        """The request has ended."""
+        self._known.pop(number, None)

@@ -10,6 +10,7 @@ import pytest
 from pdlab.core.errors import UsageError
 from pdlab.traffic.blocks import drawn_words
 from pdlab.traffic.compiled import compiled
+from pdlab.traffic.prompts import PromptsInFlight, TrafficPrompts
 from pdlab.traffic.requests import TrafficHead, TrafficRequest, is_compiled, read_head, read_requests, write_requests
 
 ROOT = TrafficRequest("a", "s", (("sys", 64), ("a/u", 20)), 40, at_s=1.5, tenant="t")
@@ -65,3 +66,23 @@ def test_the_words_of_a_block_follow_from_seed_and_key_alone() -> None:
 
 def test_the_words_of_a_block_are_these_for_ever() -> None:
     assert drawn_words(7, "sys", 6, 1000).tolist() == [545, 908, 252, 931, 985, 240]
+
+
+def test_prompts_are_made_when_they_come_and_forgotten_when_they_end() -> None:
+    requests = [
+        TrafficRequest(
+            id=f"c{chat}t{turn}",
+            session=f"c{chat}",
+            parent=f"c{chat}t{turn - 1}" if turn else None,
+            at_s=None if turn else 1.0 * chat,
+            blocks=(("system", 40), (f"{chat}/{turn}", 30)),
+            out=9,
+        )
+        for chat in range(3)
+        for turn in range(4)
+    ]
+    known, prompts = TrafficPrompts(16), PromptsInFlight(requests, 16)
+    for number, request in enumerate(requests):
+        assert prompts.of(number) == prompts.of(number) == known.of(request)
+        prompts.forget(number)
+    assert not prompts._known and not prompts._prompts._ends and not prompts._prompts._left
