@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any, NoReturn
 
+from pdlab.core.collector import imported
 from pdlab.core.commands import PDLAB, SCRIPTS, module_of
 from pdlab.core.exit_code import exit_code
 from pdlab.core.files import CHECKOUT
@@ -75,7 +75,7 @@ def script(command: str) -> NoReturn:
 
 
 def _module(command: str) -> Any:
-    return import_module(module_of(command))
+    return imported(module_of(command))
 
 
 def _print_help(command: str, *, everything: bool) -> int:

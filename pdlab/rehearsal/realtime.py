@@ -264,11 +264,13 @@ class RealTime(Stepping):
 
     # --- what steps do ------------------------------------------------------------------------
 
-    def hit_tokens(self, engine: Engine, request: int, tokens: float, *, fetched: bool) -> float:
-        hit = float(self._caches[engine].hit(self._served[request].prompt(self.block_tokens)))
-        if fetched:
-            self.log.computed_tokens[request] = tokens - hit
-            self.keep(engine, request)
+    def hit_tokens(self, engine: Engine, request: int, tokens: float) -> float:
+        return float(self._caches[engine].hit(self._served[request].prompt(self.block_tokens)))
+
+    def fetched_hit_tokens(self, engine: Engine, request: int, tokens: float) -> float:
+        hit = self.hit_tokens(engine, request, tokens)
+        self.log.computed_tokens[request] = tokens - hit
+        self.keep(engine, request)
         return hit
 
     def keep(self, engine: Engine, request: int) -> None:

@@ -222,16 +222,31 @@ class Engine:
         when the step ends; None if nothing can run."""
         running, costs = self.running, self.costs
         batch = len(running)
-        goes_on = batch and not (self.waiting or self.arrived or self.seen or self.joining or self.told or self.stall_s)
+        comes = self.arrived or self.seen or self.joining or self.told or self.stall_s or self.late
         room = self.usable - self.held_tokens - self.block_tokens * batch
-        if goes_on and room >= 0 and not self.late:
-            # About every second step: nothing arrived and nothing is full. The code below would give the same.
+        # The first two branches are most steps. The last one would give the same.
+        if batch and room >= 0 and not (comes or self.waiting):
+            # Nothing arrived and nothing is full.
             self.starved, self.unscheduled = len(self.inbound) > 0, 0
             steps = running[0][0] - self.step
             if room < steps * batch:
                 steps = self._steps_with_room(steps, system)
             mean = self.context / batch
             step_s = costs.step_s(batch, 0.0, mean + steps / 2 if steps > 1 else mean, 0.0)
+        elif not (batch or comes):
+            # At most prompts, as in every engine that only prefills.
+            if self.steps_in_flight < 2 or not self._scheduled_ahead():
+                self.unscheduled = 0
+            self.starved = bool(self.inbound)
+            prefill = context_sum = tokens_in = 0.0
+            if self.waiting:
+                prefill, context_sum, tokens_in = self._prefill(self.step_tokens, system, now_s)
+            self.unscheduled = 0
+            if not prefill:
+                self.busy = False
+                return None
+            steps = 1
+            step_s = costs.step_s(0, prefill, 0.0, context_sum / prefill) + costs.admit_s * tokens_in
         else:
             in_flight = self.steps_in_flight
             if in_flight:
@@ -522,6 +537,8 @@ class EngineSurroundings:
     """The parts of the system around an engine that the engine needs. ``contention``: every other busy engine makes an
     engine slower by this share. It is 0 if each engine has its own device, and above 0 if engines share the cores of
     one machine."""
+
+    __slots__ = ()
 
     contention = 0.0
 

@@ -45,6 +45,8 @@ class Stepping(EngineSurroundings):
     """The state of engines between events. ``scattered``: free blocks are scattered; None: from the time when a pool
     was full. ``keeps_gaps``: the log gets the time between tokens."""
 
+    __slots__ = ()
+
     log: RequestLog
     block_tokens: int
     scattered: bool | None = None
@@ -56,9 +58,12 @@ class Stepping(EngineSurroundings):
         """Schedule the event for that time. ``number``: the number of the request, or the version of the step."""
         raise NotImplementedError
 
-    def hit_tokens(self, engine: Engine, request: int, tokens: float, *, fetched: bool) -> float:
-        """The tokens of a request's prompt that the engine's cache holds. ``tokens``: those of the whole context.
-        ``fetched``: the other tokens come from another engine, and are held from now on."""
+    def hit_tokens(self, engine: Engine, request: int, tokens: float) -> float:
+        """The tokens of a request's prompt that the engine's cache holds. ``tokens``: those of the whole context."""
+        raise NotImplementedError
+
+    def fetched_hit_tokens(self, engine: Engine, request: int, tokens: float) -> float:
+        """`hit_tokens`. The other tokens come from another engine, and are held from now on."""
         raise NotImplementedError
 
     def keep(self, engine: Engine, request: int) -> None:
@@ -153,7 +158,7 @@ class Stepping(EngineSurroundings):
                 return
             decoder.inbound.popleft()
             decoder.held_tokens += held
-            moved = tokens - self.hit_tokens(decoder, request, tokens, fetched=True)
+            moved = tokens - self.fetched_hit_tokens(decoder, request, tokens)
             arrives_s, stall_s = self.carry(decoder, request, moved, now_s)
             if stall_s and decoder.running:
                 decoder.stall_s += stall_s
@@ -281,7 +286,7 @@ class Stepping(EngineSurroundings):
 
     def to_compute(self, engine: Engine, waiting: PendingPrefill) -> float:
         request, tokens = waiting.request, waiting.tokens
-        hit = self.hit_tokens(engine, request, tokens, fetched=False)
+        hit = self.hit_tokens(engine, request, tokens)
         if waiting.preempted:
             hit = max(hit, waiting.preempted.kept(engine))
         # Whole blocks are found, and the last token is always computed, for its logits.
