@@ -497,7 +497,7 @@ class Engine:
     def _with_room(self, system: EngineSurroundings) -> int:
         """The number of sequences, oldest first, that get their next block. Where KV arrives from other engines, a
         preempted sequence frees its blocks after the step in flight. So vLLM preempts until it comes to the sequence
-        that needs one (vllm/v1/core/sched/scheduler.py, ``defer_block_free``)."""
+        that needs one (vllm/v1/core/sched/scheduler.py, deferred frees)."""
         block, step = self.block_tokens, self.step
         oldest = sorted(self.running, key=_admission)
         needs = [system.context(request, ends - step) % block == 1 for ends, request, _ in oldest]
