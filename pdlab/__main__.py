@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from pdlab.core.collector import imported
 from pdlab.core.commands import PDLAB, SCRIPTS, module_of
 from pdlab.core.exit_code import exit_code
 from pdlab.core.files import CHECKOUT
@@ -75,6 +74,8 @@ def script(command: str) -> NoReturn:
 
 
 def _module(command: str) -> Any:
+    from pdlab.core.collector import imported  # here, because a stored help page imports no command
+
     return imported(module_of(command))
 
 
