@@ -344,7 +344,7 @@ def test_a_replay_has_no_steady_state_and_no_share_of_cached_tokens_by_itself() 
     validity = validate_level(evidence(**turns(foreseen=None), engines_after=engines(prefix_cache_hits=2000)))
     assert validity.valid
     assert {name: each.code for name, each in validity.unchecked.items()} == {
-        "cache_hits": "hits_not_foreseen",
+        "cache_hits": "hits_incomputable",
         "few_requests": "replay_load",
         "steady_state": "replay_load",
     }
@@ -404,7 +404,7 @@ def test_hits_of_a_fluid_pool_are_those_that_servers_told() -> None:
 
     assert level(25).failed_gates == level(26, 24).failed_gates == () and "cache_hits" not in level(25).unchecked
     assert level(50, 25).failed_gates == ("cache_hits",)
-    assert level(25, None).unchecked["cache_hits"] == found("hits_not_told")
+    assert level(25, None).unchecked["cache_hits"] == found("hits_unreported")
 
 
 def test_sessions_of_pools_that_do_not_keep_them_may_move() -> None:
@@ -412,7 +412,7 @@ def test_sessions_of_pools_that_do_not_keep_them_may_move() -> None:
     assert validate_level(evidence(**moved)).valid
     prefill = validate_level(evidence(**moved, by_session=("prefill",)))
     assert prefill.valid and prefill.unchecked["affinity"] == found(
-        "replicas_not_told", named=0, requests=24, pool="prefill"
+        "replicas_unnamed", named=0, requests=24, pool="prefill"
     )
     fluid = validate_level(evidence(**moved, by_session=("decode",), fluid=True))
     assert fluid.unchecked["affinity"] == found("roles_move_sessions")

@@ -227,7 +227,12 @@ def served(level: LevelFile) -> Iterator[AuditFinding]:
 
 
 @rule(
-    "records_differ", "records_empty", "records_unreadable", "records_are_none", "figures_differ", needs="our requests"
+    "records_differ",
+    "records_empty",
+    "records_unreadable",
+    "records_not_requests",
+    "figures_differ",
+    needs="our requests",
 )
 def records(level: LevelFile, recheck: AuditInputs) -> Iterator[AuditFinding]:
     """The requests beside a level must have the hash that the level stores, or give its figures.
@@ -261,7 +266,7 @@ def _recomputed(level: LevelFile, path: Path) -> Iterator[AuditFinding]:
     try:
         data = requests.parsed(requests.texts(path))
     except (KeyError, TypeError, ValueError) as error:
-        yield AuditFinding("records_are_none", (level.name,), {"error": str(error)})
+        yield AuditFinding("records_not_requests", (level.name,), {"error": str(error)})
         return
     evidence, deviations = [], [0.0]
     if (count := len(data)) != run.num_requests:
