@@ -181,8 +181,8 @@ class RealTime(Stepping):
             if entry[1] == number:
                 engine.running.remove(entry)
                 heapq.heapify(engine.running)
-                context = self.preempt(number, entry[0] - engine.step)
-                engine.held_tokens -= context
+                context = self.context(number, entry[0] - engine.step)
+                engine.held_tokens -= context + engine.window_tokens
                 engine.context -= context
                 self._gone(engine, number)
                 self.wake(engine, max(self._last_s, self.clock.now_s()))
@@ -336,7 +336,7 @@ class RealTime(Stepping):
     def _free(self, engine: Engine, request: int, now_s: float) -> None:
         if self._released.pop(request, None) is None:
             return
-        engine.held_tokens -= self.log.input_tokens[request]
+        engine.held_tokens -= engine.kv_tokens(self.log.input_tokens[request])
         self.log.forget(request)
         if engine.waiting and not engine.busy:
             self.wake(engine, now_s)

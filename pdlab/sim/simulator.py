@@ -58,6 +58,7 @@ __all__ = ["Prompts", "SimulatedLevel", "Trace", "simulate"]
 
 Prompts = Literal["fresh", "repeated"]
 REPORTS = LOADED + 1
+WINDOWS = 1 << 40  # added to the number of a prompt: the window at its end, which is freed before its other blocks
 
 
 def simulate(
@@ -122,6 +123,9 @@ def engines_of(
             own.step_tokens,
             PrefixCache(capacity),
             prefills_only=prefills_only,
+            receives=transport is not None,
+            block_tokens=own.block_tokens,
+            window=(shape.sliding_window or 0) if own.hybrid_kv else 0,
             steps_in_flight=own.steps_in_flight,
             hand_over=waits,
         )
@@ -244,7 +248,7 @@ class System(Stepping):
         while event is not None:
             now_s, _, kind, subject, number = event
             if kind == STEP_ENDS:
-                ends_s = step_ends(subject, number, now_s) if number == subject.version else None
+                ends_s = step_ends(subject, number, now_s)
                 while ends_s is not None and not (events and events[0][0] <= ends_s):
                     self.sequence += 1
                     ends_s = step_ends(subject, subject.version, ends_s)
@@ -408,14 +412,19 @@ class System(Stepping):
             return held + (self.host.tokens_to_load(engine, request, prompt, held) if self.host else 0)
         if not self.repeated:
             return self.hit_rate * self.log.input_tokens[request]
-        return engine.cache.hit(self.prompt[request], tokens)
+        hit = engine.cache.hit(self.prompt[request], tokens)
+        if engine.window:  # a prompt is found if the window at its end is, and only as a whole
+            own = self.log.input_tokens[request]
+            window = engine.cache.hit(WINDOWS + self.prompt[request], engine.kept_window)
+            hit = float(own) if hit >= own and window >= engine.kept_window else 0.0
+        return hit
 
     def fetched_hit_tokens(self, engine: Engine, request: int, tokens: float) -> float:
         if self.requests:
             return self.oracles[engine].compute(self.blocks.of(request)[0])
         hit = self.hit_tokens(engine, request, tokens)
         if self.repeated:  # decode keeps what it fetched, as prefill does
-            engine.cache.keep(self.prompt[request], tokens)
+            self._keep_prompt(engine, request)
         return hit
 
     def keep(self, engine: Engine, request: int) -> None:
@@ -424,7 +433,13 @@ class System(Stepping):
             loaded = self.host.computed(engine, request, prompt, oracle.hit(prompt)) if self.host else 0
             oracle.compute(prompt, loaded=loaded)
         elif self.repeated:
-            engine.cache.keep(self.prompt[request], self.log.input_tokens[request])
+            self._keep_prompt(engine, request)
+
+    def _keep_prompt(self, engine: Engine, request: int) -> None:
+        tokens, number = self.log.input_tokens[request], self.prompt[request]
+        engine.cache.keep(number, tokens, engine.uncached)
+        if engine.window:
+            engine.cache.keep(WINDOWS + number, engine.kept_window, engine.uncached)
 
     def loads(self, engine: Engine, waiting: PendingPrefill, now_s: float) -> bool:
         comes_s = self.host.loads(engine, waiting, now_s) if self.host else None
@@ -462,7 +477,10 @@ class System(Stepping):
                     self.push(max(waiting.at_s or 0.0, now_s + waiting.gap_s), ARRIVES, engine, number)
         if self.repeated:
             self.outputs_kept += 1
-            engine.cache.keep(-self.outputs_kept, self.log.output_tokens[request])  # never requested again
+            # A number that no prompt has: an answer is never requested again.
+            engine.cache.keep(-self.outputs_kept, self.log.output_tokens[request], engine.uncached)
+            if engine.window:  # only its window was freed before
+                engine.cache.keep(self.prompt[request], self.log.input_tokens[request], engine.uncached)
         if self.closed and self.next < self.count:
             self.push(now_s, ARRIVES, engine, self.next)
             self.next += 1
@@ -472,7 +490,7 @@ class System(Stepping):
 
     def release(self, request: int, now_s: float) -> None:
         engine = self.target[request][0]
-        engine.held_tokens -= self.log.input_tokens[request]
+        engine.held_tokens -= engine.kv_tokens(self.log.input_tokens[request])
         if engine.waiting and not engine.busy:
             self.wake(engine, now_s)
 

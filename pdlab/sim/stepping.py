@@ -146,13 +146,18 @@ class Stepping(EngineSurroundings):
             self._post(decoder, now_s)
 
     def _post(self, decoder: Engine, now_s: float) -> None:
+        if decoder.waiting and (decoder.waiting[0].preempted or decoder.waiting[0].held):
+            return  # vLLM first schedules what it preempted; a part of a prompt takes the whole step
+        block = decoder.block_tokens
         while decoder.inbound:
             request = decoder.inbound[0]
             tokens = self.log.input_tokens[request]
-            if decoder.held_tokens + tokens > decoder.capacity and decoder.held_tokens > 0:
+            held = tokens + -tokens % block + decoder.window_tokens
+            ample = decoder.held_tokens + decoder.late + held + block * len(decoder.running) <= decoder.usable
+            if not (ample or decoder.has_room(held, self)) and decoder.held_tokens > 0:
                 return
             decoder.inbound.popleft()
-            decoder.held_tokens += tokens
+            decoder.held_tokens += held
             moved = tokens - self.fetched_hit_tokens(decoder, request, tokens)
             arrives_s, stall_s = self.carry(decoder, request, moved, now_s)
             if stall_s and decoder.running:
@@ -246,28 +251,32 @@ class Stepping(EngineSurroundings):
             log.first_token_s[request] = now_s
             self.first_token(engine, request, now_s)
         engine.generated += 1
-        engine.held_tokens += 1
+        engine.held_tokens += 1 - -context % engine.block_tokens
         engine.context += context + 1
         if generated >= answer:
             self._request_ends(engine, request, now_s)
             return
-        heappush(engine.running, (engine.step + answer - generated, request))
+        heappush(engine.running, (engine.step + answer - generated, request, engine.generated))
 
     def takes_first(self, engine: Engine, request: int, now_s: float) -> None:
         if self.log.output_tokens[request] < 2:
             return  # the only token comes from decode
+        tokens = self.log.input_tokens[request]
         self.log.first_token_s[request] = now_s
         self.first_token(engine, request, now_s)
         engine.generated += 1
-        engine.held_tokens += 1
+        engine.held_tokens += engine.kv_tokens(tokens + 1) - engine.kv_tokens(tokens)
 
     def _request_ends(self, engine: Engine, request: int, now_s: float) -> None:
         log = self.log
         answer = log.output_tokens[request]
         context = log.input_tokens[request] + answer
         log.finish_s[request] = now_s
-        engine.held_tokens -= context
         engine.context -= context
+        held = context + engine.window_tokens
+        engine.held_tokens -= held
+        if engine.steps_in_flight > 1:
+            engine.late += held
         engine.allocated += answer
         if engine.inbound:
             self.fetch(engine, now_s)
@@ -278,8 +287,8 @@ class Stepping(EngineSurroundings):
     def to_compute(self, engine: Engine, waiting: PendingPrefill) -> float:
         request, tokens = waiting.request, waiting.tokens
         hit = self.hit_tokens(engine, request, tokens)
-        if waiting.generated is not None:
-            hit = max(hit, waiting.kept(engine))
+        if waiting.preempted:
+            hit = max(hit, waiting.preempted.kept(engine))
         # Whole blocks are found, and the last token is always computed, for its logits.
         uncached = float(tokens - (min(hit, tokens - 1) // self.block_tokens) * self.block_tokens if hit else tokens)
         self.log.computed_tokens[request] += uncached
@@ -294,6 +303,11 @@ class Stepping(EngineSurroundings):
         if not self.log.prefill_start_s[request]:
             self.log.prefill_start_s[request] = now_s
 
-    def preempt(self, request: int, steps_left: int) -> float:
+    def context(self, request: int, steps_left: int) -> float:
         log = self.log
         return float(log.input_tokens[request] + log.output_tokens[request] - steps_left)
+
+    def stopped(self, engine: Engine, waiting: PendingPrefill) -> None:
+        assert waiting.tokens_left is not None
+        self.log.computed_tokens[waiting.request] -= waiting.tokens_left
+        engine.allocated -= waiting.tokens_left
