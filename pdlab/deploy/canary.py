@@ -117,7 +117,7 @@ def ask_shapes(
                 numbers = [choice["index"] for choice in choices]
                 raise CanaryError(f"{name} is answered by choices {numbers} instead of 0 to {len(right) - 1}")
             answers = [read_answer({"choices": [choice]}) for choice in choices]
-            results[name] = compare(answers, right, "each asked alone", bounded=False)
+            results[name] = compare(answers, right, "each sent by itself", bounded=False)
     streamed = read_answer({"choices": [_streamed(_stream(base_url, {**longest, "stream": True}, key))]})
     results["a stream"] = compare([streamed], [plain[-1]], "asked at once", bounded=False)
     return results
