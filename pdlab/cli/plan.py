@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import importlib.util
 import math
 import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -28,6 +26,8 @@ from pdlab.core.arguments import (
     checked_whole_number,
     numbers,
 )
+from pdlab.core.collector import waiting_collector
+from pdlab.core.commands import BENCH, LAUNCH, RUN_PLAN, VIZ
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import command
 from pdlab.core.files import write_output
@@ -67,23 +67,23 @@ MAX_IN_FLIGHT = 20_000
 MOST_UNREAD = 12  # columns that a note names
 SHOWN_AFTER_S, SHOWN_EVERY_S = 2.0, 5.0
 
-EPILOG = """\
+EPILOG = f"""\
 examples:
-  python plan.py --gpus 16 --itl 5000 --otl 250 --slo-ttft-ms 2000 --slo-tpot-ms 12
+  {RUN_PLAN} --gpus 16 --itl 5000 --otl 250 --slo-ttft-ms 2000 --slo-tpot-ms 12
       rank what fits 16 H100 for prompts of 5000 tokens and answers of 250
-  python plan.py --gpus 8 --slo-ttft-ms 2000 --slo-tpot-ms 12 --placement pack --out planned/
-      write the best ones as files for launch_gptoss.py --config
-  python plan.py --explain pd-pack-p1xtp2-d1xtp2 --concurrency 8,32
+  {RUN_PLAN} --gpus 8 --slo-ttft-ms 2000 --slo-tpot-ms 12 --placement pack --out planned/
+      write the best ones as files for {LAUNCH} --config
+  {RUN_PLAN} --explain pd-pack-p1xtp2-d1xtp2 --concurrency 8,32
       print where the time of a request goes
-  python plan.py --gpus 32 --fluid --lengths mixes:5000:250,1000:1000,every=60 --slo-ttft-ms 2000 --slo-tpot-ms 12
+  {RUN_PLAN} --gpus 32 --fluid --lengths mixes:5000:250,1000:1000,every=60 --slo-ttft-ms 2000 --slo-tpot-ms 12
       compare roles that follow changing lengths with every fixed split
-  python plan.py --compare bm_results/pd-pack-p1xtp2-d1xtp2
+  {RUN_PLAN} --compare bm_results/pd-pack-p1xtp2-d1xtp2
       print measured and predicted figures, with the error
-  python plan.py --predict configurations.csv --out predicted.csv
+  {RUN_PLAN} --predict configurations.csv --out predicted.csv
       predictions for your own list; the columns are in docs/planning.md
 
 All figures are simulated, from step times fitted to measured runs. docs/model.md has the errors of
-predictions for runs outside the fit. Check the winner with run_bm.sh before you buy.
+predictions for runs outside the fit. Check the winner with {BENCH} before you buy.
 """
 
 
@@ -249,7 +249,7 @@ class PlanSettings(Settings):
     )
     kv_offload_gb: Annotated[float, Gt(0), Le(100_000)] | None = setting(
         None,
-        "host memory for KV cache, in units of 1e9 bytes, of each engine that prefills (launch_gptoss.py "
+        f"host memory for KV cache, in units of 1e9 bytes, of each engine that prefills ({LAUNCH} "
         "--kv-offload-gb); for a --workload whose prompts share text",
         WORKLOAD,
         value="GB",
@@ -308,7 +308,7 @@ class PlanSettings(Settings):
     out: Path | None = setting(
         None,
         "folder for configuration files; with --predict: a CSV; with --compare: a folder for simulated replays, for "
-        "viz.py --simulated",
+        f"{VIZ} --simulated",
         HOW,
         value="PATH",
     )
@@ -347,7 +347,7 @@ class PlanSettings(Settings):
     )
     fluid: bool = setting(
         False,
-        "compare roles that follow the load (launch_gptoss.py --pd-fluid) with every fixed P:D split",
+        f"compare roles that follow the load ({LAUNCH} --pd-fluid) with every fixed P:D split",
         INSTEAD,
         one_of=ANSWER,
     )
@@ -405,18 +405,6 @@ class PlanSettings(Settings):
             )
 
 
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Turn the garbage collector off: it takes 7 % of a plan's time, and simulations make hardly any cycles."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-
-
 def _hardware(settings: PlanSettings) -> Hardware:
     """The hardware of the flags, with its engine and speculative decoding. Raises UsageError."""
     from pdlab.core.schema import validate
@@ -461,7 +449,7 @@ def _node(settings: PlanSettings, hardware: Hardware) -> str | None:
 
 
 @command(PlanSettings)
-@_without_garbage_collection()
+@waiting_collector()  # else it takes 7 % of a plan's time
 def main(settings: PlanSettings) -> int:
     """Predict, compare, explain or rank."""
     from pdlab.core.catalog import require_shape
@@ -532,10 +520,10 @@ def _scenario(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> 
     if trace is None:
         workload = _workload(settings)
     else:
-        from pdlab.plan.traffic import mean_workload, unlimited_hit_share
+        from pdlab.plan.traffic import assumed_hit_share, mean_workload
 
         workload = mean_workload(trace)
-        hit_rate = hit_rate or unlimited_hit_share(trace, hardware, shape)
+        hit_rate = hit_rate or assumed_hit_share(trace, hardware, shape)
     blocks = None
     if settings.blocks is not None:
         from pdlab.plan.scattered_blocks import read
@@ -658,7 +646,7 @@ def _measured_sweeps(settings: PlanSettings, workload: Workload) -> list[RateSwe
         if sweep is None:
             raise UsageError(
                 f"--measured {loaded.folder}: no valid level at a request rate whose requests were kept; measure some "
-                "with run_bm.sh -t request-rate"
+                f"with {BENCH} -t request-rate"
             )
         gpus = counted_gpus(gpus_of(loaded.experiment), manifest.deployment)
         sweeps.append(replace(sweep, gpus=gpus.counted(settings.count_gpus)))

@@ -31,7 +31,7 @@ from pdlab.core.arguments import (
     lengths,
     numbers,
 )
-from pdlab.core.commands import as_typed_here, program
+from pdlab.core.commands import program
 from pdlab.core.errors import UsageError
 from pdlab.core.help_pages import Argument, HelpPage, parser_of
 from pdlab.core.schema import Frozen, validate
@@ -418,9 +418,7 @@ def help_page(kind: type[Settings]) -> HelpPage:
     name = program(kind.COMMAND)
     usage = " ".join([name, "[flags]", *words])
     arguments = [argument for each in fields for argument in _arguments(each)]
-    for each in arguments:
-        each.options["help"] = as_typed_here(each.options["help"])
-    return HelpPage(name, usage, as_typed_here(kind.ABOUT), as_typed_here(kind.EXAMPLES), arguments)
+    return HelpPage(name, usage, kind.ABOUT, kind.EXAMPLES, arguments)
 
 
 def _arguments(each: Declared) -> Iterator[Argument]:

@@ -13,6 +13,7 @@ from annotated_types import Ge, Gt, Le
 from pydantic import Field, model_validator
 
 from pdlab.core.arguments import LENGTHS_HELP, MAX_TOKENS, SLO_QUANTILE
+from pdlab.core.commands import LAUNCH
 from pdlab.core.errors import UsageError
 from pdlab.core.length_distribution import LengthDistribution, MeanTokens, Pair
 from pdlab.core.lengths import FIXED, Fixed, Lengths, Lognormal, Pairs, parse_lengths
@@ -56,7 +57,7 @@ class Workload(Frozen):
     lengths: Annotated[Lengths, LENGTHS] = setting(FIXED, LENGTHS_HELP, REQUESTS, value="KIND", otherwise="")
     mode: WorkloadMode = setting(
         "mixed",
-        "mixed: ITL:OTL; prefill-only: ITL:1; decode-only: ITL:OTL on a deployment of launch_gptoss.py --decode-bench; "
+        f"mixed: ITL:OTL; prefill-only: ITL:1; decode-only: ITL:OTL on a deployment of {LAUNCH} --decode-bench; "
         "decode-approx: 1:OTL on any deployment, without the cost of a real context",
         REQUESTS,
     )

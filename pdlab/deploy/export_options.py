@@ -7,6 +7,7 @@ import re
 from functools import partial
 from typing import Annotated, Literal
 
+from pdlab.core.commands import PDLAB
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen
 from pdlab.core.settings import Settings, Text, declared, setting
@@ -126,7 +127,7 @@ class ExportOptions(Settings):
     )
     code_url: CodeUrl | None = setting(
         None,
-        "with --export: Ray fetches pdlab's code from this URL (`python -m pdlab code-zip` makes the file), so that "
+        f"with --export: Ray fetches pdlab's code from this URL (`{PDLAB} code-zip` makes the file), so that "
         "nodes need no installed pdlab",
         EXPORT,
         value="URL",

@@ -21,6 +21,7 @@ from pdlab.analysis.chaos import recovery_s
 from pdlab.cluster import local_nodes, run_on_host
 from pdlab.cluster.connection import Cluster, prepare
 from pdlab.cluster.local_nodes import MARKER, LocalNodes
+from pdlab.core.commands import LAUNCH
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import CanaryError, ClusterError, DeployError, PdlabError, UsageError
 from pdlab.deploy import canary, serving_path
@@ -107,7 +108,7 @@ def subject_of(order: ChaosOrder) -> DeploymentUnderTest:
     if not order.not_mine:
         raise UsageError(
             f"{order.base_url}: no launcher of this machine (and cache folder) has published a deployment there, and "
-            "faults are only for your own: launch it with launch_gptoss.py, or give --not-mine"
+            f"faults are only for your own: launch it with {LAUNCH}, or give --not-mine"
         )
     key = key_of(order.base_url)
     manifest = Manifest(origin="measured", label="unknown", started_at=now())
@@ -286,7 +287,9 @@ class _FaultRun:
         for place, each in enumerate(ids):
             salted = request_of(service, each, f"before-{time.time_ns()}-{place}", stream=False)
             canary_answers.append(canary.read_answer(self._ask(service, salted)))
-        result = canary.compare(canary_answers, references, "an engine alone", rounding=service.rounding, bounded=False)
+        result = canary.compare(
+            canary_answers, references, "one engine by itself", rounding=service.rounding, bounded=False
+        )
         if result.equal is False:
             raise CanaryError(f"the deployment gives a wrong answer before any fault: {result.detail}")
         self.progress(f"references: {result.detail}")

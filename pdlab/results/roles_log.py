@@ -11,12 +11,15 @@ import json
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pdlab.core.commands import PDLAB
 from pdlab.core.errors import StoreError
 from pdlab.core.files import replace
 from pdlab.core.workload import RunKey
-from pdlab.results.schema import Run
+
+if TYPE_CHECKING:
+    from pdlab.results.schema import Run
 
 OF_ALL = "roles.jsonl"
 
@@ -80,5 +83,5 @@ def _rows(path: Path, moment: str) -> list[dict[str, Any]]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(
             f"{path}: cannot be read as a log of roles ({type(error).__name__}: {error}); "
-            "fetch it again with python -m pdlab roles --log, or remove it"
+            f"fetch it again with {PDLAB} roles --log, or remove it"
         ) from error

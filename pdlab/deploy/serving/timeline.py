@@ -22,6 +22,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Mutable
 from pathlib import Path
 from typing import Any
 
+from pdlab.deploy.serving.events import DONE_EVENT, END
 from pdlab.deploy.serving.guard import Message, Send
 from pdlab.deploy.serving.step_watch import connector_stats, on_outputs
 from pdlab.deploy.serving.traces import TRACEPARENT, TRACESTATE, RequestTrace, SpanMaker
@@ -43,8 +44,7 @@ _TRACE = (TRACEPARENT, TRACESTATE)
 ROUTES = ("/v1/completions", "/v1/chat/completions")
 # `pdlab.guard.marks`, which the replica may not import; a test compares them.
 CORE, WIRE, READ = "pdlab_marks_core", "pdlab_marks_wire", "read"
-_DONE = "data: [DONE]\n\n"
-_DONE_BYTES = _DONE.encode()
+_DONE_BYTES = DONE_EVENT.encode()
 _ID_CHARS = 128
 # Of a header's value. aiohttp reads lines of 8190 bytes, HAProxy headers of 15 KiB together.
 _HEADER_BYTES = 4096
@@ -392,9 +392,9 @@ class SendsTimeline:
         """The last piece of an answer, with the timeline; others as they are."""
         last = item[-1] if isinstance(item, list) and item else item
         if isinstance(last, str):
-            if not last.endswith(_DONE):
+            if not last.endswith(DONE_EVENT):
                 return item
-            with_timeline = f"{last.removesuffix(_DONE)}{self.comment(timing)}{_DONE}"
+            with_timeline = f"{last.removesuffix(DONE_EVENT)}{self.comment(timing)}{DONE_EVENT}"
             return [*item[:-1], with_timeline] if isinstance(item, list) else with_timeline
         if hasattr(item, "choices"):
             setattr(item, FIELD, self._record(timing))
@@ -402,7 +402,7 @@ class SendsTimeline:
 
     def comment(self, timing: RequestTiming) -> str:
         """The timeline as a comment of server-sent events."""
-        return f"{COMMENT}{_json(self._record(timing))}\n\n"
+        return f"{COMMENT}{_json(self._record(timing))}{END}"
 
     def _record(self, timing: RequestTiming) -> dict[str, Any]:
         timing.sent = timing.record(replica_id(), guarded=self.marks_reads)
