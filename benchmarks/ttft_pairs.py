@@ -45,6 +45,7 @@ from scipy.stats import bootstrap
 
 ROOT = Path(__file__).resolve().parents[1]
 UNTIMED = str(Path(__file__).with_name("untimed_launch.py"))
+BESIDE = str(Path(__file__).with_name("launch_beside.py"))
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from asynchronous_cpu import ASYNCHRONOUS, SYNCHRONOUS, EngineNote, decode_flags, read_notes  # noqa: E402
@@ -164,17 +165,18 @@ def deployed(name: str, flags: Sequence[str], *, worker_process: bool) -> Iterat
         with records_in(cache):
             env = dict(os.environ)
         try:
-            start = [*launcher, "--pd-spread", "--local", "--detach", *more]
+            start = [sys.executable, BESIDE, "--port", str(port), "--pd-spread", "--local", "--detach", *more]
             subprocess.run(start, check=True, cwd=ROOT, env=env, stdout=subprocess.DEVNULL)
             with records_in(cache):
                 nodes = local_nodes.running()
             yield Deployed(Kind(name, f"http://127.0.0.1:{port}", nodes), cache, notes)
         finally:
-            subprocess.run([*launcher, "--shutdown"], check=True, cwd=ROOT, env=env, stdout=subprocess.DEVNULL)
+            # Not checked: nothing may serve after a failed launch, whose error is the one to see.
+            subprocess.run([*launcher, "--shutdown"], check=False, cwd=ROOT, env=env, stdout=subprocess.DEVNULL)
 
 
 def seen_between_steps(of: Deployed) -> float:
-    """Reads of KV cache whose end decode saw before a step's output told it, since the deployment's start."""
+    """Reads of KV cache whose end decode saw before a step's output reported it, since the deployment's start."""
     with records_in(of.cache):
         running = load_running(of.kind.url)
     assert running is not None
@@ -183,7 +185,7 @@ def seen_between_steps(of: Deployed) -> float:
 
 
 def check_schedulers(found: Mapping[str, Sequence[EngineNote]]) -> None:
-    """Print what decode of each kind runs; raises SystemExit where it is not what the kind's name tells."""
+    """Print what decode of each kind runs; raises SystemExit where it differs from the name of the kind."""
     for name, notes in found.items():
         print(f"{name}: {'; '.join(map(str, notes))}")
         wanted = SYNCHRONOUS if name == "synchronous" else ASYNCHRONOUS
