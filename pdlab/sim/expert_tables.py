@@ -44,6 +44,11 @@ class OtherWay(NamedTuple):
         """The seconds that the other way takes more (below 0: less)."""
         return self.other_s(tokens) - self.table_s(tokens)
 
+    def without_faults_s(self, tokens: float, fault: float) -> float:
+        """As `more_s`, where the table's time is a fault: at least ``fault`` times that of the other way. Else 0."""
+        other_s, table_s = self.other_s(tokens), self.table_s(tokens)
+        return other_s - table_s if table_s > fault * other_s else 0.0
+
 
 def mended(of: RoutedExperts, rows: Sequence[float]) -> dict[float, float]:
     """By each of the growing numbers of tokens the seconds that are missing in the tables (below 0: that are too
