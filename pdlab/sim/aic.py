@@ -390,7 +390,7 @@ def _other_ways(of: _Compiling, model_of: Callable[[str], Any]) -> tuple[tuple[O
 
 # Matrices whose tables have faults, by engine, format and system, and the system with the same chip whose tables have
 # none. Of vLLM's fp8 matrices of 2 to 256 rows on B200, 9 % take at least 1.3 times as long as on GB200 and on B300,
-# without any pattern (8192 x 7168 for 2, 4, 8 rows: 17, 34, 18 us). On the others at most 0.02 % do (decision 033).
+# without any pattern (8192 x 7168 for 2, 4, 8 rows: 17, 34, 18 us). On the others at most 0.02 % do (decision 034).
 FAULTY_MATRICES = {("vllm", kind, "b200_sxm"): "gb200" for kind in ("fp8", "fp8_static")}
 FAULT = 1.3  # times as long
 
@@ -438,14 +438,18 @@ def _of_16_bits(gemm: Any) -> Any:
 STATIC = "fp8_static"  # matrices whose inputs are quantized by a scale that the checkpoint has
 # Matrices with their input from a kernel before them, and the values that this kernel reads and writes, as multiples of
 # those of its quantized output: a norm reads and writes the residual too, an activation reads two values.
-FUSED = {"qkv_gemm": ("add_norm_1", 2, 1.5), "gate_ffn1_gemm": ("add_norm_2", 2, 1.5), "ffn2_gemm": ("act_gate", 2, 0.5)}
+FUSED = {
+    "qkv_gemm": ("add_norm_1", 2, 1.5),
+    "gate_ffn1_gemm": ("add_norm_2", 2, 1.5),
+    "ffn2_gemm": ("act_gate", 2, 0.5),
+}
 ELEMENTWISE = 0.8  # the package's share of the memory rate
 
 
 def _fused(operation: Any, phase: Sequence[Any]) -> Any:
     """An operation as vLLM's compiler leaves it. A norm or an activation before a matrix of `STATIC` writes 8 bits in
     one kernel. The package has a kernel that writes 16 bits and, after a norm, another one that quantizes
-    (decision 033)."""
+    (decision 034)."""
     from aiconfigurator_core.sdk import operations
 
     static = {
@@ -466,7 +470,7 @@ def _fused(operation: Any, phase: Sequence[Any]) -> Any:
 
 def _rotations(phase: Sequence[Any]) -> list[Any]:
     """The kernel that rotates q and k by their positions, of every layer. vLLM has it apart from attention, and the
-    package has none (decision 033)."""
+    package has none (decision 034)."""
     from aiconfigurator_core.sdk import operations
 
     kinds = (operations.ContextAttention, operations.GenerationAttention)
