@@ -1,4 +1,4 @@
-"""At which share of cached prompt tokens prefill and decode apart stop to pay: simulated, gpt-oss-120b on H100.
+"""At which share of cached prompt tokens disaggregation stops paying: simulated, gpt-oss-120b on H100.
 
     python benchmarks/hit_share.py --out docs/hit-share.png
 

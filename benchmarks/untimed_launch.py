@@ -21,7 +21,7 @@ from pdlab.deploy.serving.timeline import CORE, SENDING, WIRE, SendsTimeline, Ti
 
 def switch_by(off: Callable[[], bool]) -> None:
     """Change the classes that an application is built of. ``off``: whether nothing is to be marked now."""
-    call, timed, hear = TimelineMiddleware.__call__, SendsTimeline._timed, TimingBook.hear
+    call, timed, take = TimelineMiddleware.__call__, SendsTimeline._timed, TimingBook.take
 
     async def call_or_not(self: TimelineMiddleware, scope: Any, receive: Any, send: Any) -> None:
         if off():  # pieces of a stream pass the other middlewares all the same
@@ -35,9 +35,9 @@ def switch_by(off: Callable[[], bool]) -> None:
             return answers
         return await timed(self, method, request, raw)
 
-    def hear_or_not(self: TimingBook, outputs: Sequence[Any]) -> None:
+    def take_or_not(self: TimingBook, outputs: Sequence[Any]) -> None:
         if not off():
-            hear(self, outputs)
+            take(self, outputs)
             return
         for stats in connector_stats(outputs):
             stats.pop(CORE, None)
@@ -45,7 +45,7 @@ def switch_by(off: Callable[[], bool]) -> None:
 
     TimelineMiddleware.__call__ = call_or_not  # type: ignore[method-assign]
     SendsTimeline._timed = timed_or_not  # type: ignore[method-assign]
-    TimingBook.hear = hear_or_not  # type: ignore[method-assign]
+    TimingBook.take = take_or_not  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
-from pdlab.core.commands import as_typed_here, module_of
+from pdlab.core.commands import PDLAB, SCRIPTS, module_of
 from pdlab.core.exit_code import exit_code
 from pdlab.core.files import CHECKOUT
 from pdlab.core.help_pages import HELP, HELP_ALL, parser_of, store_page, stored_page
@@ -16,17 +16,17 @@ from pdlab.core.version import __version__
 
 # Command -> what it does. Its module is pdlab/cli/COMMAND.py, imported when it is asked for.
 COMMANDS = {
-    "launch": "plan, start, check, export or stop a deployment (launch_gptoss.py)",
-    "bench": "sweep load levels against a running deployment (run_bm.sh)",
+    "launch": "plan, start, check, export or stop a deployment",
+    "bench": "sweep load levels against a running deployment",
     "experiment": "launch and sweep everything that a file of configs/sweeps/ lists",
     "ratio": "compute the P:D ratio from measured prefill-only and decode-only rates",
-    "viz": "make tables, plots, a report or an audit of result folders (viz.py)",
+    "viz": "make tables, plots, a report or an audit of result folders",
     "describe": "write how pdlab reads the results of another client, as a file to correct by hand",
-    "plan": "simulate and rank deployments before a GPU is booked (plan.py)",
+    "plan": "simulate and rank deployments before a GPU is booked",
     "workload": "print the figures of a workload file or a trace, and write each request as a line",
     "calibrate": "fit the simulator's constants to measured runs",
-    "doctor": "find what makes KV transfers slow or wrong on the nodes (debug/doctor.py)",
-    "check-transfer": "prove the KV transfer between ranks (debug/test_nixl_connector_ray.py)",
+    "doctor": "find what makes KV transfers slow or wrong on the nodes",
+    "check-transfer": "prove the KV transfer between ranks",
     "cluster": "print the cluster file of the running Ray cluster",
     "weights": "check that a model's weights are on every node, or download them",
     "models": "print parameters, weights and KV cache of models, from their config.json",
@@ -34,22 +34,22 @@ COMMANDS = {
     "chaos": "kill, stop and cut parts of a running deployment under load, and compare every answer",
     "roles": "show or set which engines of --pd-fluid prefill and which decode",
     "dashboard": "write a Grafana dashboard, Prometheus' configuration and alert rules",
-    "install-wheel": "install a wheel on every node of the Ray cluster (debug/install_on_nodes.py)",
+    "install-wheel": "install a wheel on every node of the Ray cluster",
     "code-zip": "write the modules of pdlab that a Ray cluster imports as one zip",
     "two-hosts": "make two hosts on this machine, with a shaped link between them",
-    "demo": "serve, sweep and plot three deployments on this machine (make demo)",
-    "wire": "prove the KV transfer over a slow link on this machine (make wire)",
+    "demo": "serve, sweep and plot three deployments on this machine",
+    "wire": "prove the KV transfer over a slow link on this machine",
 }
+# Command -> its target of make in a checkout.
+TARGETS = {"demo": "make demo", "wire": "make wire"}
 
 
 def usage() -> str:
     """The commands, one per line."""
     width = max(map(len, COMMANDS))
-    # In brackets: the script of a checkout.
-    about = {name: text if CHECKOUT else text.partition(" (")[0] for name, text in COMMANDS.items()}
-    lines = [f"  {name.ljust(width)}  {text}" for name, text in about.items()]
-    front = "pdlab" if CHECKOUT is None else "python -m pdlab"
-    return "\n".join([f"usage: {front} COMMAND [FLAGS]; COMMAND --help lists its flags", "", *lines])
+    shorter = {} if CHECKOUT is None else {name: f" ({script})" for name, script in (SCRIPTS | TARGETS).items()}
+    lines = [f"  {name.ljust(width)}  {text}{shorter.get(name, '')}" for name, text in COMMANDS.items()]
+    return "\n".join([f"usage: {PDLAB} COMMAND [FLAGS]; COMMAND --help lists its flags", "", *lines])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _shown(f"pdlab {__version__}")
     if words[0] not in COMMANDS:
         problem = f"{words[0]!r} is not a command; {choices(words[0], COMMANDS)}"
-        print(f"error: {problem}; {as_typed_here('python -m pdlab')} lists all", file=sys.stderr)
+        print(f"error: {problem}; {PDLAB} lists all", file=sys.stderr)
         return 2
     if len(words) == 2 and words[1] in (*HELP, HELP_ALL):
         return exit_code(lambda: _print_help(words[0], everything=words[1] == HELP_ALL))

@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "steps": ["core"],
     "demo": ["core", "results", "cluster", "bench", "steps"],
     "first_hour": ["core", "steps"],
-    "faults": ["core", "results", "analysis", "cluster", "deploy", "steps"],
+    "faults": ["core", "remote", "results", "analysis", "cluster", "deploy", "steps"],
     "rehearsal": ["core", "results", "cluster", "sim", "deploy", "traffic"],
     "cli": [
         "core",
@@ -69,7 +69,7 @@ SEALED = {
     "pdlab.guard": ("pdlab.guard",),
     "pdlab.marks": ("pdlab.marks",),
     "pdlab.roles": ("pdlab.roles",),
-    "pdlab.faults.on_node": ("pdlab.faults.on_node",),
+    "pdlab.faults.on_node": ("pdlab.faults.on_node", "pdlab.remote"),
 }
 OTHER_TESTS = {"benchmarks", "contract", "live", "support", "data"}
 

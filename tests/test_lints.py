@@ -222,7 +222,6 @@ FOREIGN: dict[str, str] = {
     "failed to start": "Ray Serve's status message",
     "Value error, ": "pydantic puts it before a validator's own words",
     "data: ": "server-sent events",
-    "data: [DONE]\n\n": "the end of server-sent events",
     "Unterminated string": "an error of Python's json",
     "version ": "a pointer file of Git LFS",
     "MLPerf Results Summary": "LoadGen's summary of a run",
@@ -552,3 +551,35 @@ def test_texts_name_only_flags_that_exist() -> None:
     others = {f"--{name}" for names in OF_OTHER_PROGRAMS.values() for name in names.split()}
     assert {flag: paths for flag, paths in found.items() if flag not in known | part | others} == {}
     assert others - found.keys() == set(), "shorten the list"
+
+
+# Begin of a text -> the modules that may have it. One reader of each file of the kernel, and one reader of events;
+# the others are programs that run without packages, and facts that have one reader anyway.
+HOMES = {
+    "/proc/": {
+        "pdlab/remote/kernel_files.py",
+        "pdlab/remote/node.py",  # meminfo and the driver's version; a program that runs with any Python
+        "pdlab/faults/on_node.py",  # a program that runs without packages
+        "pdlab/results/provenance.py",  # cpuinfo
+        "pdlab/cluster/namespaces.py",
+        "pdlab/cluster/two_hosts.py",  # namespaces that are entered
+        "pdlab/cluster/priority.py",
+        "pdlab/deploy/serving/timeline.py",
+        "pdlab/guard/marks.py",  # neither may import pdlab.remote
+        "pdlab/transfer/rank/rank.py",  # a name that UCX opens
+    },
+    "data: ": {"pdlab/deploy/serving/events.py"},
+    "[DONE]": {"pdlab/deploy/serving/events.py"},
+}
+
+
+@pytest.mark.parametrize("begin", HOMES)
+def test_a_format_has_one_reader(begin: str) -> None:
+    homes = {
+        path
+        for path, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if node.value.startswith(begin) or (begin == "/proc/" and f'"{begin}' in node.value)
+    }
+    assert homes == HOMES[begin]

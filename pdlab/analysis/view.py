@@ -49,7 +49,9 @@ class View(Frozen):
     )
     chunk_size: Positive = setting(DEFAULT_CHUNK, "with --latency-mode chunk: chunk size", SHOWN, value="TOKENS")
     use_interactivity: bool = setting(
-        False, "in place of latency show 1000 / TPOT, in tokens/s per user (higher is better)", SHOWN
+        False,
+        "show interactivity in place of latency: 1000 / TPOT in ms, the tokens/s of one user (higher is better)",
+        SHOWN,
     )
     throughput_metric: ThroughputMetric = setting(
         "output", "which tokens the throughput counts; the points always show requests/s too", SHOWN

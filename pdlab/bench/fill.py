@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Literal, Protocol
 
 from pdlab.bench import levels
+from pdlab.core.commands import LAUNCH
 from pdlab.core.errors import UsageError
 from pdlab.core.text import duration
 from pdlab.core.workload import Workload
@@ -81,7 +82,7 @@ def fill(
         if mode == "yes":
             raise UsageError(
                 "--fill-cache yes: the engines' metrics do not report the size of their KV pools; launch with "
-                "launch_gptoss.py, or leave --fill-cache out"
+                f"{LAUNCH}, or leave --fill-cache out"
             )
         return "not filled, because the engines' metrics do not report the size of the pools"
     if left <= 0:

@@ -13,6 +13,7 @@ from pdlab.bench.fill import FillCache
 from pdlab.bench.levels import FINAL_HOLD_S
 from pdlab.core import defaults
 from pdlab.core.arguments import MAX_HOLD_S, MAX_LOAD, MAX_REPEATS, MAX_REQUESTS
+from pdlab.core.commands import LAUNCH, PDLAB, PLAN, RUN_BENCH
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen, Incidental
 from pdlab.core.settings import (
@@ -32,20 +33,20 @@ from pdlab.core.text import numbers
 from pdlab.core.workload import LOAD, REQUESTS, Open, Ramp, Slo, Workload
 
 RECOVER_S = 900.0
-EPILOG = """\
+EPILOG = f"""\
 examples:
-  ./run_bm.sh
-      the default levels against what launch_gptoss.py serves on this machine
-  ./run_bm.sh -e collocated-4xtp2 -c 4,16,64 --itl 5000 --otl 250 --repeats 3
+  {RUN_BENCH}
+      the default levels against what {LAUNCH} serves on this machine
+  {RUN_BENCH} -e collocated-4xtp2 -c 4,16,64 --itl 5000 --otl 250 --repeats 3
       three levels, each three times, so that the intervals include the noise between repeats
-  ./run_bm.sh --slo ttft_ms=2000,tpot_ms=50
+  {RUN_BENCH} --slo ttft_ms=2000,tpot_ms=50
       the highest request rate within an SLO
-  ./run_bm.sh --workload conversations.yaml
+  {RUN_BENCH} --workload conversations.yaml
       replay sessions: a request is sent when it is due and the answer before it has ended
-  ./run_bm.sh run pd-ratio --dry-run
-      a whole experiment of configs/sweeps/ (./run_bm.sh run --help)
-  ./run_bm.sh ratio --prefill bm_results/p --decode bm_results/d
-      the P:D ratio from measured prefill-only and decode-only rates (./run_bm.sh ratio --help)
+  {PDLAB} experiment pd-ratio --dry-run
+      a whole experiment of configs/sweeps/
+  {PDLAB} ratio --prefill bm_results/p --decode bm_results/d
+      the P:D ratio from measured prefill-only and decode-only rates
 
 Exit codes: 0 all levels valid, 1 failed, 2 bad input or no server, 3 some level invalid, 130 interrupted.
 Metrics: docs/metrics.md; gates: docs/methodology.md.
@@ -102,7 +103,10 @@ class SweepFlags(LevelOptions):
     """The settings of a sweep that have a flag of their own."""
 
     client_processes: Processes | None = setting(
-        None, "a saturated load generator may grow to N processes", LOAD, otherwise="half of the cores"
+        None,
+        "largest number of processes of the load generator, which adds them while it is saturated",
+        LOAD,
+        otherwise="half of the cores",
     )
     soak_s: Minutes | None = setting(
         None, "hold one load for MINUTES and show TPOT and TTFT over time", REQUESTS, "--soak", value="MINUTES"
@@ -239,10 +243,10 @@ class SearchOptions(Frozen):
     max_points: int = Field(default=20, ge=2)
     longest_s: float = Field(default=600.0, gt=0)
     start_from: Literal["plan"] | None = setting(
-        None, "begin the search at the rate that the simulator finds", SLO_SEARCH
+        None, "with --slo: begin the search at the rate that the simulator finds", SLO_SEARCH
     )
     hardware: str | None = setting(
-        None, "with --start-from: calibrated step times, as with plan.py", SLO_SEARCH, value="NAME", needs="start_from"
+        None, f"with --start-from: calibrated step times, as with {PLAN}", SLO_SEARCH, value="NAME", needs="start_from"
     )
 
     @model_validator(mode="after")

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pdlab.core import api_key
+from pdlab.core.commands import LAUNCH, VIZ
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import DeploymentDied, UsageError, reason_of
 from pdlab.core.findings import Finding, found
@@ -79,7 +80,7 @@ def resolve_target(
         name = manifest.label if workload.mode == "mixed" else f"{manifest.label}-{workload.mode}"
     notes = []
     if not manifest.gpus:
-        notes.append(f"note: the number of GPUs of {name} is unknown: viz.py cannot draw it per node; give --gpus N")
+        notes.append(f"note: the number of GPUs of {name} is unknown: {VIZ} cannot draw it per node; give --gpus N")
     published: dict[str, Any] = dict(running) if running else {"tokenizer": model_id}
     measured = {"base_url": url, "model_id": model_id, "manifest": manifest} | (
         {"tokenizer": tokenizer} if tokenizer else {}
@@ -177,7 +178,7 @@ def _same_phase(url: str, deployment: Deployment | None, workload: Workload) -> 
         subject = deployment.label if deployment else "what runs there, as far as is known,"
         raise UsageError(
             f"--mode decode-only: {subject} at {url} computes prompts, so the results would mix prefill and decode; "
-            "launch with launch_gptoss.py --collocated --decode-bench, or take --mode decode-approx (one input "
+            f"launch with {LAUNCH} --collocated --decode-bench, or take --mode decode-approx (one input "
             "token: decode of an empty context)"
         )
     if filled and workload.mode != "decode-only":
@@ -239,9 +240,7 @@ def _served_models(url: str) -> dict[str, dict[str, Any]]:
         reason = error.detail
     except (KeyError, TypeError):
         pass
-    raise UsageError(
-        f"no OpenAI server answers at {url} ({reason}); start one with launch_gptoss.py or give its --base-url"
-    )
+    raise UsageError(f"no OpenAI server answers at {url} ({reason}); start one with {LAUNCH} or give its --base-url")
 
 
 def _model(url: str, model: str | None, running: Running | None, served: list[str]) -> str:
@@ -249,7 +248,7 @@ def _model(url: str, model: str | None, running: Running | None, served: list[st
         if running.model_id not in served:
             raise UsageError(
                 f"{url} serves {', '.join(served) or 'nothing'}, but the launcher last started {running.model_id} "
-                "there; clear that record with launch_gptoss.py --shutdown"
+                f"there; clear that record with {LAUNCH} --shutdown"
             )
         return running.model_id
     if model is None:

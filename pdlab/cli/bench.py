@@ -1,7 +1,4 @@
-"""Command line of the sweep: ``./run_bm.sh`` or ``python -m pdlab bench``. Its exit codes are in its help.
-
-``run FILE`` and ``ratio`` run the commands ``experiment`` and ``ratio``.
-"""
+"""Command line of the sweep: ``./run_bm.sh`` or ``python -m pdlab bench``. Its exit codes are in its help."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from pdlab.core.mixes import parse_mixes
 from pdlab.core.output_paths import check_folder
 from pdlab.core.schema import validate
 from pdlab.core.settings import flag_names, given_of, parse
-from pdlab.core.text import aligned, choices, counted, duration, minutes, ms
+from pdlab.core.text import aligned, counted, duration, minutes, ms
 from pdlab.core.workload import Closed, Load, Open, Ramp, Replay, parse_slo, title, workload_of_flags
 from pdlab.deploy.endpoint import reach
 from pdlab.results.schema import Distribution, Run, note_texts
@@ -184,16 +181,9 @@ def _percentile(values: Distribution | None, name: str) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    if argv[:1] in (["run"], ["ratio"]):
-        from pdlab.cli import experiment, ratio
-
-        return experiment.main(argv[1:]) if argv[0] == "run" else ratio.main(argv[1:])
     stop_by_signals()
 
     def run() -> int:
-        if argv and not argv[0].startswith("-"):
-            near = choices(argv[0], ("run", "ratio"))
-            raise UsageError(f"{argv[0]!r} is neither run nor ratio, and every other word follows a flag; {near}")
         settings = parse(BenchSettings, argv)
         sweep_options = sweep_of(settings, argv)
         check_folder(sweep_options.out, "--out")

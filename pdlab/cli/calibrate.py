@@ -15,6 +15,7 @@ from pdlab.analysis.curves import gpus_of
 from pdlab.core import defaults
 from pdlab.core.arguments import MODEL_HELP, above_zero
 from pdlab.core.catalog import load_model, require_shape
+from pdlab.core.commands import PDLAB, PLAN
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import command
 from pdlab.core.files import write_output
@@ -58,25 +59,25 @@ if TYPE_CHECKING:
     from pdlab.plan.accuracy import MeasuredSweep
     from pdlab.results.schema import Experiment
 
-EPILOG = """\
+EPILOG = f"""\
 examples:
-  python -m pdlab calibrate --runs bm_results/* --out my-cluster.yaml
-      fit the hardware of your cluster; plan.py --hardware my-cluster.yaml predicts with it
-  python -m pdlab calibrate --runs bm_results/* --cross-validate
+  {PDLAB} calibrate --runs bm_results/* --out my-cluster.yaml
+      fit the hardware of your cluster; {PLAN} --hardware my-cluster.yaml predicts with it
+  {PDLAB} calibrate --runs bm_results/* --cross-validate
       print the error of each experiment, predicted by a fit to the others
-  python -m pdlab calibrate --runs bm_results/* --rounds 0
+  {PDLAB} calibrate --runs bm_results/* --rounds 0
       print the errors of the hardware file as it is
-  python -m pdlab calibrate --runs theirs/* --gpu H200 --engine 0.18 --out h200.yaml \\
+  {PDLAB} calibrate --runs theirs/* --gpu H200 --engine 0.18 --out h200.yaml \\
       --data-sheet memory_gb=150.8,memory_gb_per_s=4800,tensor_tflops=989
       runs that do not record their GPU and vLLM version; their GPU differs from that of --start
-  python -m pdlab calibrate --runs bm_results/* --start H200 --out my-h200.yaml
+  {PDLAB} calibrate --runs bm_results/* --start H200 --out my-h200.yaml
       correct the tabulated steps of that GPU by two to four levels (needs pdlab[perf])
 """
 
 
 MOST_PERCENT = 100.0
 DATA_SHEET = ("memory_gb", "memory_gb_per_s", "tensor_tflops")  # constants of the GPU itself, which no fit changes
-CALIBRATED = "python -m pdlab calibrate, see fitted_on"
+CALIBRATED = f"{PDLAB} calibrate, see fitted_on"
 NAME_RULE = r"[A-Za-z0-9][A-Za-z0-9._+-]*"
 
 
@@ -191,7 +192,7 @@ class CalibrateSettings(Settings):
             raise UsageError("--rounds 0 fits nothing: leave --out out, or fit")
         if self.name is not None and not re.fullmatch(NAME_RULE, self.name):
             raise UsageError(
-                f"--name {self.name!r}: letters, digits and . _ + - only, because plan.py --hardware takes it"
+                f"--name {self.name!r}: letters, digits and . _ + - only, because {PLAN} --hardware takes it"
             )
 
 

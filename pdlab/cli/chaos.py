@@ -12,21 +12,21 @@ from pydantic import Field
 
 from pdlab.core import defaults
 from pdlab.core.command_lines import command_line
-from pdlab.core.commands import typed
+from pdlab.core.commands import PDLAB, typed
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import NOT_CLEAN, exit_code
 from pdlab.core.settings import FlagsOf, Port, not_given, parse, setting, to_words
 from pdlab.faults.plan import TO, WHAT, ChaosOptions, FaultPlan
 
-EPILOG = """\
+EPILOG = f"""\
 examples:
-  python -m pdlab chaos short --dry-run
+  {PDLAB} chaos short --dry-run
       print the faults for the deployment at port 8000, and their times
-  python -m pdlab chaos --all
+  {PDLAB} chaos --all
       every kind of fault that applies; a line names the other kinds
-  python -m pdlab chaos soak --seed 7 --concurrency 8
+  {PDLAB} chaos soak --seed 7 --concurrency 8
       twenty minutes, a fault every 30 s
-  python -m pdlab chaos my-plan.yaml --duration-s 600
+  {PDLAB} chaos my-plan.yaml --duration-s 600
   make chaos
       launch the deployments that this machine can serve; every fault, and a soak of twenty minutes, for each
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from pdlab.core.commands import PDLAB, RUN_LAUNCH, RUN_PLAN
 from pdlab.core.exit_code import command
 from pdlab.core.nodes import NODE_ID_LABEL, NODE_NAME_LABEL, ClusterNode, ClusterView
 from pdlab.core.schema import to_yaml
 from pdlab.core.settings import Settings, setting
 
-EPILOG = """\
+EPILOG = f"""\
 examples:
-  python -m pdlab cluster > my.yaml            on a machine of the cluster
-  python launch_gptoss.py --pd-spread --cluster my.yaml --dry-run
-  python plan.py --cluster my.yaml --gpus 16
+  {PDLAB} cluster > my.yaml            on a machine of the cluster
+  {RUN_LAUNCH} --pd-spread --cluster my.yaml --dry-run
+  {RUN_PLAN} --cluster my.yaml --gpus 16
 
 The file has what Ray and the driver of each node report: GPUs with name, memory and NVLink, CPUs, the network.
 They do not report everything. Add gpu_memory_gb and gpu_link for GPUs without NVML, and nvlink_domain for trays that

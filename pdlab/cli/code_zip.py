@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pdlab.core.commands import PDLAB, RUN_LAUNCH
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import command
 from pdlab.core.files import replace
@@ -11,14 +12,14 @@ from pdlab.core.output_paths import check_writable
 from pdlab.core.settings import Settings, setting
 from pdlab.deploy.kubernetes.code_zip import archive, code, file_name
 
-EPILOG = """\
+EPILOG = f"""\
 examples:
-  python -m pdlab code-zip .
+  {PDLAB} code-zip .
       writes pdlab-code-DIGEST.zip here; put it where every node can read it, and name it in an export:
-  python launch_gptoss.py --config pd-spread-p1xtp4-d1xtp4 --cluster p5.48xlarge-x2 --export app.yaml \\
+  {RUN_LAUNCH} --config pd-spread-p1xtp4-d1xtp4 --cluster p5.48xlarge-x2 --export app.yaml \\
       --code-url https://HOST/pdlab-code-DIGEST.zip
       a Serve config for a cluster without pdlab
-  python -m pdlab code-zip /opt/code/pdlab-code.zip
+  {PDLAB} code-zip /opt/code/pdlab-code.zip
       for PYTHONPATH of Ray's processes, in an image or on every node
 
 The same code gives the same DIGEST. Ray keeps an archive by the name in its URL: upload other code under its own name.

@@ -7,18 +7,19 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from pdlab.core import defaults
+from pdlab.core.commands import PDLAB
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import command
 from pdlab.core.output_paths import check_folder
 from pdlab.core.settings import Settings, setting
 
-EPILOG = """\
+EPILOG = f"""\
 examples:
-  python -m pdlab dashboard --out out/grafana
+  {PDLAB} dashboard --out out/grafana
       files for the deployment at --url: prometheus.yml, alerts.yml, the dashboard and Grafana's provisioning
-  python -m pdlab dashboard --out out/grafana --target 10.0.0.4:8080 --target 10.0.0.5:8080
+  {PDLAB} dashboard --out out/grafana --target 10.0.0.4:8080 --target 10.0.0.5:8080
       the metrics pages of these Ray nodes
-  python -m pdlab dashboard --out out/grafana --prometheus-url http://prometheus.monitoring:9090
+  {PDLAB} dashboard --out out/grafana --prometheus-url http://prometheus.monitoring:9090
       the Prometheus that Grafana reads
   prometheus --config.file out/grafana/prometheus.yml &
   GF_PATHS_PROVISIONING=$PWD/out/grafana/provisioning grafana server --homepath /usr/share/grafana

@@ -16,6 +16,7 @@ from pydantic import Field
 from pdlab.bench.options import CONCURRENCIES
 from pdlab.cluster import machine
 from pdlab.core import defaults
+from pdlab.core.commands import PDLAB, RUN_LAUNCH
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import command
 from pdlab.core.files import ROOT, cache_dir
@@ -25,13 +26,13 @@ from pdlab.core.workload import Workload, workload_of_flags
 from pdlab.demo.choice import LEVELS, PORT, choose, describe, held_port, nodes_are_up, refuse_if_too_small
 from pdlab.demo.run import Demo
 
-EPILOG = """\
+EPILOG = f"""\
 examples:
   make demo
       the whole demo, in minutes
-  python -m pdlab demo -c 1,4 --out out/demo
+  {PDLAB} demo -c 1,4 --out out/demo
       two levels; results go to out/demo
-  python -m pdlab demo --itl 1024 --otl 32
+  {PDLAB} demo --itl 1024 --otl 32
       longer prompts and shorter answers
 
 It continues after a failure: a deployment that does not start is named under the plot of the others. Ctrl-C ends it
@@ -94,7 +95,7 @@ def main(settings: DemoSettings) -> int:
         if nodes_are_up():
             raise UsageError(
                 "a deployment on local Ray nodes is up, and the demo would take its place; "
-                "stop it first: python launch_gptoss.py --shutdown"
+                f"stop it first: {RUN_LAUNCH} --shutdown"
             )
         choice = choose(host, settings.concurrency)
         print(f"This machine: {describe(host, out)}")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pdlab.core.commands import PDLAB, VIZ
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import command
 from pdlab.core.settings import Settings, setting
@@ -13,14 +14,14 @@ from pdlab.core.settings import Settings, setting
 if TYPE_CHECKING:
     from pdlab.results.understood import UnderstoodCurve
 
-EPILOG = """\
+EPILOG = f"""\
 examples:
-  python -m pdlab describe results/             write results/pdlab-describe.yaml from what is found there
-  python -m pdlab describe results/ --dry-run   print it
-  python -m pdlab describe results/ --force     write it again; what was corrected is kept where it still fits
+  {PDLAB} describe results/             write results/pdlab-describe.yaml from what is found there
+  {PDLAB} describe results/ --dry-run   print it
+  {PDLAB} describe results/ --force     write it again; what was corrected is kept where it still fits
 
 Correct the file: the deployment (pd-spread-p1xtp4-d2xtp2, collocated-4xtp2) or the number of GPUs, the label and the
-model of each curve, or skip: true for a file that is not a result. viz.py reads the description with the results.
+model of each curve, or skip: true for a file that is not a result. {VIZ} reads the description with the results.
 """
 
 
@@ -68,7 +69,7 @@ def describing(curves: Sequence[UnderstoodCurve]) -> str:
     """The description of the curves as YAML, with the tools, loads and lengths that were found as comments."""
     import yaml
 
-    lines = ["# How pdlab understands these results. Correct it; viz.py reads it with the results.", "results:"]
+    lines = [f"# How pdlab understands these results. Correct it; {VIZ} reads it with the results.", "results:"]
     for curve in curves:
         lines.append(f"# {', '.join(curve.tools)}: {len(curve.runs)} levels, {curve.loads}, {curve.lengths} tokens")
         if curve.gpus is None:

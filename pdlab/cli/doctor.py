@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pdlab.core.commands import RUN_DOCTOR
 from pdlab.core.errors import CANNOT_RUN, ClusterError
 from pdlab.core.exit_code import NOT_CLEAN, command
 from pdlab.core.files import write_output
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
 
 RANKS_PER_NODE = 8  # number of engines per role whose side-channel ports are checked
 
-EPILOG = """\
+EPILOG = f"""\
 examples:
-  python debug/doctor.py                 every node of the Ray cluster of this machine; without one, this machine
-  python debug/doctor.py --here          only this machine, without Ray
-  python debug/doctor.py --backends UCX,LIBFABRIC --json doctor.json
-  python debug/doctor.py --placement pack --model gpt-oss-120b       the rules for a pack, and the model's files
+  {RUN_DOCTOR}                 every node of the Ray cluster of this machine; without one, this machine
+  {RUN_DOCTOR} --here          only this machine, without Ray
+  {RUN_DOCTOR} --backends UCX,LIBFABRIC --json doctor.json
+  {RUN_DOCTOR} --placement pack --model gpt-oss-120b       the rules for a pack, and the model's files
 
 exit code: 0 no errors, 3 errors found, 5 cannot run, 2 bad command line
 What each finding means, and which tool to use next: docs/debugging.md

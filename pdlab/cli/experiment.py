@@ -26,7 +26,7 @@ from pdlab.cli.until import DEFAULT_CAP, Stopping, StopTargets, check, parse_unt
 from pdlab.core.arguments import MAX_REPEATS
 from pdlab.core.bounds import parse_bounds
 from pdlab.core.command_lines import command_line, flag_words, resumed
-from pdlab.core.commands import typed
+from pdlab.core.commands import PDLAB, typed
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.exit_code import NOT_CLEAN, exit_code, stop_by_signals
 from pdlab.core.output_paths import check_folder
@@ -37,15 +37,15 @@ from pdlab.results.schema import Experiment, note_texts
 from pdlab.results.store import Store
 
 FAILED = 1
-EPILOG = """\
+EPILOG = f"""\
 examples:
-  python -m pdlab experiment pd-ratio --dry-run
+  {PDLAB} experiment pd-ratio --dry-run
       print the launches and measurements, their order and their estimated time
-  python -m pdlab experiment local-pack-vs-spread --out out
+  {PDLAB} experiment local-pack-vs-spread --out out
       on two Ray nodes of this machine, no GPU; results in out/local-pack-vs-spread
-  python -m pdlab experiment mine.yaml --until lead=5%
+  {PDLAB} experiment mine.yaml --until lead=5%
       add repeats until every difference of 5 % or more in output tokens/s is resolved or out of reach
-  python -m pdlab experiment mine.yaml --resume
+  {PDLAB} experiment mine.yaml --resume
       go on after an interruption, and try failed deployments again
 
 Exit codes: 0 all measured and valid, 1 nothing measured, 2 bad input, 3 some deployment failed or some level is

@@ -11,6 +11,7 @@ from pathlib import Path
 from pdlab.core import defaults
 from pdlab.core.arguments import MODEL_HELP
 from pdlab.core.catalog import known_models, resolve_model
+from pdlab.core.commands import PDLAB
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import NOT_CLEAN, command
 from pdlab.core.files import ROOT, cache_dir
@@ -26,11 +27,11 @@ LENGTHS: dict[RunsOn, tuple[int, int]] = {"cluster": (5000, 250), "local": (256,
 
 EPILOG = f"""\
 examples:
-  python -m pdlab first-hour --dry-run       every step with its command, estimate and limit; starts nothing
-  python -m pdlab first-hour                 on the Ray cluster of this machine: two p5.48xlarge
-  python -m pdlab first-hour --resume        continue after you fixed what failed; finished steps are kept
-  python -m pdlab first-hour --local         the same steps on this machine's CPUs, as a test
-  python -m pdlab first-hour --rehearse      the serving and measuring steps, on fake GPUs with simulated engines
+  {PDLAB} first-hour --dry-run       every step with its command, estimate and limit; starts nothing
+  {PDLAB} first-hour                 on the Ray cluster of this machine: two p5.48xlarge
+  {PDLAB} first-hour --resume        continue after you fixed what failed; finished steps are kept
+  {PDLAB} first-hour --local         the same steps on this machine's CPUs, as a test
+  {PDLAB} first-hour --rehearse      the serving and measuring steps, on fake GPUs with simulated engines
 
 A step that fails stops only the steps that need it. It always ends with one archive (logs, logs of failed
 replicas, the doctor's facts, manifests, verdicts) from which tokens, keys and passwords are removed.

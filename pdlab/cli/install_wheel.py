@@ -8,17 +8,18 @@ import sys
 import zipfile
 from pathlib import Path
 
+from pdlab.core.commands import RUN_INSTALL_WHEEL
 from pdlab.core.errors import CANNOT_RUN, ClusterError, UsageError
 from pdlab.core.exit_code import NOT_CLEAN, command, no_file
 from pdlab.core.settings import Backends, Settings, setting
 
-EPILOG = """\
+EPILOG = f"""\
 examples, after debug/build_nixl_ucx_efa.sh --wheel:
-  python debug/install_on_nodes.py nixl_cu13-1.3.2-cp312-cp312-linux_x86_64.whl
+  {RUN_INSTALL_WHEEL} nixl_cu13-1.3.2-cp312-cp312-linux_x86_64.whl
       on every node of the Ray cluster that this machine belongs to
-  python debug/install_on_nodes.py nixl_cu13-1.3.2-cp312-cp312-linux_x86_64.whl --module nixl_cu13 --backends UCX
+  {RUN_INSTALL_WHEEL} nixl_cu13-1.3.2-cp312-cp312-linux_x86_64.whl --module nixl_cu13 --backends UCX
       then check that every node loads the same libraries
-  python debug/install_on_nodes.py nixl_cu13-1.3.2-cp312-cp312-linux_x86_64.whl --target /opt/pdlab-nixl/site
+  {RUN_INSTALL_WHEEL} nixl_cu13-1.3.2-cp312-cp312-linux_x86_64.whl --target /opt/pdlab-nixl/site
       into a folder of its own, not into the Python's packages
 
 Installs without dependencies, into the Python that Ray runs on each node, or into --target. Launch anew

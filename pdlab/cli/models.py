@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from pdlab.core.arguments import MODEL_HELP
 from pdlab.core.catalog import ModelShape, known_models, resolve_model, why_no_shape
+from pdlab.core.commands import PDLAB
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import command
 from pdlab.core.model_size import dense_bytes, expert_bytes, full_layers, kv_bytes_per_token_layer, parameters
@@ -21,9 +22,9 @@ HEAD = (
 
 EPILOG = f"""\
 examples:
-  python -m pdlab models                                     the models of configs/models/
-  python -m pdlab models --model meta-llama/Llama-3.1-8B     a model of the Hugging Face cache, or of the hub
-  python -m pdlab models --model /models/* --markdown        folders with a config.json, as a table of Markdown
+  {PDLAB} models                                     the models of configs/models/
+  {PDLAB} models --model meta-llama/Llama-3.1-8B     a model of the Hugging Face cache, or of the hub
+  {PDLAB} models --model /models/* --markdown        folders with a config.json, as a table of Markdown
 
 exit code: 0 all models are known, 3 the shape of a model is not known, 2 bad command line
 models of configs/models/: {", ".join(known_models())}

@@ -28,6 +28,7 @@ from pdlab.core.arguments import (
     checked_whole_number,
     numbers,
 )
+from pdlab.core.commands import BENCH, LAUNCH, RUN_PLAN, VIZ
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import command
 from pdlab.core.files import write_output
@@ -67,23 +68,23 @@ MAX_IN_FLIGHT = 20_000
 MOST_UNREAD = 12  # columns that a note names
 SHOWN_AFTER_S, SHOWN_EVERY_S = 2.0, 5.0
 
-EPILOG = """\
+EPILOG = f"""\
 examples:
-  python plan.py --gpus 16 --itl 5000 --otl 250 --slo-ttft-ms 2000 --slo-tpot-ms 12
+  {RUN_PLAN} --gpus 16 --itl 5000 --otl 250 --slo-ttft-ms 2000 --slo-tpot-ms 12
       rank what fits 16 H100 for prompts of 5000 tokens and answers of 250
-  python plan.py --gpus 8 --slo-ttft-ms 2000 --slo-tpot-ms 12 --placement pack --out planned/
-      write the best ones as files for launch_gptoss.py --config
-  python plan.py --gpus 8 --explain pd-pack-p1xtp2-d1xtp2 --concurrency 8,32
+  {RUN_PLAN} --gpus 8 --slo-ttft-ms 2000 --slo-tpot-ms 12 --placement pack --out planned/
+      write the best ones as files for {LAUNCH} --config
+  {RUN_PLAN} --explain pd-pack-p1xtp2-d1xtp2 --concurrency 8,32
       print where the time of a request goes
-  python plan.py --gpus 32 --fluid --lengths mixes:5000:250,1000:1000,every=60 --slo-ttft-ms 2000 --slo-tpot-ms 12
+  {RUN_PLAN} --gpus 32 --fluid --lengths mixes:5000:250,1000:1000,every=60 --slo-ttft-ms 2000 --slo-tpot-ms 12
       compare roles that follow changing lengths with every fixed split
-  python plan.py --compare bm_results/pd-pack-p1xtp2-d1xtp2
+  {RUN_PLAN} --compare bm_results/pd-pack-p1xtp2-d1xtp2
       print measured and predicted figures, with the error
-  python plan.py --predict configurations.csv --out predicted.csv
+  {RUN_PLAN} --predict configurations.csv --out predicted.csv
       predictions for your own list; the columns are in docs/planning.md
 
 All figures are simulated, from step times fitted to measured runs. docs/model.md has the errors of
-predictions for runs outside the fit. Check the winner with run_bm.sh before you buy.
+predictions for runs outside the fit. Check the winner with {BENCH} before you buy.
 """
 
 
@@ -249,7 +250,7 @@ class PlanSettings(Settings):
     )
     kv_offload_gb: Annotated[float, Gt(0), Le(100_000)] | None = setting(
         None,
-        "host memory for KV cache, in units of 1e9 bytes, of each engine that prefills (launch_gptoss.py "
+        f"host memory for KV cache, in units of 1e9 bytes, of each engine that prefills ({LAUNCH} "
         "--kv-offload-gb); for a --workload whose prompts share text",
         WORKLOAD,
         value="GB",
@@ -272,7 +273,11 @@ class PlanSettings(Settings):
         one_of="load",
     )
     prefix_hit_rate: float = setting(
-        0.0, "share of each prompt that is in the prefix cache", WORKLOAD, value="SHARE", advanced=True
+        0.0,
+        "share of each prompt that is in the prefix cache, from 0 to below 1",
+        WORKLOAD,
+        value="SHARE",
+        advanced=True,
     )
     slo: Annotated[dict[str, Any], FlagsOf(Slo, SLO, "slo-", leave_out=("itl_p99_s", "stall_s"))] = Field(
         default_factory=dict
@@ -304,7 +309,7 @@ class PlanSettings(Settings):
     out: Path | None = setting(
         None,
         "folder for configuration files; with --predict: a CSV; with --compare: a folder for simulated replays, for "
-        "viz.py --simulated",
+        f"{VIZ} --simulated",
         HOW,
         value="PATH",
     )
@@ -325,21 +330,31 @@ class PlanSettings(Settings):
         advanced=True,
     )
     price_per_gpu_hour: AboveZero | None = setting(
-        None, "with --goodput-map: add the cost of a million tokens", HOW, value="PRICE", advanced=True
+        None,
+        "with --goodput-map: price of one GPU hour in any currency; adds the cost of a million output tokens",
+        HOW,
+        value="PRICE",
+        advanced=True,
     )
     explain: str | None = setting(
-        None, "print where a request's time goes in one deployment", INSTEAD, value="LABEL", one_of=ANSWER
+        None,
+        "print where a request's time goes in one deployment, such as pd-pack-p1xtp2-d1xtp2",
+        INSTEAD,
+        value="LABEL",
+        one_of=ANSWER,
     )
     compare: tuple[Path, ...] = setting(
         (), "compare measured experiments with predictions", INSTEAD, several="words", value="DIR", one_of=ANSWER
     )
     fluid: bool = setting(
         False,
-        "compare roles that follow the load (launch_gptoss.py --pd-fluid) with every fixed P:D split",
+        f"compare roles that follow the load ({LAUNCH} --pd-fluid) with every fixed P:D split",
         INSTEAD,
         one_of=ANSWER,
     )
-    predict: Path | None = setting(None, "predict every row of a CSV", INSTEAD, value="CSV", one_of=ANSWER)
+    predict: Path | None = setting(
+        None, "predict every row of a CSV (columns: docs/planning.md)", INSTEAD, value="CSV", one_of=ANSWER
+    )
     prompts: Literal["fresh", "repeated"] | None = setting(
         None,
         "with --compare: whether levels repeat the prompts of earlier levels",
@@ -644,7 +659,7 @@ def _measured_sweeps(settings: PlanSettings, workload: Workload) -> list[RateSwe
         if sweep is None:
             raise UsageError(
                 f"--measured {loaded.folder}: no valid level at a request rate whose requests were kept; measure some "
-                "with run_bm.sh -t request-rate"
+                f"with {BENCH} -t request-rate"
             )
         gpus = counted_gpus(gpus_of(loaded.experiment), manifest.deployment)
         sweeps.append(replace(sweep, gpus=gpus.counted(settings.count_gpus)))

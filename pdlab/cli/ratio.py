@@ -5,18 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 from pdlab.analysis.phase_ratio import report
+from pdlab.core.commands import BENCH, PDLAB, RUN_BENCH
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import command
 from pdlab.core.settings import Settings, setting
 from pdlab.results.published_folders import load_experiment
 
-EPILOG = """\
+EPILOG = f"""\
 examples:
-  ./run_bm.sh --mode prefill-only -e p && ./run_bm.sh --mode decode-only -e d
+  {RUN_BENCH} --mode prefill-only -e p && {RUN_BENCH} --mode decode-only -e d
       measure each phase first, on a collocated deployment of one replica each (decode with --decode-bench)
-  python -m pdlab ratio --prefill bm_results/p --decode bm_results/d
+  {PDLAB} ratio --prefill bm_results/p --decode bm_results/d
       the rate-matched ratio at every decode level
-  python -m pdlab ratio --prefill bm_results/p --decode bm_results/d --measured bm_results/pd-*
+  {PDLAB} ratio --prefill bm_results/p --decode bm_results/d --measured bm_results/pd-*
       compared with measured ratios
 """
 
@@ -31,7 +32,11 @@ class RatioSettings(Settings):
     prefill: Path = setting(..., "prefill-only levels of one replica", "result folders", value="DIR")
     decode: Path = setting(..., "decode-only levels of one replica", "result folders", value="DIR")
     measured: tuple[Path, ...] = setting(
-        (), "PD deployments under mixed load", "result folders", several="words", value="DIR"
+        (),
+        "PD deployments under mixed load, whose ratios are compared with the computed one",
+        "result folders",
+        several="words",
+        value="DIR",
     )
 
 
@@ -43,7 +48,7 @@ def main(settings: RatioSettings) -> int:
         modes = sorted({run.workload.mode for run in experiment.runs})
         if mode not in modes:
             raise UsageError(
-                f"{flag} {experiment.name}: its levels are {' and '.join(modes)}; give a folder that run_bm.sh "
+                f"{flag} {experiment.name}: its levels are {' and '.join(modes)}; give a folder that {BENCH} "
                 f"--mode {mode} has measured"
             )
     print(report(prefill, decode, [load_experiment(path) for path in settings.measured]))

@@ -10,6 +10,7 @@ from pdlab.bench.slo_offline import search_over
 from pdlab.bench.slo_search import SloSearchOptions
 from pdlab.core import defaults
 from pdlab.core.catalog import require_shape
+from pdlab.core.commands import LAUNCH
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import UsageError
 from pdlab.core.served_model import served_model
@@ -48,8 +49,7 @@ def from_plan(search: SloSearchOptions, workload: Workload, base_url: str) -> St
     running = load_running(base_url)
     if running is None or running.manifest.deployment is None:
         raise UsageError(
-            f"--start-from plan: no record names the deployment at {base_url}; launch it with "
-            f"launch_gptoss.py, or {FIX}"
+            f"--start-from plan: no record names the deployment at {base_url}; launch it with {LAUNCH}, or {FIX}"
         )
     return begun(search, workload, running.manifest.deployment, local=running.manifest.local)
 

@@ -11,20 +11,21 @@ from pydantic import Field
 from pdlab.cluster import local_nodes, two_hosts
 from pdlab.cluster.local_nodes import LocalNodes, environment_on, on_two_hosts
 from pdlab.cluster.namespaces import INSIDE, spawn_in
+from pdlab.core.commands import LAUNCH, PDLAB, RUN_BENCH, RUN_CHECK_TRANSFER
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import command
 from pdlab.core.nodes import HOST_NAMES, LinkShape
 from pdlab.core.settings import FlagsOf, Settings, not_given, setting
 from pdlab.deploy.endpoint import clear_on_host, reshape_on_host
 
-_EPILOG = """examples:
-  python -m pdlab two-hosts up --rate 1gbit --delay-ms 0.5
-  python -m pdlab two-hosts shell -- python debug/test_nixl_connector_ray.py --strategy spread
-  python -m pdlab two-hosts shell -- curl http://127.0.0.1:8000/v1/models
-  python -m pdlab two-hosts shape --rate 20mbit
-  python -m pdlab two-hosts down
+_EPILOG = f"""examples:
+  {PDLAB} two-hosts up --rate 1gbit --delay-ms 0.5
+  {PDLAB} two-hosts shell -- {RUN_CHECK_TRANSFER} --strategy spread
+  {PDLAB} two-hosts shell -- curl http://127.0.0.1:8000/v1/models
+  {PDLAB} two-hosts shape --rate 20mbit
+  {PDLAB} two-hosts down
 
-launch_gptoss.py --local --two-hosts serves on the hosts, and makes them if they are not up. ./run_bm.sh finds the
+{LAUNCH} --local --two-hosts serves on the hosts, and makes them if they are not up. {RUN_BENCH} finds the
 deployment there by itself. docs/two-hosts.md lists what the hosts have of their own and what they share.
 """
 
@@ -53,8 +54,10 @@ class TwoHostsSettings(Settings):
     command: tuple[str, ...] = setting(
         (), "with shell: the command", SHELL, positional=True, several="words", value="-- COMMAND", otherwise="$SHELL"
     )
+    host: Literal["a", "b"] | None = setting(
+        None, "host of the shell; a: Ray's head and the driver, b: the worker", SHELL, otherwise="a"
+    )
     link: Annotated[dict[str, Any], FlagsOf(LinkShape, LINK)] = Field(default_factory=dict)
-    host: Literal["a", "b"] | None = setting(None, "a: Ray's head and the driver, b: the worker", SHELL, otherwise="a")
 
     def check(self) -> None:
         if self.action not in ("up", "shape"):
@@ -101,7 +104,7 @@ def describe(nodes: LocalNodes) -> str:
 def _down() -> None:
     nodes = local_nodes.running_or_salvaged()
     if nodes is not None and nodes.pids and nodes.two_hosts is None:
-        raise UsageError("the local Ray nodes that are up are not on two hosts; launch_gptoss.py --shutdown stops them")
+        raise UsageError(f"the local Ray nodes that are up are not on two hosts; {LAUNCH} --shutdown stops them")
     if nodes is not None:
         local_nodes.stop(nodes)
         if nodes.two_hosts:

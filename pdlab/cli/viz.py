@@ -13,7 +13,7 @@ from pydantic import Field
 
 from pdlab.analysis.view import SHOWN, View
 from pdlab.core.arguments import SLO_QUANTILE
-from pdlab.core.commands import typed
+from pdlab.core.commands import BENCH, PLAN, RUN_VIZ, VIZ, typed
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import NOT_CLEAN, exit_code
 from pdlab.core.output_paths import check_output, check_picture, distinct
@@ -48,17 +48,17 @@ rings are the Pareto frontier. No other point of the same kind of load beats the
 latency and throughput. A crossed hollow point failed a check; it is shown, never compared. Bands
 and +- are intervals; a winner is named only if the intervals are clear."""
 
-EPILOG = """\
+EPILOG = f"""\
 examples:
-  python viz.py --exps bm_results/collocated-4xtp2 bm_results/pd-pack-p1xtp4-d1xtp4
-  python viz.py --exps bm_results/* --at tpot_ms=12,ttft_p95_ms=2000
-  python viz.py --exps bm_results/* --latency-mode first_token --stat p90 --log-latency
-  python viz.py --exps bm_results/* --use-interactivity --throughput-metric total --format svg --plot-path out/total
-  python viz.py --exps bm_results/* --slo ttft_ms=2000,tpot_ms=50 --slo ttft_ms=500,tpot_ms=20 --price-per-gpu-hour 2.5
-  python viz.py --exps published/gptoss_itl5000_otl250_mixed_1xtp2-1xtp2 oddly-named --gpus oddly-named=8
-  python viz.py --exps bm_results/* --report out/report.html
-  python viz.py --exps published/* --dry-run
-  python viz.py --audit bm_results/* published/*
+  {RUN_VIZ} --exps bm_results/collocated-4xtp2 bm_results/pd-pack-p1xtp4-d1xtp4
+  {RUN_VIZ} --exps bm_results/* --at tpot_ms=12,ttft_p95_ms=2000
+  {RUN_VIZ} --exps bm_results/* --latency-mode first_token --stat p90 --log-latency
+  {RUN_VIZ} --exps bm_results/* --use-interactivity --throughput-metric total --format svg --plot-path out/total
+  {RUN_VIZ} --exps bm_results/* --slo ttft_ms=2000,tpot_ms=50 --slo ttft_ms=500,tpot_ms=20 --price-per-gpu-hour 2.5
+  {RUN_VIZ} --exps published/gptoss_itl5000_otl250_mixed_1xtp2-1xtp2 oddly-named --gpus oddly-named=8
+  {RUN_VIZ} --exps bm_results/* --report out/report.html
+  {RUN_VIZ} --exps published/* --dry-run
+  {RUN_VIZ} --audit bm_results/* published/*
 
 Formulas and units of every figure: docs/metrics.md
 """
@@ -130,14 +130,14 @@ class VizSettings(Settings):
 
     exps: tuple[Path, ...] = setting(
         (),
-        "experiment folders: of run_bm.sh, of a whole bench run, or as published (concN.json, concN_rrR.json)",
+        f"experiment folders: of {BENCH}, of a whole experiment, or as published (concN.json, concN_rrR.json)",
         WHICH,
         several="words",
         value="DIR",
     )
     simulated: tuple[Path, ...] = setting(
         (),
-        "simulated replays, as plan.py --compare --out writes them, to show beside the measured replays of --exps",
+        f"simulated replays, as {PLAN} --compare --out writes them, to show beside the measured replays of --exps",
         WHICH,
         several="words",
         value="DIR",
@@ -194,7 +194,7 @@ class VizSettings(Settings):
         default_factory=dict
     )
     price_per_gpu_hour: AboveZero | None = setting(
-        None, "price of one GPU hour; adds the cost of a million tokens", ANSWERED, value="PRICE"
+        None, "price of one GPU hour in any currency; adds the cost of a million tokens", ANSWERED, value="PRICE"
     )
     published: tuple[Path, ...] = setting(
         (),
@@ -234,7 +234,7 @@ class VizSettings(Settings):
     export: Annotated[dict[str, Path], NamedValues(_exports)] = setting(
         {},
         "write the levels in another format: aiperf=FOLDER or llmd=FOLDER (a file per level), inferencex=FILE, "
-        "csv=FILE, parquet=FILE (needs pyarrow); viz.py reads all of them; repeatable",
+        f"csv=FILE, parquet=FILE (needs pyarrow); {VIZ} reads all of them; repeatable",
         MADE,
         several="times",
         value="FORMAT=PATH",

@@ -8,6 +8,7 @@ from pdlab.core import defaults
 from pdlab.core.arguments import MODEL_HELP
 from pdlab.core.catalog import found_model, known_models
 from pdlab.core.command_lines import command_line
+from pdlab.core.commands import PDLAB
 from pdlab.core.exit_code import command
 from pdlab.core.settings import Seconds, Settings, setting
 from pdlab.core.text import gigabytes
@@ -16,9 +17,9 @@ MISSING = 3
 
 EPILOG = f"""\
 examples:
-  python -m pdlab weights                      check the files of gpt-oss-120b on every node of the Ray cluster
-  python -m pdlab weights --fetch              download them there, all nodes at once (65 GB for gpt-oss-120b)
-  python -m pdlab weights --here --fetch       download on this machine only, into HF_HOME (set it as for ray start)
+  {PDLAB} weights                      check the files of gpt-oss-120b on every node of the Ray cluster
+  {PDLAB} weights --fetch              download them there, all nodes at once (65 GB for gpt-oss-120b)
+  {PDLAB} weights --here --fetch       download on this machine only, into HF_HOME (set it as for ray start)
 
 exit code: 0 they are everywhere, 3 something is missing or broken, 2 bad command line
 models of configs/models/: {", ".join(known_models())}

@@ -6,18 +6,19 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from pdlab.core.commands import PDLAB
 from pdlab.core.exit_code import command
 from pdlab.core.nodes import LinkShape
 from pdlab.core.settings import FlagsOf, Numbers, Settings, setting
 from pdlab.demo.wire import prove
 
-EPILOG = """\
+EPILOG = f"""\
 examples:
   sudo make wire
       two KV-cache sizes over a link of 1 Gbit/s
-  sudo python -m pdlab wire --rate 20mbit --tokens 1000
+  sudo {PDLAB} wire --rate 20mbit --tokens 1000
       one size over a slow link
-  sudo python -m pdlab wire --rate none
+  sudo {PDLAB} wire --rate none
       without a limit on the link
 """
 

@@ -8,20 +8,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from pdlab.core.commands import PDLAB, RUN_BENCH
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import command
 from pdlab.core.output_paths import check_writable
 from pdlab.core.settings import FlagsOf, Settings, not_given, setting
 from pdlab.traffic.file import TrafficFile
 
-EPILOG = """\
+EPILOG = f"""\
 examples:
-  python -m pdlab workload chat.yaml                          what it sends, in figures
-  python -m pdlab workload chat.yaml -o requests.jsonl        every request as a line
-  python -m pdlab workload trace.jsonl                        a trace by itself, replayed as it is
-  python -m pdlab workload trace.jsonl --window 0-1200 --speed 2 --scale 16 -o requests.jsonl
-      its first 20 minutes in 10, with a 16th of the tokens; then ./run_bm.sh --workload requests.jsonl
-  python -m pdlab workload chat.yaml --export aiperf -o aiperf.jsonl
+  {PDLAB} workload chat.yaml                          what it sends, in figures
+  {PDLAB} workload chat.yaml -o requests.jsonl        every request as a line
+  {PDLAB} workload trace.jsonl                        a trace by itself, replayed as it is
+  {PDLAB} workload trace.jsonl --window 0-1200 --speed 2 --scale 16 -o requests.jsonl
+      its first 20 minutes in 10, with a 16th of the tokens; then {RUN_BENCH} --workload requests.jsonl
+  {PDLAB} workload chat.yaml --export aiperf -o aiperf.jsonl
       for aiperf profile --custom-dataset-type mooncake_trace --input-file aiperf.jsonl --fixed-schedule
 
 docs/traffic.md has the keys of a workload file and the formats of traces.

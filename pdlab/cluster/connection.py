@@ -20,6 +20,7 @@ from pdlab.cluster.local_nodes import AT_START, LocalNodes, become_driver, ended
 from pdlab.cluster.namespaces import INSIDE
 from pdlab.cluster.ray_names import SERVICES, STATE, TOKEN
 from pdlab.core.catalog import gpu_type_of
+from pdlab.core.commands import PDLAB
 from pdlab.core.errors import ClusterError
 from pdlab.core.nodes import NODE_ID_LABEL, NODE_NAME_LABEL, ClusterNode, ClusterView, Nic
 from pdlab.core.text import first_line
@@ -78,8 +79,7 @@ class Cluster:
             loopback.install_in_driver()
         if self.local and self.local.two_hosts and INSIDE not in os.environ:
             raise ClusterError(
-                "the local Ray nodes are on two hosts; run the command there: "
-                "python -m pdlab two-hosts shell -- COMMAND"
+                f"the local Ray nodes are on two hosts; run the command there: {PDLAB} two-hosts shell -- COMMAND"
             )
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
         if self.env:

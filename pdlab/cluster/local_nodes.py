@@ -35,11 +35,12 @@ from pdlab.cluster.namespaces import INSIDE, network_of, spawn_in
 from pdlab.cluster.two_hosts import Host, TwoHosts
 from pdlab.core import api_key
 from pdlab.core.catalog import LOCAL_NODE_CPUS
-from pdlab.core.commands import not_installed
+from pdlab.core.commands import LAUNCH, PDLAB, not_installed
 from pdlab.core.errors import ClusterError, UsageError
 from pdlab.core.files import PACKAGE, cache_dir, holder, launch_lock, python_path, replace
 from pdlab.core.nodes import NODE_NAME_LABEL, ClusterNode, ClusterView, LinkShape
 from pdlab.core.schema import Frozen, load_yaml, to_yaml
+from pdlab.remote.kernel_files import inherited, mapped_files
 
 MARKER = "PDLAB_LOCAL"
 # Names a module whose ``at_start`` runs before the import of Ray (pdlab/cluster/site/sitecustomize.py).
@@ -271,7 +272,7 @@ def start(
 
 def _refuse_running() -> None:
     if _verified(recorded()):
-        raise UsageError("local Ray nodes are up already; stop them with launch_gptoss.py --shutdown")
+        raise UsageError(f"local Ray nodes are up already; stop them with {LAUNCH} --shutdown")
 
 
 def _start(
@@ -368,7 +369,7 @@ def _left_of(nodes: LocalNodes, number: int) -> list[int]:
     left = [started] if _belongs(started, nodes) else []
     for pid in processes(nodes):
         with contextlib.suppress(OSError):
-            if pid != started and machine.inherited(pid, f"{NODE_NUMBER}={number}"):
+            if pid != started and inherited(pid, f"{NODE_NUMBER}={number}"):
                 left.append(pid)
     return left
 
@@ -403,7 +404,7 @@ def shape_link(link: LinkShape) -> LocalNodes:
 def on_two_hosts(nodes: LocalNodes | None) -> LocalNodes:
     """``nodes`` itself. Raises UsageError unless the nodes are on two hosts."""
     if nodes is None or nodes.two_hosts is None:
-        raise UsageError("no two hosts are up; start them with python -m pdlab two-hosts up")
+        raise UsageError(f"no two hosts are up; start them with {PDLAB} two-hosts up")
     return nodes
 
 
@@ -509,7 +510,7 @@ def _mapped(pids: Iterable[int]) -> set[Path]:
     Found by inode: glibc creates a semaphore under a temporary name, links it to its own name and removes the first.
     The maps keep the first name.
     """
-    inodes = machine.mapped_shared_inodes(pids)
+    inodes = {inode for pid in pids for path, inode in mapped_files(pid).items() if "/dev/shm/" in path}
     paths = set()
     for path in Path("/dev/shm").glob("*"):
         with contextlib.suppress(OSError):
@@ -653,7 +654,7 @@ def _belongs(pid: int, nodes: LocalNodes) -> bool:
     A process that changes its title overwrites its readable environment, as Ray's workers and vLLM's engines do.
     """
     with contextlib.suppress(OSError):
-        if machine.inherited(pid, f"{MARKER}={nodes.id}"):
+        if inherited(pid, f"{MARKER}={nodes.id}"):
             return True
     # An agent of Ray first writes to pipes; it is found by the raylet's log, which it inherits.
     agent = "".join(machine.command_line(pid)[:1]).startswith("ray::")
@@ -682,7 +683,7 @@ def recorded() -> LocalNodes | None:
     try:
         return load_yaml(state, LocalNodes)
     except UsageError as error:
-        raise UsageError(f"{error}; launch_gptoss.py --shutdown removes it and ends its processes") from error
+        raise UsageError(f"{error}; {LAUNCH} --shutdown removes it and ends its processes") from error
 
 
 def _write(nodes: LocalNodes) -> None:

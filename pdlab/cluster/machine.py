@@ -1,8 +1,7 @@
 """Free cores, memory and disk of this machine, and facts of its processes.
 
 The limits of the control group are included. An unknown value is None. ``root``: folder whose /proc and /sys have the
-control groups. psutil is used where it has the fact. It does not have control groups, inodes of mapped files, open
-pipes or the network of another process. It reads an environment only up to the first byte that the process overwrote.
+control groups, which psutil lacks. It has the other facts here.
 """
 
 from __future__ import annotations
@@ -11,9 +10,11 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from pdlab.remote.kernel_files import opened, read
 
 LOOK_S = 1.0
 BUSY_CORES = 0.2
@@ -75,9 +76,9 @@ def usable_cores(root: Path = Path("/")) -> float:
     """Cores that this process may run on, limited by the quota of its control group."""
     cores = float(len(os.sched_getaffinity(0)))
     for folder in _control_groups(root, "cpu"):
-        quota, _, period = (_text(folder / "cpu.max") or "").partition(" ")
-        quota = quota or _text(folder / "cpu.cfs_quota_us") or ""
-        period = period or _text(folder / "cpu.cfs_period_us") or ""
+        quota, _, period = (read(folder / "cpu.max") or "").partition(" ")
+        quota = quota or read(folder / "cpu.cfs_quota_us") or ""
+        period = period or read(folder / "cpu.cfs_period_us") or ""
         if quota.isdigit() and period.isdigit():
             cores = min(cores, int(quota) / int(period))
     return cores
@@ -97,8 +98,8 @@ def memory(root: Path = Path("/")) -> FreeMemory:
     whole = psutil.virtual_memory()
     free, total = whole.available, whole.total
     for folder in _control_groups(root, "memory"):
-        limit = _text(folder / "memory.max") or _text(folder / "memory.limit_in_bytes") or ""
-        used = _text(folder / "memory.current") or _text(folder / "memory.usage_in_bytes") or ""
+        limit = read(folder / "memory.max") or read(folder / "memory.limit_in_bytes") or ""
+        used = read(folder / "memory.current") or read(folder / "memory.usage_in_bytes") or ""
         if not limit.isdigit() or not used.isdigit() or int(limit) >= total:
             continue
         stat = _counts(folder / "memory.stat")
@@ -119,23 +120,10 @@ def disk_free_bytes(path: Path) -> int | None:
         return None
 
 
-def inherited(pid: int, variable: str) -> bool:
-    """Whether ``NAME=VALUE`` is in the process's initial environment. A process may have overwritten parts of it.
-
-    Raises OSError if the process is gone or belongs to another user.
-    """
-    return variable.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-
-
 def writes_below(pid: int, folder: str, *, through_any: bool = False) -> bool:
     """Whether standard output or error of the process is a file in ``folder``; with ``through_any``: any open file."""
-    opened = Path(f"/proc/{pid}/fd")
-    with contextlib.suppress(OSError):
-        for path in opened.iterdir() if through_any else (opened / "1", opened / "2"):
-            with contextlib.suppress(OSError):
-                if str(path.readlink()).startswith(f"{folder}/"):
-                    return True
-    return False
+    numbers = () if through_any else (1, 2)
+    return any(target.startswith(f"{folder}/") for target in opened(pid, *numbers))
 
 
 def command_line(pid: int) -> list[str]:
@@ -147,26 +135,10 @@ def command_line(pid: int) -> list[str]:
     return []
 
 
-def mapped_shared_inodes(pids: Iterable[int]) -> set[int]:
-    """Inodes of the files in /dev/shm that the processes have mapped."""
-    inodes = set()
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            text = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
-            inodes |= {int(line.split()[4]) for line in text.splitlines() if "/dev/shm/" in line}
-    return inodes
-
-
-def interfaces(pid: int) -> set[str]:
-    """Names of the interfaces in the network of the process. Raises OSError if it is gone."""
-    lines = Path(f"/proc/{pid}/net/dev").read_text().splitlines()
-    return {line.split(":")[0].strip() for line in lines if ":" in line}
-
-
 def _control_groups(root: Path, controller: str) -> Iterator[Path]:
     """Folders of this process's control group and its parents, of versions 2 and 1."""
     mounted = root / "sys/fs/cgroup"
-    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+    for line in (read(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
@@ -180,7 +152,7 @@ def _control_groups(root: Path, controller: str) -> Iterator[Path]:
 
 def _counts(path: Path) -> dict[str, int]:
     """Name -> whole number, from lines of the form ``NAME NUMBER``."""
-    lines = (line.split() for line in (_text(path) or "").splitlines())
+    lines = (line.split() for line in (read(path) or "").splitlines())
     return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
 
 
@@ -198,10 +170,3 @@ def _cpu_seconds() -> dict[Any, float]:
 
     found = {process: process.info["cpu_times"] for process in psutil.process_iter(["name", "cpu_times"])}
     return {process: times.user + times.system for process, times in found.items() if times is not None}
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return None

@@ -25,6 +25,7 @@ from pdlab.core.errors import ClusterError, UsageError
 from pdlab.core.nodes import HOST_NAMES, LinkShape
 from pdlab.core.schema import Frozen
 from pdlab.core.text import last_line
+from pdlab.remote.kernel_files import interfaces
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 INTERFACE = "pdlab0"
@@ -210,7 +211,7 @@ def _net(host: Host, *command: str, may_fail: bool = False) -> str:
 
 
 def _has_link(host: Host) -> bool:
-    return INTERFACE in machine.interfaces(host.pid)
+    return INTERFACE in interfaces(host.pid)
 
 
 def _await_ready(process: subprocess.Popen[bytes], log: Path, process_name: str) -> None:

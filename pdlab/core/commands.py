@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 
 from pdlab.core.files import CHECKOUT
+
+PDLAB = "pdlab" if CHECKOUT is None else "python -m pdlab"
 
 # Command -> its script at the top of the checkout.
 SCRIPTS = {
@@ -25,34 +26,21 @@ def module_of(command: str) -> str:
     return f"pdlab.cli.{command.replace('-', '_')}"
 
 
+def program(command: str) -> str:
+    """The name of a command in texts."""
+    return SCRIPTS[command] if CHECKOUT is not None and command in SCRIPTS else f"{PDLAB} {command}"
+
+
 def typed(command: str, *words: str) -> str:
     """The command line of ``command`` with ``words``, for a shell."""
-    return shlex.join([*_front(command), *words])
+    name = program(command)
+    front = f"python {name}" if name.endswith(".py") else f"./{name}" if name.endswith(".sh") else name
+    return shlex.join([*front.split(), *words])
 
 
-def _front(command: str) -> list[str]:
-    if CHECKOUT is None:
-        return ["pdlab", command]
-    script = SCRIPTS.get(command)
-    if script is None:
-        return ["python", "-m", "pdlab", command]
-    return ["python", script] if script.endswith(".py") else [f"./{script}"]
-
-
-def program(command: str) -> str:
-    """The name of a command in its help."""
-    if CHECKOUT is None:
-        return f"pdlab {command}"
-    return SCRIPTS.get(command, f"python -m pdlab {command}")
-
-
-def as_typed_here(text: str) -> str:
-    """A text about commands: where there is no checkout, with ``pdlab COMMAND`` in place of its scripts."""
-    if CHECKOUT is not None:
-        return text
-    commands = {script: f"pdlab {command}" for command, script in SCRIPTS.items()} | {"-m pdlab": "pdlab"}
-    starts, scripts = "|".join(("python ", r"\./", r"(?<![\w/])")), "|".join(map(re.escape, commands))
-    return re.sub(rf"(?:{starts})({scripts})(?!\w)", lambda found: commands[found[1]], text)
+# As texts name the commands, and as texts begin the lines that run them.
+LAUNCH, BENCH, VIZ, PLAN, DOCTOR, CHECK_TRANSFER, INSTALL_WHEEL = map(program, SCRIPTS)
+RUN_LAUNCH, RUN_BENCH, RUN_VIZ, RUN_PLAN, RUN_DOCTOR, RUN_CHECK_TRANSFER, RUN_INSTALL_WHEEL = map(typed, SCRIPTS)
 
 
 def not_installed(package: str) -> str:

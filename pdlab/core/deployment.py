@@ -18,6 +18,7 @@ from pydantic import Field, field_validator, model_validator
 
 from pdlab.core import defaults
 from pdlab.core.arguments import MODEL_HELP, positive, ucx_transports
+from pdlab.core.commands import BENCH, PDLAB
 from pdlab.core.environment import Environment
 from pdlab.core.errors import UsageError
 from pdlab.core.named_values import NOT_PASSED_ON, RESERVED_ENGINE_KWARGS, engine_arg, engine_args, kv_connector
@@ -241,8 +242,8 @@ class Transport(Frozen):
         "--kv-backend",
         value="NAME[,NAME...]",
         implies=(
-            ("--use-ucx", ("UCX",), "--kv-backend UCX"),
-            ("--use-libfabric", ("LIBFABRIC",), "--kv-backend LIBFABRIC"),
+            ("--use-ucx", ("UCX",), "the same as --kv-backend UCX"),
+            ("--use-libfabric", ("LIBFABRIC",), "the same as --kv-backend LIBFABRIC"),
         ),
         advanced=True,
     )
@@ -272,8 +273,8 @@ class Transport(Frozen):
     )
     kv_poll_s: Annotated[Milliseconds, Le(0.1)] = setting(
         0.0,
-        "decode checks for arrived KV cache every MS milliseconds, not only once per step, so that the next step can "
-        "use it",
+        "decode checks for arrived KV cache every MS milliseconds, so that the next step can use it; 0: only once per "
+        "step",
         TRANSPORT,
         "--kv-poll-ms",
         value="MS",
@@ -339,7 +340,7 @@ class Fluid(Frozen):
     roles: Split = setting(
         FluidSpec.roles,
         "auto: a controller follows the load; P:D: fixed numbers of engines that prefill and that decode, such as 3:5 "
-        "(python -m pdlab roles changes them during serving)",
+        f"({PDLAB} roles changes them during serving)",
         ROLES,
         value="auto|P:D",
         advanced=True,
@@ -650,7 +651,7 @@ class Deployment(Frozen):
     )
     decode_bench: bool = setting(
         False,
-        "for run_bm.sh --mode decode-only: collocated engines fill a prompt's KV cache with random values and compute "
+        f"for {BENCH} --mode decode-only: collocated engines fill a prompt's KV cache with random values and compute "
         "only decode, at the real context length; the answers mean nothing",
         HOW,
         advanced=True,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from pdlab.core.commands import as_typed_here, not_installed
+from pdlab.core.commands import not_installed
 from pdlab.core.errors import BenchError, PdlabError, WriteError
 from pdlab.core.failure import failure_file, write_failure
 
@@ -94,7 +94,6 @@ def exit_code(
 
 
 def _failed(error: Exception, text: str, code: int) -> int:
-    text = as_typed_here(text)
     print(f"error: {text}", file=sys.stderr)
     write_failure(text, error)
     return code

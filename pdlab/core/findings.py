@@ -13,6 +13,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from pdlab.core.commands import BENCH, DOCTOR, PDLAB, PLAN, VIZ
 from pdlab.core.schema import Frozen
 
 Severity = Literal["error", "warning", "note"]
@@ -224,7 +225,7 @@ CODES: dict[str, FindingCode] = {
         "roles",
         "a fluid pool has the roles of its launch: nobody set others by hand (`pdlab_roles_changed`)",
         "the roles of the fluid pool were set by hand, so the label {label} is wrong for this level",
-        "launch with --roles P:D to measure fixed roles, or restore the roles of the launch (python -m pdlab roles P:D "
+        f"launch with --roles P:D to measure fixed roles, or restore the roles of the launch ({PDLAB} roles P:D "
         "or auto) and measure again",
         ": ",
     ),
@@ -485,7 +486,7 @@ CODES: dict[str, FindingCode] = {
     ),
     "ttft_mostly_queue": _part(
         "the queue in front of prefill",
-        "add engines that prefill, or send fewer requests at once; plan.py finds the ratio for the SLO",
+        f"add engines that prefill, or send fewer requests at once; {PLAN} finds the ratio for the SLO",
     ),
     "ttft_mostly_prefill": _part(
         "the computation of the prompt", "use a larger TP for prefill, shorter prompts, or prompts with shared prefixes"
@@ -502,7 +503,7 @@ CODES: dict[str, FindingCode] = {
     ),
     "ttft_mostly_transfer": _part(
         "the transfer of KV cache",
-        "use a faster wire, or a pack; python -m pdlab doctor lists the causes of a slow wire",
+        f"use a faster wire, or a pack; {PDLAB} doctor lists the causes of a slow wire",
     ),
     "ttft_mostly_step_lag": _part(
         "the wait for decode steps until the scheduler can use the KV cache",
@@ -648,7 +649,7 @@ CODES: dict[str, FindingCode] = {
         "levels differ in their concurrency",
         "{levels} request rates have the same max_concurrency {limit:g}",
         "a reader that uses the concurrency as key draws them as one point",
-        "key request-rate runs by their rate (viz.py does)",
+        f"key request-rate runs by their rate ({VIZ} does)",
         "warning",
     ),
     "loads_repeat": _audit(
@@ -781,7 +782,7 @@ CODES: dict[str, FindingCode] = {
         "everything that a repetition of the measurement needs is recorded",
         "not recorded: {missing}",
         "the measurement cannot be repeated, and differences to others cannot be explained",
-        "measure with run_bm.sh, which records all of it",
+        f"measure with {BENCH}, which records all of it",
         "warning",
     ),
     "invalid": _audit(
@@ -893,17 +894,17 @@ CODES: dict[str, FindingCode] = {
     "wire_module_lacks": _wire(
         "the UCX module of shared memory or GPU memory loads",
         "UCX's module {module} did not load: {why}",
-        "debug/doctor.py",
+        DOCTOR,
     ),
     "wire_memory_forbidden": _wire(
         "a process may read the memory of another process",
         "reading another process's memory is forbidden here (ptrace_scope, seccomp or a missing SYS_PTRACE)",
-        "containers with --cap-add SYS_PTRACE, kernel.yama.ptrace_scope=0; debug/doctor.py",
+        f"containers with --cap-add SYS_PTRACE, kernel.yama.ptrace_scope=0; {DOCTOR}",
     ),
     "wire_efa_of_some_ranks": _wire(
         "every rank finds an EFA device",
         "some ranks find an EFA device and others none",
-        "debug/doctor.py on both nodes; every GPU's EFA devices visible to its process",
+        f"{DOCTOR} on both nodes; every GPU's EFA devices visible to its process",
     ),
     "wire_ucx_too_old": _wire(
         "UCX is 1.20 or later, which reads over srd with zero-copy",
@@ -913,22 +914,22 @@ CODES: dict[str, FindingCode] = {
     "wire_efa_without_gpudirect": _wire(
         "UCX registers the memory of the KV cache with EFA",
         "UCX cannot register this memory with EFA (no GPUDirect?)",
-        "debug/doctor.py on both nodes",
+        f"{DOCTOR} on both nodes",
     ),
     "wire_efa_module_lacks": _wire(
         "UCX's EFA module loads",
         "UCX's EFA module did not load: {why}",
-        "debug/build_nixl_ucx_efa.sh, or the EFA installer; debug/doctor.py proves it",
+        f"debug/build_nixl_ucx_efa.sh, or the EFA installer; {DOCTOR} proves it",
     ),
     "wire_efa_not_usable": _wire(
         "UCX can open the EFA devices of a node",
         "UCX sees no usable EFA device (rdma-core of another ABI, or a container without /dev/infiniband)",
-        "debug/doctor.py on both nodes",
+        f"{DOCTOR} on both nodes",
     ),
     "wire_rdma_unused": _wire(
         "UCX uses the InfiniBand or RoCE devices of both nodes",
         "UCX does not use the RDMA devices",
-        "debug/doctor.py on both nodes; UCX_NET_DEVICES",
+        f"{DOCTOR} on both nodes; UCX_NET_DEVICES",
     ),
     "wire_rdma_on_one_side": _wire(
         "both nodes have RDMA devices, or neither",
@@ -938,7 +939,7 @@ CODES: dict[str, FindingCode] = {
     "wire_unexpected": _wire(
         "the transport is the expected one",
         "the transport is not the expected one ({expected})",
-        "debug/doctor.py; unset UCX_TLS",
+        f"{DOCTOR}; unset UCX_TLS",
     ),
     "slow_tcp": _wire(
         "tcp reaches half of the line rate",
@@ -953,12 +954,12 @@ CODES: dict[str, FindingCode] = {
     "slow_gpu_link": _wire(
         "two GPUs of a host are joined by NVLink or peer access",
         "no NVLink or no peer access between these GPUs",
-        "nvidia-smi topo -m; debug/doctor.py",
+        f"nvidia-smi topo -m; {DOCTOR}",
     ),
     "slow_memory": _wire(
         "shared memory reaches a fifth of memcpy",
         "no core is free for NIXL's threads, or debug logging is on",
-        "use an idle machine; run debug/doctor.py",
+        f"use an idle machine; run {DOCTOR}",
     ),
     "spread_on_one_host": _remark(
         "a spread is on two hosts",

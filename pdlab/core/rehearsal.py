@@ -8,6 +8,7 @@ from annotated_types import Ge, Le
 from pydantic import Field
 
 from pdlab.core import defaults
+from pdlab.core.commands import PLAN
 from pdlab.core.engine_cache import EngineCache
 from pdlab.core.schema import Frozen
 from pdlab.core.settings import setting
@@ -32,7 +33,7 @@ class Rehearsal(Frozen):
     )
     hardware: str = setting(
         defaults.HARDWARE,
-        "with --rehearse: calibrated step times of the engines, as with plan.py --hardware",
+        f"with --rehearse: calibrated step times of the engines, as with {PLAN} --hardware",
         REHEARSAL,
         value="NAME",
         advanced=True,

@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from pdlab.core.commands import BENCH
 from pdlab.core.errors import UsageError
 from pdlab.core.length_distribution import LengthsOfFile, Pair
 
@@ -51,6 +52,6 @@ class Replayed(LengthsOfFile):
 
     def sequence(self, nominal: Pair, rng: random.Random) -> Iterator[Pair]:
         raise UsageError(
-            f"{self.label}: its requests are replayed only at the times in the file; give the file to run_bm.sh "
+            f"{self.label}: its requests are replayed only at the times in the file; give the file to {BENCH} "
             "--workload"
         )

@@ -31,7 +31,7 @@ from pdlab.core.arguments import (
     lengths,
     numbers,
 )
-from pdlab.core.commands import as_typed_here, program
+from pdlab.core.commands import program
 from pdlab.core.errors import UsageError
 from pdlab.core.help_pages import Argument, HelpPage, parser_of
 from pdlab.core.schema import Frozen, validate
@@ -147,7 +147,7 @@ class FlagsOf:
     flag in this command; ``only``: the fields with one (empty: all). ``otherwise``: this command's defaults in words.
     ``needs``: the command's field without which the flags have no effect. ``advanced``: fields whose flags
     only --help-all shows, beside those whose own declaration tells so. ``over_file``: the flags replace values of a
-    file, so the help has no defaults.
+    file, so the help names the file as their default.
     """
 
     model: type[BaseModel]
@@ -275,7 +275,7 @@ class Declared(NamedTuple):
         changed = replace(
             self.flag,
             names=prefixed,
-            otherwise=part.otherwise.get(self.name, "" if part.over_file else self.flag.otherwise),
+            otherwise=part.otherwise.get(self.name, "the file's" if part.over_file else self.flag.otherwise),
             group=part.group or self.flag.group,
             needs=part.needs if self.flag.needs is None else f"{name}.{self.flag.needs}",
             advanced=self.flag.advanced or self.name in part.advanced,
@@ -418,9 +418,7 @@ def help_page(kind: type[Settings]) -> HelpPage:
     name = program(kind.COMMAND)
     usage = " ".join([name, "[flags]", *words])
     arguments = [argument for each in fields for argument in _arguments(each)]
-    for each in arguments:
-        each.options["help"] = as_typed_here(each.options["help"])
-    return HelpPage(name, usage, as_typed_here(kind.ABOUT), as_typed_here(kind.EXAMPLES), arguments)
+    return HelpPage(name, usage, kind.ABOUT, kind.EXAMPLES, arguments)
 
 
 def _arguments(each: Declared) -> Iterator[Argument]:
@@ -473,15 +471,19 @@ def _help(each: Declared) -> str:
     """The description, then the default."""
     text = default_text(each)
     description = each.info.description or ""
+    if each.required:
+        return description if each.flag.positional else f"{description} ({text})"
     return f"{description} (default {text})" if text else description
 
 
 def default_text(each: Declared) -> str:
-    """The default in words; empty if it is None, off or empty."""
+    """The default in words, ``required`` if there is none; empty if it is None, off or empty."""
+    if each.required:
+        return "required"
     if each.flag.otherwise is not None:
         return each.flag.otherwise
     default = None if each.info.is_required() else each.default
-    if default in (None, False, (), {}) or default == []:
+    if default is None or default is False or default in ((), {}, []):
         return ""
     return "on" if default is True else written(each, default)
 

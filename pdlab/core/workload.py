@@ -13,6 +13,7 @@ from annotated_types import Ge, Gt, Le
 from pydantic import Field, model_validator
 
 from pdlab.core.arguments import LENGTHS_HELP, MAX_TOKENS, SLO_QUANTILE
+from pdlab.core.commands import LAUNCH
 from pdlab.core.errors import UsageError
 from pdlab.core.length_distribution import LengthDistribution, MeanTokens, Pair
 from pdlab.core.lengths import FIXED, Fixed, Lengths, Lognormal, Pairs, parse_lengths
@@ -56,7 +57,7 @@ class Workload(Frozen):
     lengths: Annotated[Lengths, LENGTHS] = setting(FIXED, LENGTHS_HELP, REQUESTS, value="KIND", otherwise="")
     mode: WorkloadMode = setting(
         "mixed",
-        "mixed: ITL:OTL; prefill-only: ITL:1; decode-only: ITL:OTL on a deployment of launch_gptoss.py --decode-bench; "
+        f"mixed: ITL:OTL; prefill-only: ITL:1; decode-only: ITL:OTL on a deployment of {LAUNCH} --decode-bench; "
         "decode-approx: 1:OTL on any deployment, without the cost of a real context",
         REQUESTS,
     )
@@ -351,11 +352,17 @@ class Slo(Frozen):
     Goodput is the highest rate that meets the SLO (DistServe, Zhong et al., OSDI 2024).
     """
 
-    ttft_s: Bound | None = setting(None, "time to first token", SLO, "--ttft-ms", value="MS")
-    tpot_s: Bound | None = setting(None, "time per output token", SLO, "--tpot-ms", value="MS")
-    e2el_s: Bound | None = setting(None, "end-to-end latency", SLO, "--e2el-ms", value="MS")
-    itl_p99_s: Bound | None = setting(None, "99th percentile of a request's gaps", SLO, "--itl-p99-ms", value="MS")
-    stall_s: Bound | None = setting(None, "longest gap of a request", SLO, "--stall-ms", value="MS")
+    ttft_s: Bound | None = setting(None, "longest time to first token (TTFT)", SLO, "--ttft-ms", value="MS")
+    tpot_s: Bound | None = setting(
+        None, "longest time per output token after the first (TPOT)", SLO, "--tpot-ms", value="MS"
+    )
+    e2el_s: Bound | None = setting(
+        None, "longest time from sending a request to its last token (E2EL)", SLO, "--e2el-ms", value="MS"
+    )
+    itl_p99_s: Bound | None = setting(
+        None, "largest 99th percentile of a request's gaps between chunks", SLO, "--itl-p99-ms", value="MS"
+    )
+    stall_s: Bound | None = setting(None, "longest gap between chunks of a request", SLO, "--stall-ms", value="MS")
     quantile: Share = setting(SLO_QUANTILE, "share of requests that must meet the SLO", SLO, "--quantile", value="Q")
 
     @property

@@ -10,6 +10,7 @@ import yaml
 
 from pdlab.core import defaults
 from pdlab.core.command_lines import command_line
+from pdlab.core.commands import PDLAB
 from pdlab.core.deployment import Deployment, Fluid
 from pdlab.core.nodes import ClusterView, Placement, ReplicaPlacement, Role
 from pdlab.core.text import aligned, counted
@@ -69,7 +70,7 @@ def _roles(deployment: Deployment) -> list[str]:
     )
     if topology.prefix_affinity:
         short += "; prompts where their beginning is cached, if that ends earlier"
-    lines = [f"roles       {text}{short} (python -m pdlab roles changes them)"]
+    lines = [f"roles       {text}{short} ({PDLAB} roles changes them)"]
     if topology.moves:
         lines.append(
             f"engines     {topology.pool.replicas} at the start, then {topology.least} to {topology.most} by the load"

@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 import yaml
 from pydantic import Field
 
-from pdlab.cluster.machine import inherited
 from pdlab.cluster.namespaces import INSIDE, network_of
 from pdlab.core import api_key
 from pdlab.core.errors import StoreError, UsageError
@@ -19,6 +18,7 @@ from pdlab.core.files import cache_dir, launch_lock, locked, replace
 from pdlab.core.nodes import LinkShape
 from pdlab.core.schema import Frozen, load_yaml
 from pdlab.deploy.canary import CanaryAnswer
+from pdlab.remote.kernel_files import inherited
 from pdlab.results.schema import Manifest
 
 

@@ -7,6 +7,7 @@ import re
 from functools import partial
 from typing import Annotated, Literal
 
+from pdlab.core.commands import PDLAB
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen
 from pdlab.core.settings import Settings, Text, declared, setting
@@ -126,14 +127,14 @@ class ExportOptions(Settings):
     )
     code_url: CodeUrl | None = setting(
         None,
-        "with --export: Ray fetches pdlab's code from this URL (`python -m pdlab code-zip` makes the file), so that "
+        f"with --export: Ray fetches pdlab's code from this URL (`{PDLAB} code-zip` makes the file), so that "
         "nodes need no installed pdlab",
         EXPORT,
         value="URL",
         needs="export",
         advanced=True,
     )
-    image: ImageName | None = in_manifest(None, "image of all pods (needed)", value="IMAGE")
+    image: ImageName | None = in_manifest(None, "image of all pods; --export-k8s needs it", value="IMAGE")
     k8s_name: ServiceName | None = in_manifest(
         None, "name of the RayService", value="NAME", otherwise="the deployment's name"
     )

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from pdlab.core import api_key
+from pdlab.deploy.serving.events import DONE
 
 if TYPE_CHECKING:
     import httpx2
@@ -160,7 +161,7 @@ def _require_stream(url: str, response: httpx2.Response) -> None:
 
 
 def _event(url: str, data: str) -> Any:
-    return None if data == "[DONE]" else _parsed(url, data)
+    return None if data == DONE else _parsed(url, data)
 
 
 def _parsed(url: str, text: str) -> Any:

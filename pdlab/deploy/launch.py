@@ -21,6 +21,7 @@ from pdlab.cluster.local_nodes import MARKER, LocalNodes
 from pdlab.cluster.namespaces import INSIDE
 from pdlab.core import api_key
 from pdlab.core.catalog import ModelShape
+from pdlab.core.commands import LAUNCH, RUN_LAUNCH
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import ClusterError, UsageError
 from pdlab.core.failure import attach_logs
@@ -141,7 +142,7 @@ def _launch(
             if request.detach:
                 taken_down.pop_all()
                 undo.pop_all()
-                progress(f"serving at {running.base_url}/v1; stop it with: python launch_gptoss.py --shutdown")
+                progress(f"serving at {running.base_url}/v1; stop it with: {RUN_LAUNCH} --shutdown")
                 return
             published()
             progress(f"serving at {running.base_url}/v1 until Ctrl-C")
@@ -208,7 +209,7 @@ def _local(
         return None
     up = local_nodes.running()
     if up and (unlike := _unlike(up, request)):
-        raise UsageError(f"{unlike}; stop them first with launch_gptoss.py --shutdown")
+        raise UsageError(f"{unlike}; stop them first with {LAUNCH} --shutdown")
     if up:
         progress(f"{up.count} local Ray nodes are up")
         # What serves on the first of two hosts ends with this process by itself (`pdlab.cluster.run_on_host`).

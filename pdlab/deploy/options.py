@@ -16,7 +16,7 @@ from pydantic_core import PydanticSerializationError
 
 from pdlab.core import defaults
 from pdlab.core.catalog import known_models, load_cluster, load_deployment, local_cluster, two_hosts_cluster
-from pdlab.core.commands import typed
+from pdlab.core.commands import RUN_LAUNCH, typed
 from pdlab.core.deployment import (
     ENGINE,
     ENVIRONMENT,
@@ -75,21 +75,21 @@ WORKLOAD = "workload that the engines must hold (sets --max-model-len)"
 
 _MADE_UP = "{} and {} exclude each other: engines are simulated, on nodes of its own"
 _EXAMPLES = f"""examples:
-  python launch_gptoss.py --pd-spread --p-tp 4 --d-tp 4 --cluster p5.48xlarge-x2 --dry-run
+  {RUN_LAUNCH} --pd-spread --p-tp 4 --d-tp 4 --cluster p5.48xlarge-x2 --dry-run
       print the placement on two p5.48xlarge; needs no cluster, no Ray and no GPU
-  python launch_gptoss.py --pd-pack --p-num 2 --p-tp 1 --d-tp 4
+  {RUN_LAUNCH} --pd-pack --p-num 2 --p-tp 1 --d-tp 4
       serve on the Ray cluster that this machine belongs to
-  python launch_gptoss.py --collocated --num 2 --local
+  {RUN_LAUNCH} --collocated --num 2 --local
       two Ray nodes on this machine, a tiny gpt-oss that the launch builds, no GPU
-  sudo python launch_gptoss.py --pd-spread --local --two-hosts --link-rate 1gbit
+  sudo {RUN_LAUNCH} --pd-spread --local --two-hosts --link-rate 1gbit
       prefill and decode on two hosts made on this machine, with a link of 1 Gbit/s between them
-  python launch_gptoss.py --pd-fluid --num 8 --tp 2
+  {RUN_LAUNCH} --pd-fluid --num 8 --tp 2
       eight engines; a controller decides by the load how many of them prefill
-  python launch_gptoss.py --pd-fluid --num 4 --min 2 --max 8 --tp 2
+  {RUN_LAUNCH} --pd-fluid --num 4 --min 2 --max 8 --tp 2
       four engines at first; then the load decides on a number from two to eight
-  python launch_gptoss.py --config pd-spread-p1xtp4-d1xtp4 --d-num 2 --export app.yaml
+  {RUN_LAUNCH} --config pd-spread-p1xtp4-d1xtp4 --d-num 2 --export app.yaml
       a file of configs/deployments/ with one number changed, as a Serve config for serve deploy
-  python launch_gptoss.py --shutdown
+  {RUN_LAUNCH} --shutdown
       stop the running deployment, and the Ray nodes that --local started
 
 models of configs/models/: {", ".join(known_models())}

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from pdlab.cluster.connection import Cluster
+from pdlab.core.commands import RUN_DOCTOR
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated
 from pdlab.core.errors import DeployError
 from pdlab.core.nodes import NODE_ID_LABEL, ClusterView, Placement, Role
@@ -213,7 +214,7 @@ def judge(
         )
         raise DeployError(
             f"{broken.topic} on {', '.join(broken.nodes)}: {broken.evidence}; {broken.consequence}; {broken.fix}{tcp} "
-            "(everything: python debug/doctor.py)"
+            f"(everything: {RUN_DOCTOR})"
         )
 
 

@@ -16,6 +16,7 @@ from pdlab.cluster.connection import Cluster
 from pdlab.cluster.local_nodes import LocalNodes
 from pdlab.cluster.namespaces import INSIDE
 from pdlab.core import defaults
+from pdlab.core.commands import LAUNCH, PDLAB
 from pdlab.core.deployment import Split
 from pdlab.core.errors import ClusterError, UsageError
 from pdlab.core.settings import Settings, setting
@@ -29,15 +30,15 @@ ANSWER_S = 30.0
 DECISIONS_SHOWN = 5
 
 
-EPILOG = """\
+EPILOG = f"""\
 examples:
-  python -m pdlab roles
+  {PDLAB} roles
       show the role of each engine at port 8000, and the last decisions with their reasons
-  python -m pdlab roles 3:5
+  {PDLAB} roles 3:5
       from now on three engines prefill and five decode; requests that have begun end where they are
-  python -m pdlab roles auto
+  {PDLAB} roles auto
       the controller follows the load again
-  python -m pdlab roles --log > decisions.jsonl
+  {PDLAB} roles --log > decisions.jsonl
       every decision since the launch, one line of JSON each (docs/fluid.md)
 """
 
@@ -46,7 +47,7 @@ class RolesSettings(Settings):
     """Whether ``python -m pdlab roles`` shows the roles or sets a split."""
 
     COMMAND = "roles"
-    ABOUT = "Look at the roles of a deployment of launch_gptoss.py --pd-fluid, or set them."
+    ABOUT = f"Look at the roles of a deployment of {LAUNCH} --pd-fluid, or set them."
     EXAMPLES = EPILOG
     EXCLUSIONS = (("split", "log", "--log prints decisions: leave it out to set the roles"),)
 
@@ -87,7 +88,7 @@ def ask(method: str, *arguments: Any) -> Any:
 
     names = board_names()
     if not names:
-        raise ClusterError("no fluid engines report roles here: launch them with launch_gptoss.py --pd-fluid")
+        raise ClusterError(f"no fluid engines report roles here: launch them with {LAUNCH} --pd-fluid")
     if len(names) > 1:
         raise ClusterError(f"{len(names)} role boards report here, some of deployments that have just ended: try again")
     try:

@@ -17,6 +17,7 @@ from typing import Any, Literal, cast
 
 from pdlab.core import api_key
 from pdlab.core.catalog import ModelShape
+from pdlab.core.commands import DOCTOR
 from pdlab.core.deployment import Deployment, Fluid
 from pdlab.core.errors import WireError
 from pdlab.core.model_size import kv_bytes
@@ -194,7 +195,7 @@ def refuse(proof: WireProof, deployment: Deployment, accept: str | None) -> Wire
     if deployment.mode in ("pd-spread", "pd-fluid") and proof.planned in NETWORKS and not accepted:
         observed = proof.observed or "no wire that any interface counted"
         raise WireError(
-            f"KV cache uses {observed}, but the plan names {proof.planned}: {proof.detail}; run debug/doctor.py to "
+            f"KV cache uses {observed}, but the plan names {proof.planned}: {proof.detail}; run {DOCTOR} to "
             f"see what UCX finds, read docs/debugging.md, or give --accept-wire {proof.observed or UNKNOWN} to serve "
             "with it"
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
+from pdlab.core.commands import LAUNCH, PDLAB
 from pdlab.core.errors import UsageError
 from pdlab.core.text import choices
 
@@ -195,9 +196,9 @@ class DeploymentFeatures(NamedTuple):
 def why_not(kind: FaultKind, possible: DeploymentFeatures) -> str | None:
     """Why a deployment cannot have a kind of fault; None if it can."""
     if kind.needs_link and not possible.link:
-        return "there is no link between two hosts here (launch_gptoss.py --local --two-hosts)"
+        return f"there is no link between two hosts here ({LAUNCH} --local --two-hosts)"
     if kind.needs_relay and not possible.relay:
-        return "the link has no relay: it has no delay (python -m pdlab two-hosts shape --delay-ms)"
+        return f"the link has no relay: it has no delay ({PDLAB} two-hosts shape --delay-ms)"
     if kind.disaggregated and "prefill" not in possible.replicas:
         return "prefill and decode are not separate"
     for target in kind.targets:
@@ -219,7 +220,7 @@ def _missing(target: FaultTarget) -> str:
     if target.part in ("raylet", "node"):
         return "the only raylet is on the head node, and its end would end the cluster"
     if target.part == "board":
-        return "engines do not change roles here (launch_gptoss.py --pd-fluid)"
+        return f"engines do not change roles here ({LAUNCH} --pd-fluid)"
     if target.part == "router":
         return "no request router or ingress replica runs here"
     return f"no {target.text} runs here"

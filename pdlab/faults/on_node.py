@@ -1,7 +1,7 @@
-"""Find and signal processes of a node. Sent to the nodes by value: imports only the standard library and psutil.
+"""Find and signal processes of a node.
 
-A process is identified by its number and its start time (clock ticks since boot, field 22 of /proc/PID/stat), because
-the kernel reuses numbers. psutil has this time only in seconds of a clock that may be set.
+Sent to the nodes by value: imports only the standard library, `pdlab.remote` and psutil, which Ray brings. A process is
+identified by its number and its start time (`pdlab.remote.kernel_files.started_ticks`).
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
+
+from pdlab.remote.kernel_files import boot_id, inherited, namespace, started_ticks
 
 RAYLET = "raylet"
 PREPARATION_S = 0.3  # delay of a signal that may hit this actor, so that the actor can answer first
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 # Runs in its own process, so that a stopped process continues also if this actor ends. Its argument is JSON: processes,
 # and signals with the seconds to wait before each.
@@ -76,21 +76,43 @@ def survey(mark: str | None, ports: bool = True) -> dict[str, Any]:
     ``processes``: number -> parent, start time in ticks, title, resident bytes, and its listening TCP ports (empty
     without ``ports``). ``space``: identifies the machine and container of these process numbers.
     """
-    table = _table()
-    raylet = next((pid for pid in _ancestors(os.getpid(), table) if table[pid]["name"] == RAYLET), None)
-    chosen = {raylet, *_below(raylet, table)} if raylet is not None else set()
+    import psutil
+
+    own = psutil.Process()
+    raylet = next((process for process in (own, *own.parents()) if process.name() == RAYLET), None)
+    chosen = set() if raylet is None else {raylet, *raylet.children(recursive=True)}
     if mark is not None:
-        chosen |= {pid for pid in table if mark.encode() in _environment(pid)}
+        chosen |= {process for process in psutil.process_iter() if _has_mark(process.pid, mark)}
+    facts = {process.pid: _facts(process, ports) for process in sorted(chosen, key=lambda process: process.pid)}
     return {
-        "space": f"{_text('/proc/sys/kernel/random/boot_id').strip()} {_link('/proc/self/ns/pid')}",
-        "raylet": raylet,
-        "own": os.getpid(),
-        "processes": {
-            pid: {key: table[pid][key] for key in ("parent", "started", "title", "rss_bytes")}
-            | {"ports": _listening(pid) if ports else []}
-            for pid in sorted(chosen & set(table))
-        },
+        "space": f"{boot_id()} {namespace('pid')}",
+        "raylet": None if raylet is None else raylet.pid,
+        "own": own.pid,
+        "processes": {pid: fact for pid, fact in facts.items() if fact is not None},
     }
+
+
+def _has_mark(pid: int, mark: str) -> bool:
+    with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+        return inherited(pid, mark)
+    return False
+
+
+def _facts(process: Any, ports: bool) -> dict[str, Any] | None:
+    """None for a process that has ended."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error), process.oneshot():
+        if (started := started_ticks(process.pid)) is None:
+            return None
+        return {
+            "parent": process.ppid(),
+            "started": started,
+            "title": " ".join(process.cmdline()).strip(),
+            "rss_bytes": process.memory_info().rss,
+            "ports": _listening(process) if ports else [],
+        }
+    return None
 
 
 def send(processes: list[tuple[int, int]], number: int) -> list[int]:
@@ -100,7 +122,7 @@ def send(processes: list[tuple[int, int]], number: int) -> list[int]:
         with contextlib.suppress(OSError):
             handle = os.pidfd_open(pid)
             try:
-                if started_at(pid) == started:
+                if started_ticks(pid) == started:
                     signal.pidfd_send_signal(handle, number)
                     hit.append(pid)
             finally:
@@ -120,7 +142,7 @@ def send_later(processes: list[tuple[int, int]], signals: list[tuple[float, int]
         cwd="/",
     )  # fmt: skip
     pid = int(done.stdout)
-    return pid, started_at(pid) or 0
+    return pid, started_ticks(pid) or 0
 
 
 def run(command: list[str]) -> str:
@@ -132,75 +154,11 @@ def run(command: list[str]) -> str:
     return done.stdout
 
 
-def started_at(pid: int) -> int | None:
-    """Start time in clock ticks since boot; None for a process that does not exist or is a zombie."""
-    fields = _stat(pid)
-    return None if fields is None or fields[0] == "Z" else int(fields[19])
-
-
-def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat from the third on."""
-    text = _text(f"/proc/{pid}/stat")
-    return text.rsplit(")", 1)[1].split() if ")" in text else None
-
-
-def _table() -> dict[int, dict[str, Any]]:
-    table = {}
-    for path in Path("/proc").iterdir():
-        if not path.name.isdigit():
-            continue
-        pid = int(path.name)
-        fields = _stat(pid)
-        if fields is None or fields[0] == "Z":
-            continue
-        table[pid] = {
-            "parent": int(fields[1]),
-            "started": int(fields[19]),
-            "rss_bytes": int(fields[21]) * PAGE_BYTES,
-            "name": _text(f"/proc/{pid}/comm").strip(),
-            "title": _text(f"/proc/{pid}/cmdline").replace("\0", " ").strip(),
-        }
-    return table
-
-
-def _ancestors(pid: int, table: dict[int, dict[str, Any]]) -> list[int]:
-    line = []
-    while pid in table and pid not in line:
-        line.append(pid)
-        pid = table[pid]["parent"]
-    return line
-
-
-def _below(top: int, table: dict[int, dict[str, Any]]) -> set[int]:
-    return {pid for pid in table if pid != top and top in _ancestors(pid, table)}
-
-
-def _environment(pid: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return []
-
-
-def _listening(pid: int) -> list[int]:
+def _listening(process: Any) -> list[int]:
     """TCP ports on which the process listens."""
     import psutil
 
     with contextlib.suppress(psutil.Error, OSError):
-        found = psutil.Process(pid).net_connections("tcp")
+        found = process.net_connections("tcp")
         return sorted({each.laddr.port for each in found if each.status == psutil.CONN_LISTEN})
     return []
-
-
-def _link(path: str) -> str:
-    try:
-        return str(Path(path).readlink())
-    except OSError:
-        return ""
-
-
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_bytes().decode(errors="replace")
-    except OSError:
-        return ""

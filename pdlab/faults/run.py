@@ -21,6 +21,7 @@ from pdlab.analysis.chaos import recovery_s
 from pdlab.cluster import local_nodes, run_on_host
 from pdlab.cluster.connection import Cluster, prepare
 from pdlab.cluster.local_nodes import MARKER, LocalNodes
+from pdlab.core.commands import LAUNCH
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import CanaryError, ClusterError, DeployError, PdlabError, UsageError
 from pdlab.deploy import canary, serving_path
@@ -107,7 +108,7 @@ def subject_of(order: ChaosOrder) -> DeploymentUnderTest:
     if not order.not_mine:
         raise UsageError(
             f"{order.base_url}: no launcher of this machine (and cache folder) has published a deployment there, and "
-            "faults are only for your own: launch it with launch_gptoss.py, or give --not-mine"
+            f"faults are only for your own: launch it with {LAUNCH}, or give --not-mine"
         )
     key = key_of(order.base_url)
     manifest = Manifest(origin="measured", label="unknown", started_at=now())

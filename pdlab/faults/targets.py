@@ -214,7 +214,8 @@ class NodeActors:
 
         with self._making:
             if node not in self._actors:
-                ray.cloudpickle.register_pickle_by_value(importlib.import_module(on_node.__name__))
+                for module in ("pdlab.remote", on_node.__name__):
+                    ray.cloudpickle.register_pickle_by_value(importlib.import_module(module))
                 actor: Any = ray.remote(num_cpus=0, max_concurrency=4)(on_node.NodeActor)
                 self._actors[node] = actor.options(scheduling_strategy=pinned_to(node)).remote()
             return self._actors[node]

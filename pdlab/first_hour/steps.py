@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pdlab.core import defaults
 from pdlab.core.command_lines import command_line, flag_words
+from pdlab.core.commands import PLAN, RUN_PLAN, RUN_VIZ
 from pdlab.steps.runner import RAN, StepVerdict
 
 # Where it runs. A rehearsal has the deployments of the cluster, but no real wires and no weights.
@@ -140,7 +141,7 @@ def _afterwards(out: Path, where: RunsOn, port: int) -> list[Step]:
     folders = tuple(out / "results" / deployed.label for deployed in DEPLOYMENTS[where])
     calibration = Step(
         name="calibration",
-        title="the measured levels as hardware that plan.py takes",
+        title=f"the measured levels as hardware that {PLAN} takes",
         command=_command("calibrate", runs=folders, start="recorded", out=out / "hardware.yaml"),
         estimate_s=120.0,
         advice="its log names what is missing, such as pip install 'pdlab[perf]'; then continue with --resume",
@@ -163,7 +164,7 @@ def _afterwards(out: Path, where: RunsOn, port: int) -> list[Step]:
             command=_command("viz", exps=folders, view={"normalized": True}, plot_path=out / "report.png",
                              report=out / "report.html"),
             estimate_s=30.0,
-            advice="python viz.py --exps ... with the folders that have levels (a folder without any is refused)",
+            advice=f"{RUN_VIZ} --exps ... with the folders that have levels (a folder without any is refused)",
             codes={0: "ok"},
             any_of=sweeps,
         ),
@@ -173,7 +174,7 @@ def _afterwards(out: Path, where: RunsOn, port: int) -> list[Step]:
             command=_command("plan", compare=folders, hardware=defaults.LOCAL_HARDWARE if local else None,
                              plot=out / "prediction.png"),
             estimate_s=60.0,
-            advice="python plan.py --compare ... by hand; the measured results are there all the same",
+            advice=f"{RUN_PLAN} --compare ... by hand; the measured results are there all the same",
             codes={0: "ok"},
             any_of=sweeps,
         ),

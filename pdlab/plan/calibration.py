@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from pdlab.analysis.curves import gpus_of
 from pdlab.core.catalog import ModelShape
+from pdlab.core.commands import BENCH
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.text import listed
 from pdlab.core.workload import Level, Open
@@ -65,7 +66,7 @@ def measured_sweep(experiment: Experiment, prompts: Prompts, trace: Trace | None
     if manifest.deployment is None:
         raise StoreError(
             f"{experiment.name}: its deployment is not recorded, so it cannot be simulated; "
-            "measure it with run_bm.sh, which records it"
+            f"measure it with {BENCH}, which records it"
         )
     left_out = [_left_out(run) for run in experiment.runs]
     runs = [run for run, reason in zip(experiment.runs, left_out, strict=True) if reason is None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pdlab.core.catalog import load_cluster, node_types
+from pdlab.core.commands import PDLAB
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterNode, ClusterView
 from pdlab.core.schema import is_yaml_path
@@ -80,13 +81,13 @@ def require_node(hardware: Hardware, node: ClusterNode, name: str) -> None:
     if hardware.gpu_type is None:
         raise UsageError(
             f"hardware {hardware.name}: gpu_type is missing, by which nodes are compared; add the type "
-            "as Ray names it, such as gpu_type: H200 (python -m pdlab calibrate writes it)"
+            f"as Ray names it, such as gpu_type: H200 ({PDLAB} calibrate writes it)"
         )
     here = (node.gpus, node.gpu_type or "GPUs of unknown type")
     wanted = (hardware.gpus_per_node, hardware.gpu_type)
     if here != wanted:
         raise UsageError(
             f"--node {name} has {here[0]} x {here[1]}, hardware {hardware.name} is of nodes of "
-            f"{wanted[0]} x {wanted[1]}; give --hardware that python -m pdlab calibrate fitted on such nodes, "
+            f"{wanted[0]} x {wanted[1]}; give --hardware that {PDLAB} calibrate fitted on such nodes, "
             "or another --node"
         )

@@ -26,6 +26,7 @@ from ray import serve
 
 from pdlab.core.deployment import Collocated
 from pdlab.core.rehearsal import SENT_HEADER
+from pdlab.deploy.serving.events import DONE_EVENT, event
 from pdlab.deploy.serving.sequences import GREEDY, join, split
 from pdlab.deploy.serving.timeline import IDS_KEY, packed
 from pdlab.rehearsal.clock import SlowClock
@@ -260,7 +261,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
                 return
             if (usage := reply.usage_chunk()) is not None:
                 yield usage
-            yield "data: [DONE]\n\n"
+            yield DONE_EVENT
         finally:
             if not complete:
                 self.core.abort(number[0])
@@ -498,7 +499,7 @@ class _Answer:
     def _event(self, choices: list[dict[str, Any]], **more: Any) -> str:
         kind = "chat.completion.chunk" if self._chat else "text_completion"
         body = {"id": self._id, "object": kind, "created": self._created, "model": self._model, "choices": choices}
-        return f"data: {json.dumps(body | more)}\n\n"
+        return event(body | more)
 
 
 def served_transfer_s(times: Any) -> float:

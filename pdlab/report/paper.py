@@ -121,7 +121,7 @@ def paint(axes: Any, panel: PlotPanel, title_size: float | None = None) -> None:
         _line(axes, line)
     for points in panel.frontiers:
         x, y = zip(*points, strict=True)
-        axes.plot(x, y, lw=9, color=FRONTIER, solid_joinstyle="round", zorder=1.5)
+        axes.plot(x, y, lw=9, color=FRONTIER, solid_joinstyle="round", zorder=1.85)
         axes.scatter(x, y, s=125, facecolors="none", edgecolors=INK, lw=1.0, zorder=4)
     if panel.labels:
         _labels(axes, panel)

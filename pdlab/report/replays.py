@@ -16,6 +16,7 @@ from pdlab.analysis.loading import Loaded
 from pdlab.analysis.replay_verdict import ReplayedDeployment, verdict
 from pdlab.analysis.replays import LAST_TURN, LENGTH_STEP, ReplayFacts, TimesOfSome, replay_facts
 from pdlab.analysis.ttft_parts import TtftParts
+from pdlab.core.commands import PLAN
 from pdlab.core.errors import UsageError
 from pdlab.core.findings import Finding
 from pdlab.core.rendering import macro
@@ -119,7 +120,7 @@ def replays(
     for folder in simulations:
         if folder not in used:
             raise UsageError(
-                f"--simulated {folder}: simulates no replay that is shown; give what plan.py --compare --out wrote for "
+                f"--simulated {folder}: simulates no replay that is shown; give what {PLAN} --compare --out wrote for "
                 "one of them"
             )
     return found

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from pdlab.core.commands import BENCH, VIZ
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, unguarded
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.text import choices, listed
@@ -188,7 +189,7 @@ def _require_one_size(
     raise StoreError(
         f"{path} holds results of several deployments ({several[0].text}), and the number of GPUs of each is unknown; "
         "give each a folder whose name ends in its configuration (4xtp2, or 1xtp2-1xtp2 for prefill-decode), or add "
-        f"viz.py's {_gpus_flag(path)} if each used N GPUs; or run pdlab describe, which writes a file where you state "
+        f"{VIZ}'s {_gpus_flag(path)} if each used N GPUs; or run pdlab describe, which writes a file where you state "
         "it for each"
     )
 
@@ -268,7 +269,7 @@ def _experiment(
 def _unknown_size(path: Path) -> StoreError:
     return StoreError(
         f"{path}: the folder's name does not give the configuration (expected it to end in 4xtp2, or in "
-        "1xtp2-1xtp2 for prefill-decode), so nothing can be normalised; rename it, or add viz.py's "
+        f"1xtp2-1xtp2 for prefill-decode), so nothing can be normalised; rename it, or add {VIZ}'s "
         f"{_gpus_flag(path)}"
     )
 
@@ -282,7 +283,7 @@ def _gpus(topology: Collocated | Disaggregated) -> int:
 def _hint_at_subfolders(path: Path) -> str:
     folders = sorted(p.name for p in path.iterdir() if p.is_dir() and any(p.glob("*.json")))
     if not folders:
-        return "; run a sweep into it first (run_bm.sh), or give another folder"
+        return f"; run a sweep into it first ({BENCH}), or give another folder"
     shown = ", ".join(folders[:3]) + (", ..." if len(folders) > 3 else "")
     return f" itself, but its subfolders do: give those ({shown})"
 

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pdlab.core.commands import PDLAB
 from pdlab.core.errors import StoreError
 from pdlab.core.files import replace
 from pdlab.core.workload import RunKey
@@ -80,5 +81,5 @@ def _rows(path: Path, moment: str) -> list[dict[str, Any]]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(
             f"{path}: cannot be read as a log of roles ({type(error).__name__}: {error}); "
-            "fetch it again with python -m pdlab roles --log, or remove it"
+            f"fetch it again with {PDLAB} roles --log, or remove it"
         ) from error

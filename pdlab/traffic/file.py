@@ -117,13 +117,11 @@ class TrafficFile(Finite):
     agents: Agents | None = None
     replay: str | None = None
     seed: int = Field(default=0, ge=0)
-    speed: AboveZero = setting(1.0, "divide the times by this, in place of the file's speed", WORKLOAD)
-    scale: AboveZero = setting(
-        1.0, "divide lengths and blocks of tokens by this, in place of the file's scale", WORKLOAD
-    )
+    speed: AboveZero = setting(1.0, "replay this many times as fast: divide the times by N", WORKLOAD)
+    scale: AboveZero = setting(1.0, "divide lengths and blocks of tokens by N, for a small model", WORKLOAD)
     window: Annotated[tuple[float, float], Text(_window, "{0[0]:.12g}-{0[1]:.12g}".format)] | None = setting(
         None,
-        "only requests that come in these seconds, such as 0-1200, in place of the file's window",
+        "keep only the requests that come in these seconds of the trace, such as 0-1200",
         WORKLOAD,
         value="FROM-TO",
     )

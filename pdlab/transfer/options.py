@@ -11,6 +11,7 @@ from annotated_types import Ge, Le
 from pdlab.core import defaults
 from pdlab.core.arguments import MAX_TOKENS, MODEL_HELP, ucx_transports
 from pdlab.core.catalog import ModelShape, known_models, require_shape
+from pdlab.core.commands import PLAN, RUN_CHECK_TRANSFER
 from pdlab.core.errors import UsageError
 from pdlab.core.model_size import kv_bytes_per_token_layer
 from pdlab.core.settings import Backends, LocalNodes, Numbers, OneOf, Positive, Seconds, Seed, Settings, Text, setting
@@ -28,11 +29,11 @@ MAX_TRANSFERS = 100_000  # takes minutes to hours; more is a typing error
 _EPILOG = f"""exit codes: 0 right wire and fast, 3 slow or wrong wire, 4 corrupt, 5 cannot run, 2 bad flags
 
 examples:
-  python debug/test_nixl_connector_ray.py --local
+  {RUN_CHECK_TRANSFER} --local
       pack, on Ray nodes that the check starts on this machine; no GPU
-  python debug/test_nixl_connector_ray.py --strategy spread --prefill-tp 4 --decode-tp 4 --json out.json --plot out.png
+  {RUN_CHECK_TRANSFER} --strategy spread --prefill-tp 4 --decode-tp 4 --json out.json --plot out.png
       on the Ray cluster that this machine belongs to
-  python debug/test_nixl_connector_ray.py --local --plant-fault swap-blocks
+  {RUN_CHECK_TRANSFER} --local --plant-fault swap-blocks
       corrupt the cache on purpose, to show that the check finds and names it
 
 models of configs/models/: {", ".join(known_models())}
@@ -80,7 +81,7 @@ class CheckTransferSettings(Settings):
     )
     compare: bool = setting(
         TransferPlan.compare,
-        "move every size in scattered and in contiguous blocks, in turn; the --json file is for plan.py --blocks",
+        f"move every size in scattered and in contiguous blocks, in turn; the --json file is for {PLAN} --blocks",
         WHAT,
         "--compare-blocks",
     )
@@ -94,7 +95,7 @@ class CheckTransferSettings(Settings):
         TransferPlan.repeats, "warm transfers per size, at least 5", HOW
     )
     ucx_tls: Annotated[str, Text(ucx_transports)] | None = setting(
-        None, "UCX_TLS of the ranks, to force a transport", HOW, value="LIST"
+        None, "UCX_TLS of the ranks, to force a transport, such as tcp", HOW, value="LIST"
     )
     timeout_s: Seconds = setting(TransferPlan.timeout_s, "time limit of every step", HOW, value="S")
     fault: Annotated[str, OneOf(tuple(sorted(FAULTS)))] | None = setting(

@@ -12,7 +12,7 @@ from support import records as made
 from support.validity import failing
 
 from pdlab.analysis import phase_ratio
-from pdlab.cli import bench
+from pdlab.cli import ratio
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import Uniform
@@ -109,9 +109,9 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     names = {"--prefill": "p", "--decode": "d"}
     words = [word for flag, name in names.items() for word in (flag, str(tmp_path / name))]
     measured = [str(tmp_path / experiment.name) for experiment in PD]
-    assert bench.main(["ratio", *words, "--measured", *measured]) == 0
+    assert ratio.main([*words, "--measured", *measured]) == 0
     assert "decode only (d), and the rate-matched ratio" in capsys.readouterr().out
-    assert bench.main(["ratio", "--prefill", str(tmp_path / "p")]) == 2
-    assert bench.main(["ratio", *words[:2], "--decode", str(tmp_path / "gone")]) == 2
+    assert ratio.main(["--prefill", str(tmp_path / "p")]) == 2
+    assert ratio.main([*words[:2], "--decode", str(tmp_path / "gone")]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 2 and "--decode" in errors[0] and "does not exist" in errors[1]

@@ -14,7 +14,7 @@ from support.flags_page import reference
 
 from pdlab.__main__ import COMMANDS
 from pdlab.core.help_pages import parser_of
-from pdlab.core.settings import Settings, declared, help_page, settings_of
+from pdlab.core.settings import Settings, declared, default_text, help_page, settings_of
 from pdlab.deploy.options import LaunchSettings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "flags.md"
@@ -48,6 +48,16 @@ def test_every_setting_says_what_it_does_and_no_flag_is_there_twice(kind: type[S
     assert len(flags) == len(set(flags))
     assert all(each.info.description for each in fields)
     assert {name for *names, _ in kind.EXCLUSIONS for name in names} <= {each.name for each in fields}
+
+
+@pytest.mark.parametrize("kind", settings_of_commands(), ids=lambda kind: kind.COMMAND)
+def test_a_flag_with_a_number_as_default_names_it(kind: type[Settings]) -> None:
+    for each in declared(kind):
+        default = None if each.info.is_required() else each.default
+        if isinstance(default, int | float) and not isinstance(default, bool):
+            assert default_text(each), each.name
+        if each.required:
+            assert default_text(each) == "required"
 
 
 @pytest.mark.parametrize(

@@ -196,5 +196,5 @@ def test_what_the_controller_says_is_read(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(made, "_call", call)
     replicas = (Replica("a", RUNNING, "n0"), Replica("b", RUNNING, "n1"), Replica("c", STOPPING, "n1"))
     assert asyncio.run(made.look()) == ReplicasOfPool(2, replicas, {"n0": 1}, "n0")
-    asyncio.run(made.ask(3))
+    asyncio.run(made.set_target(3))
     assert calls[-1] == ("update_deployment_replicas", common.DeploymentID("Fluid:m", "pdlab"), 3)

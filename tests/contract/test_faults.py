@@ -114,11 +114,14 @@ class TestEngines:
 class TestWhereThereIsNoPdlab:
     def test_what_acts_travels_by_value(self, tmp_path: Path) -> None:
         cloudpickle = quietly("ray.cloudpickle")
-        cloudpickle.register_pickle_by_value(on_node)
+        sent = (on_node, quietly("pdlab.remote"))
+        for module in sent:
+            cloudpickle.register_pickle_by_value(module)
         try:
             (tmp_path / "hand").write_bytes(cloudpickle.dumps(on_node.NodeActor))
         finally:
-            cloudpickle.unregister_pickle_by_value(on_node)
+            for module in sent:
+                cloudpickle.unregister_pickle_by_value(module)
         code = (
             "import pickle, subprocess, sys\n"
             "hand = pickle.load(open('hand', 'rb'))()\n"

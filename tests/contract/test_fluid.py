@@ -17,7 +17,7 @@ from contract.test_guarded_servers import built
 from pdlab.deploy.serve_config import KV_DRAIN_S, SHUTDOWN_WINDOW_S
 from pdlab.deploy.serving import prefill_call
 from pdlab.deploy.serving.builders import BY_VALUE, FLUID_ROUTER
-from pdlab.deploy.serving.role_board import BOARD_PREFIX, MOST_NEWS_S, NAMESPACE, SILENT_S, TELL_S
+from pdlab.deploy.serving.role_board import BOARD_PREFIX, MOST_NEWS_S, NAMESPACE, REPORT_S, SILENT_S
 from pdlab.roles.messages import EngineReport, RoleNews
 from pdlab.roles.prefixes import to_compute
 from pdlab.roles.spec import FluidSpec
@@ -282,7 +282,7 @@ def test_a_driver_without_a_cluster_is_given_none(monkeypatch: pytest.MonkeyPatc
     asked_for: list[str] = []
     monkeypatch.setattr(ray, "get_actor", lambda name, namespace: asked_for.append(name))
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    asyncio.run(router(ROLES)._hear())
+    asyncio.run(router(ROLES)._take_news())
     assert not asked_for
 
 
@@ -339,7 +339,7 @@ def test_what_the_server_takes_of_rays_orchestration(pd_server: ModuleType) -> N
 def test_nobody_is_silent_while_waiting() -> None:
     router, engine = quietly("pdlab.deploy.serving.fluid_router"), quietly("pdlab.deploy.serving.fluid")
     assert MOST_NEWS_S < router.ANSWER_S, "a router that waits for news would take the board for dead"
-    assert engine.ALIVE_EVERY * TELL_S < SILENT_S / 2, "an idle engine would be taken for dead"
+    assert engine.ALIVE_EVERY * REPORT_S < SILENT_S / 2, "an idle engine would be taken for dead"
 
 
 def test_rays_options_of_the_board() -> None:

@@ -12,10 +12,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from support.processes import eventually
 
 from pdlab.faults import on_node
+from pdlab.remote.kernel_files import started_ticks
 
 WAIT_S = 30.0
 
@@ -33,7 +35,7 @@ def state_of(pid: int) -> str:
 
 
 def test_stop_continue_kill(sleeper: subprocess.Popen[bytes]) -> None:
-    started = on_node.started_at(sleeper.pid)
+    started = started_ticks(sleeper.pid)
     assert started is not None
     assert on_node.send([(sleeper.pid, started)], signal.SIGSTOP) == [sleeper.pid]
     assert eventually(lambda: state_of(sleeper.pid) == "T")
@@ -41,11 +43,11 @@ def test_stop_continue_kill(sleeper: subprocess.Popen[bytes]) -> None:
     assert eventually(lambda: state_of(sleeper.pid) == "S")
     assert on_node.send([(sleeper.pid, started)], signal.SIGKILL) == [sleeper.pid]
     assert sleeper.wait(WAIT_S) == -signal.SIGKILL
-    assert on_node.started_at(sleeper.pid) is None
+    assert started_ticks(sleeper.pid) is None
 
 
 def test_a_number_that_was_given_again_is_not_hit(sleeper: subprocess.Popen[bytes]) -> None:
-    started = on_node.started_at(sleeper.pid)
+    started = started_ticks(sleeper.pid)
     assert started is not None
     assert on_node.send([(sleeper.pid, started + 1)], signal.SIGKILL) == []
     on_node.send_later([(sleeper.pid, started + 1)], [(0.0, signal.SIGKILL)])
@@ -54,7 +56,7 @@ def test_a_number_that_was_given_again_is_not_hit(sleeper: subprocess.Popen[byte
 
 
 def test_what_is_stopped_goes_on_by_itself(sleeper: subprocess.Popen[bytes]) -> None:
-    started = on_node.started_at(sleeper.pid)
+    started = started_ticks(sleeper.pid)
     assert started is not None
     on_node.send_later([(sleeper.pid, started)], [(0.0, signal.SIGSTOP), (1.0, signal.SIGCONT)])
     assert eventually(lambda: state_of(sleeper.pid) == "T")
@@ -62,7 +64,7 @@ def test_what_is_stopped_goes_on_by_itself(sleeper: subprocess.Popen[bytes]) -> 
 
 
 def test_an_order_can_be_taken_back(sleeper: subprocess.Popen[bytes]) -> None:
-    started = on_node.started_at(sleeper.pid)
+    started = started_ticks(sleeper.pid)
     assert started is not None
     watcher = on_node.send_later([(sleeper.pid, started)], [(1.0, signal.SIGKILL)])
     assert on_node.send([watcher], signal.SIGKILL) == [watcher[0]]
@@ -76,7 +78,7 @@ def test_whoever_sends_later_belongs_to_nobody() -> None:
         code = (
             f"import sys\nsys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})\n"
             "import os\nfrom pdlab.faults import on_node\n"
-            f"on_node.send_later([({sleeper.pid}, {on_node.started_at(sleeper.pid)})], [(0.5, 9)])\nos._exit(0)"
+            f"on_node.send_later([({sleeper.pid}, {started_ticks(sleeper.pid)})], [(0.5, 9)])\nos._exit(0)"
         )
         subprocess.run([sys.executable, "-c", code], check=True, timeout=WAIT_S)
         assert sleeper.wait(WAIT_S) == -signal.SIGKILL
@@ -90,7 +92,7 @@ def test_a_survey_finds_what_carries_the_mark(sleeper: subprocess.Popen[bytes]) 
                 facts = on_node.survey("PDLAB_TEST_MARK=x1")
                 own = facts["processes"][marked.pid]
                 assert own["parent"] == os.getpid() and own["title"] == "sleep 300" and own["rss_bytes"] > 0
-                assert own["started"] == on_node.started_at(marked.pid)
+                assert own["started"] == started_ticks(marked.pid)
                 assert own["ports"] == [server.getsockname()[1]]
                 assert on_node.survey("PDLAB_TEST_MARK=x1", ports=False)["processes"][marked.pid]["ports"] == []
                 assert sleeper.pid not in facts["processes"] and facts["raylet"] is None
@@ -101,11 +103,9 @@ def test_a_survey_finds_what_carries_the_mark(sleeper: subprocess.Popen[bytes]) 
 
 def test_everything_below_a_raylet(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the parents of its process, as in a worker of Ray."""
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        table = on_node._table()
-        parent = table[child.pid]["parent"]
-        table[parent]["name"] = on_node.RAYLET
-        monkeypatch.setattr(on_node, "_table", lambda: table)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
+        parent = psutil.Process(child.pid).ppid()
+        monkeypatch.setattr(on_node, "RAYLET", psutil.Process(parent).name())
         monkeypatch.setattr(os, "getpid", lambda: child.pid)
         facts = on_node.survey(None, ports=False)
         monkeypatch.undo()

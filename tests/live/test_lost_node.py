@@ -16,13 +16,14 @@ import json, psutil
 from pdlab.cluster import local_nodes, machine
 from pdlab.cluster.connection import Cluster
 from pdlab.cluster.loopback import NODE_NUMBER
+from pdlab.remote.kernel_files import inherited
 
 told = []
 nodes = local_nodes.start(2)
 try:
     local_nodes.await_joined(nodes)
     raylet, = [pid for pid in local_nodes.processes(nodes)
-               if machine.command_line(pid)[0].endswith("/raylet") and machine.inherited(pid, f"{NODE_NUMBER}=2")]
+               if machine.command_line(pid)[0].endswith("/raylet") and inherited(pid, f"{NODE_NUMBER}=2")]
     ended = psutil.Process(raylet)
     ended.terminate()
     ended.wait(60)

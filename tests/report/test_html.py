@@ -194,11 +194,11 @@ def test_deployments_that_failed_are_told(three: list[Path], tmp_path: Path) -> 
         {"deployment": "pd-9", "repeat": 1, "status": "failed", "error": "replica died: out of <memory>"},
         {"deployment": "a", "repeat": 0, "status": "done"},
     ]
-    record = {"name": "story", "file": "story.yaml", "experiment": {}, "visits": visits, "commands": ["bench run X"]}
+    record = {"name": "story", "file": "story.yaml", "experiment": {}, "visits": visits, "commands": ["experiment X"]}
     (tmp_path / ".experiment.json").write_text(json.dumps(record))
     page = Elements(made(three, tmp_path)).text
     assert "pd-9" in page and "repeat 1 of story: failed" in page and "replica died: out of <memory>" in page
-    assert "bench run X" in page
+    assert "experiment X" in page
 
 
 def test_answers_to_slos_and_published_tables(three: list[Path], tmp_path: Path) -> None:

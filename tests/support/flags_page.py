@@ -13,7 +13,7 @@ PAGE_COLUMNS = 100
 
 def reference(kind: type[Settings]) -> str:
     """The flags of a command as a table in Markdown."""
-    lines = [f"## `{program(kind.COMMAND)}`", "", textwrap.fill(kind.ABOUT, PAGE_COLUMNS, replace_whitespace=False)]
+    lines = [f"## `{program(kind.COMMAND)}`", "", _about(kind)]
     group = None
     for each in declared(kind):
         if each.flag.group != group:
@@ -26,6 +26,10 @@ def reference(kind: type[Settings]) -> str:
         rows.append((f"{names}{value}", f"{each.info.description}{advanced}", default_text(each)))
         lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
     return "\n".join(lines)
+
+
+def _about(kind: type[Settings]) -> str:
+    return "\n\n".join(textwrap.fill(part, PAGE_COLUMNS) for part in kind.ABOUT.split("\n\n"))
 
 
 def _placeholder(each: Declared) -> str:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from pdlab.bench.experiment import run
-from pdlab.cli import bench
+from pdlab.cli import experiment
 
 run.LAUNCHER = [str(Path(__file__).parent / "fake_launcher.py")]
-sys.exit(bench.main(["run", *sys.argv[1:]]))
+sys.exit(experiment.main(sys.argv[1:]))

@@ -390,7 +390,6 @@ def test_the_devices_of_a_p5_48xlarge(tmp_path: Path, monkeypatch: pytest.Monkey
     p5_48xlarge(tmp_path)
     monkeypatch.setattr(network, "CLASS_RDMA", tmp_path / "infiniband")
     monkeypatch.setattr(network, "CLASS_NET", tmp_path / "net")
-    monkeypatch.setattr(network, "NETDEV", tmp_path / "no-such-file")
     efa = [nic for nic in network.nics() if nic.kind == "efa"]
     assert len(efa) == 32 and sum(nic.gbit_per_s or 0 for nic in efa) == 3200
     assert [nic for nic in network.nics() if nic.name == "ens32"] == [Interface("ens32", "ethernet", None)]

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from pdlab.bench.client.protocol import SESSION_HEADER, ClientLevel, ComputedTokens
 from pdlab.bench.client.vllm_names import REQUESTS
 from pdlab.core.errors import BenchError, UsageError
+from pdlab.deploy.serving.events import DONE, data_of
 from pdlab.traffic.blocks import drawn_words
 from pdlab.traffic.bounded import LatestKeys
 from pdlab.traffic.groups import Groups
@@ -317,9 +318,10 @@ def tee_answers() -> None:
 def _holds(message: str, answer: StreamedAnswer | None) -> bool:
     """Whether a message of a stream is for vLLM's function; ``answer`` keeps what it says. Raises BenchError for an
     error event."""
-    text = message.removeprefix("data: ")
     # Only replays pay for reading every message twice.
-    if message == text or text == "[DONE]" or (answer is None and '"error"' not in text):
+    if answer is None and '"error"' not in message:
+        return True
+    if (text := data_of(message)) is None or text == DONE:
         return True
     data = json.loads(text)
     if error := data.get("error"):
@@ -327,8 +329,8 @@ def _holds(message: str, answer: StreamedAnswer | None) -> bool:
         raise BenchError(f"the answer's stream ended with an error: {' '.join(str(told or error).split())}")
     if answer is None:
         return True
-    details = (data.get("usage") or {}).get("prompt_tokens_details") or {}
-    answer.cached = details.get("cached_tokens", answer.cached)
+    if usage := data.get("usage"):
+        answer.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", answer.cached)
     answer.prompt = data.get("prompt_token_ids") or answer.prompt
     choices = data.get("choices") or ()
     for choice in choices:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from pdlab.deploy.serving.events import END
 from pdlab.deploy.serving.timeline import COMMENT, HEADER
 
 # At a line's begin, and never the stream's first. A model may write the rest: in JSON its text has no line ends.
-_COMMENT, _END = b"\n" + COMMENT.encode(), b"\n\n"
+_COMMENT, _END = b"\n" + COMMENT.encode(), END.encode()
 Found = Callable[[str], None]
 
 

@@ -66,7 +66,7 @@ def _import() -> None:
     for module in prefork.ENGINE:
         importlib.import_module(module)
     del modules[RAY]
-    if len(list(Path("/proc/self/task").iterdir())) > 1:
+    if importlib.import_module("psutil").Process().num_threads() > 1:
         raise SystemExit("something of vLLM started a thread at its import: no process can be forked of this one")
     importlib.import_module("setproctitle").getproctitle()  # finds its place by the first environment
     gc.freeze()  # what forks share stays shared: no collection writes to it

@@ -21,8 +21,8 @@ The path of one request with PD (pd-pack and pd-spread), with the module of each
    replica ends itself if its engine core died (`dead_engine`), and it is unhealthy if its engine core has work and
    takes no step (`step_watch`).
 9. The usage of the answer is that of the engine that computed the prompt (`usage`), and the answers of several
-   sequences become one answer (`sequences`). An engine's error becomes an HTTP status with its reason
-   (`engine_errors`).
+   sequences become one answer (`sequences`); `events` reads and writes the stream. An engine's error becomes an HTTP
+   status with its reason (`engine_errors`).
 10. The parts of the request's time go into the answer if the client wants them (`timeline`), into Ray's metrics
     (`ttft_metrics`), and into spans (`traces`).
 11. If the client went away between steps 5 and 7, decode tells prefill to free the blocks. `prefill_call`

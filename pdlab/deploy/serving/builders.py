@@ -27,6 +27,7 @@ from typing import Any, Literal, NamedTuple
 from pdlab.deploy.serving.dead_engine import StopsWithEngine
 from pdlab.deploy.serving.drain import DrainsBeforeStop
 from pdlab.deploy.serving.engine_errors import ExplainsErrors
+from pdlab.deploy.serving.events import DONE, DONE_EVENT
 from pdlab.deploy.serving.fluid import SwitchesRoles
 from pdlab.deploy.serving.guard import OBJECTS, PARSED, Guard, RequestRules
 from pdlab.deploy.serving.guard_sources import InstallsGuard, pythonpath, sources
@@ -47,14 +48,13 @@ from pdlab.deploy.serving.role_board import BOARD_PREFIX
 from pdlab.deploy.serving.sequences import for_one_engine, join, split
 from pdlab.deploy.serving.step_watch import WatchesSteps
 from pdlab.deploy.serving.timeline import SendsTimeline, StreamsPast, TimelineHeader, TimelineMiddleware, current
-from pdlab.deploy.serving.usage import DATA, DONE, END
 from pdlab.deploy.serving.vllm_costs import CostsLess, EmptiesStats
 from pdlab.roles.spec import FluidSpec
 
 # Its modules are not imported: they need vLLM, which the machine that builds the application may not have.
 _KV_GUARD = importlib.resources.files("pdlab.guard")
 _UNCHANGING = (str, int, float, bytes, type(None))
-_END = f"{DATA}{DONE}"
+_END = DONE_EVENT.strip()
 FLUID_PREFIX = "Fluid:"  # of the engines' deployment
 FLUID_ROUTER = "pdlab.deploy.serving.fluid_router.FluidRouter"
 # Packages whose modules go to the nodes with the classes.
@@ -181,7 +181,7 @@ async def _events(first: Any, rest: AsyncIterator[Any], write: Callable[[Any], s
         ended = ended or (DONE in text and text.strip().endswith(_END))
         yield text
     if not ended:
-        yield f"{_END}{END}"
+        yield DONE_EVENT
 
 
 def _sharing_ids(prepare: Callable[..., Any]) -> Callable[..., Any]:

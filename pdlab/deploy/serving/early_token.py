@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pdlab.deploy.serving.events import DONE, END, data_of, event, split_events
 from pdlab.deploy.serving.sequences import GREEDY
-from pdlab.deploy.serving.usage import DATA, DONE, END, event, with_usage
+from pdlab.deploy.serving.usage import with_usage
 
 # Fields that may have any value: they leave a greedy first token as it is, or change prefill's and decode's alike.
 _FREE = frozenset({
@@ -130,17 +131,16 @@ class DropsSentText:
         if not isinstance(item, str):
             self._left = ""  # an error
             return item
-        return "".join(self._event(f"{text}{END}") for text in item.split(END) if text) or None
+        return "".join(map(self._event, split_events(item))) or None
 
     def _event(self, text: str) -> str:
-        """The event to send in place of ``text``; empty: none."""
-        if self.done or not text.startswith(DATA):
-            return text
-        data = text.removeprefix(DATA).removesuffix(END)
+        """The event to send in place of ``text``, with its end; empty: none."""
+        if self.done or (data := data_of(text)) is None:
+            return f"{text}{END}"
         chunk = {} if data == DONE else json.loads(data)
         if "error" in chunk:
             self._left = ""
-            return text
+            return f"{text}{END}"
         choices = chunk.get("choices")
         if not choices:
             raise SentTextMismatch

@@ -25,7 +25,7 @@ WARM_S, WARM_AGAIN_S = 60.0, 10.0
 # How often Ray Serve's controller is looked at while a number changes, and while none does.
 MOVING_S, STEADY_S = 1.0, 5.0
 ANSWER_S = 30.0
-# From when on routers have heard that an engine leaves, and how long it may need to end what it has.
+# After how long routers know that an engine leaves, and how long it may need to end what it has.
 HEARD_S, LEAVES_S = 2.0, 600.0
 CONTROLLER = "SERVE_CONTROLLER_ACTOR"  # the name of Ray Serve's actor
 RUNNING, STOPPING = "RUNNING", "STOPPING"
@@ -44,7 +44,7 @@ class EngineAdmission:
         self._all = founders is None
         self._members: set[str] = set()
         self._done: set[Pair] = set()
-        self._asked: dict[Pair, float] = {}  # when it may be asked for again
+        self._next_warm_s: dict[Pair, float] = {}  # when it may be asked for again
 
     def knew(self, roles: Mapping[str, str]) -> None:
         """An earlier board gave these roles: its engines may take work."""
@@ -71,11 +71,11 @@ class EngineAdmission:
     def orders(self, engine: str, present: Collection[str], now_s: float) -> list[str]:
         """The engines from which ``engine`` must now make a first transfer, and report the result."""
         wanted = {pair for each in present if self.joins(each) for pair in self._pairs(each, present)} - self._done
-        mine = sorted(pair for pair in wanted if pair[1] == engine and self._asked.get(pair, now_s) <= now_s)
+        mine = sorted(pair for pair in wanted if pair[1] == engine and self._next_warm_s.get(pair, now_s) <= now_s)
         for pair in mine:
-            if pair in self._asked:
+            if pair in self._next_warm_s:
                 _log().warning("a first transfer from %s to %s is requested again", *pair)
-            self._asked[pair] = now_s + WARM_S + WARM_AGAIN_S
+            self._next_warm_s[pair] = now_s + WARM_S + WARM_AGAIN_S
         return [prefill for prefill, _ in mine]
 
     def transfers_ended(self, engine: str, outcomes: Mapping[str, str], now_s: float) -> None:
@@ -84,7 +84,7 @@ class EngineAdmission:
             if not error:
                 self._done.add((prefill, engine))
                 continue
-            self._asked[prefill, engine] = now_s + WARM_AGAIN_S
+            self._next_warm_s[prefill, engine] = now_s + WARM_AGAIN_S
             text = "no first transfer from %s to %s: the new one of them takes no work yet (%s)"
             _log().warning(text, prefill, engine, error)
 
@@ -119,7 +119,7 @@ class ServesReplicas(Protocol):
     async def look(self) -> ReplicasOfPool:
         """The replicas that it runs now."""
 
-    async def ask(self, replicas: int) -> None:
+    async def set_target(self, replicas: int) -> None:
         """Set the number of engines."""
 
 
@@ -146,7 +146,7 @@ class RayServe:
         )
         return ReplicasOfPool(ours["target_num_replicas"], replicas, others, head)
 
-    async def ask(self, replicas: int) -> None:
+    async def set_target(self, replicas: int) -> None:
         # In a thread: it takes seconds, in which engines and routers would wait for the board.
         common: Any = await asyncio.to_thread(importlib.import_module, COMMON)
         await self._call("update_deployment_replicas", common.DeploymentID(self.deployment, self.app), replicas)
@@ -189,7 +189,7 @@ class ReplicaScaling:
             self._target = self.wanted = served.target
         assert self.wanted is not None
         alive = [each for each in served.replicas if each.state != STOPPING]
-        # One that Ray Serve no longer has may be heard of for a moment.
+        # An engine that Ray Serve no longer has may still report for a moment.
         leaving = {*self.leaving, *(each.name for each in served.replicas)} - {each.name for each in alive}
         self._moving = len(alive) != self.wanted or len(alive) < len(served.replicas)
         next_one = next_to_stop(served) if len(alive) > self.wanted else None
@@ -199,14 +199,14 @@ class ReplicaScaling:
             self._since_s = None if next_one is None else (next_one, now_s)
         self.leaving = frozenset(leaving)
         if self.wanted > served.target:
-            await self._ask(served.target + 1)
+            await self._set_target(served.target + 1)
         elif self.wanted < served.target:
             left_s = LEAVES_S if self._since_s is None else now_s - self._since_s[1]
             if left_s >= LEAVES_S or (left_s >= HEARD_S and next_one is not None and idle(next_one)):
-                await self._ask(served.target - 1)
+                await self._set_target(served.target - 1)
 
-    async def _ask(self, replicas: int) -> None:
-        await self._serves.ask(replicas)
+    async def _set_target(self, replicas: int) -> None:
+        await self._serves.set_target(replicas)
         self._target = replicas
 
 

@@ -29,7 +29,7 @@ class EngineAnswer:
         self.prompt_tokens = prompt_tokens
         self.chunks: list[int] = []
         self.cached_tokens = 0
-        self.asked_tokens = 0
+        self.requested_tokens = 0
         self.prefilled_s: float | None = None
         self.first_s: float | None = None
         self.tokens = 0
@@ -73,11 +73,14 @@ class TrafficCounts:
         """Another engine must compute this number of tokens of its prompt. If the sequence was counted before, only the
         additional tokens count.
         """
-        if tokens > answer.asked_tokens:
+        if tokens > answer.requested_tokens:
             self._count(
-                self._counts.prompts, answer, tokens - answer.asked_tokens, requests=0 if answer.asked_tokens else 1
+                self._counts.prompts,
+                answer,
+                tokens - answer.requested_tokens,
+                requests=0 if answer.requested_tokens else 1,
             )
-            answer.asked_tokens = tokens
+            answer.requested_tokens = tokens
 
     def stays(self, answer: EngineAnswer) -> None:
         """The prompt is computed on this engine."""

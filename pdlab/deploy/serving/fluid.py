@@ -20,7 +20,7 @@ from pdlab.deploy.serving.elastic import WARM_S
 from pdlab.deploy.serving.engine_traffic import EngineAnswer, TrafficCounts, prompt_chunks, prompt_tokens
 from pdlab.deploy.serving.prefill_call import Route, count
 from pdlab.deploy.serving.ray_names import MODELS, PD
-from pdlab.deploy.serving.role_board import TELL_S, board, pace
+from pdlab.deploy.serving.role_board import REPORT_S, board, pace
 from pdlab.roles.messages import EngineOrders, EngineReport
 from pdlab.roles.prefixes import Prefixes, to_compute
 from pdlab.roles.spec import FluidSpec
@@ -29,7 +29,7 @@ BOARD_ANSWER_S = 5.0
 # Longer than that a prompt does not wait to know who has its beginning.
 HELD_S = 0.25
 WARM_PROMPT, WARM_TOKENS = tuple(range(1, 65)), 2
-# An idle engine says every so many times that it is alive.
+# An idle engine reports only every so many turns.
 ALIVE_EVERY = 4
 
 
@@ -43,7 +43,7 @@ class SwitchesRoles:
     board_name: str
     board_spec: FluidSpec
     _own: Any = None
-    _telling: Any = None
+    _reporting: Any = None
     _generated = 0
     _local_below = 0
     _board: Any = None
@@ -65,10 +65,10 @@ class SwitchesRoles:
         pd: Any = importlib.import_module(PD)
         wanted = self._llm_config.experimental_configs.get("pd_tokenize_once")  # type: ignore[attr-defined]
         self._pd_tokenize_once = bool(wanted) and pd._install_tokenize_once()
-        self._telling = asyncio.get_running_loop().create_task(self._tell())
+        self._reporting = asyncio.get_running_loop().create_task(self._report())
 
     async def __del__(self) -> None:
-        for task in (self._telling, *self._warming):
+        for task in (self._reporting, *self._warming):
             if task is not None:
                 task.cancel()
         await super().__del__()  # type: ignore[misc]
@@ -100,7 +100,7 @@ class SwitchesRoles:
         tokens, computed = self._to_compute(request)
         answered = False
         self._flow.prefill_began(tokens)
-        self._says_what_waits()
+        self._publish_waiting()
         try:
             async for item in await self._engine_alone(method, request, raw):
                 answered = getattr(item, "kv_transfer_params", None) is not None
@@ -109,11 +109,11 @@ class SwitchesRoles:
             if answered:
                 count("answered")
             self._flow.prefill_ended(tokens, answered=answered, computed=computed)
-            self._says_what_waits()
+            self._publish_waiting()
 
-    def _says_what_waits(self) -> None:
-        """To those that ask the board who has the beginning of a prompt (`_held`): prompts come and go in less time
-        than passes between two reports."""
+    def _publish_waiting(self) -> None:
+        """For engines that request the holder of a prompt's beginning from the board (`_held`): prompts come
+        and go in less time than passes between two reports."""
         self._advise("waits", self._flow.waiting_prompt_tokens)
 
     def _advise(self, method: str, *advice: Any) -> None:
@@ -135,7 +135,7 @@ class SwitchesRoles:
 
     @property
     def _knows(self) -> bool:
-        """Whether somebody asks what is in this engine's prefix cache, and it has one."""
+        """Whether this engine has a prefix cache that others may read about."""
         return (self._affinity or self.board_spec.prefill_locally_below is not None) and self.caches_prefixes
 
     def _keeps(self, chunks: list[int], *, pulled: bool) -> None:
@@ -161,7 +161,7 @@ class SwitchesRoles:
                 answer.cached_tokens = min(self._kept.tokens("", answer.chunks), answer.prompt_tokens)
             async for item in super()._pd_handle_request(request, raw_request_info):  # type: ignore[misc]
                 if answer.chunks and answer.first_s is None and answer.prefilled_s is not None:
-                    self._keeps(answer.chunks, pulled=answer.asked_tokens > 0)
+                    self._keeps(answer.chunks, pulled=answer.requested_tokens > 0)
                 self._flow.sent(answer, item)
                 yield item
             whole = True
@@ -212,7 +212,7 @@ class SwitchesRoles:
             return {}
         return held
 
-    # --- what the launcher asks ----------------------------------------------------------------
+    # --- what the launcher calls ----------------------------------------------------------------
 
     async def alone(self, request: Any) -> Any:
         """One whole completion by this engine, without a KV transfer."""
@@ -244,7 +244,7 @@ class SwitchesRoles:
     # --- the board -----------------------------------------------------------------------------
 
     def _warm(self, own: str, engine: str) -> None:
-        """Take a first transfer of a tiny prompt from that engine, and tell the board how it went."""
+        """Take a first transfer of a tiny prompt from that engine, and report the result to the board."""
 
         async def warm() -> None:
             models: Any = importlib.import_module(MODELS)
@@ -272,15 +272,15 @@ class SwitchesRoles:
             self._generated = max(total, self._generated)
         return counts
 
-    async def _tell(self) -> None:
+    async def _report(self) -> None:
         ray: Any = importlib.import_module("ray")
         serve: Any = importlib.import_module("ray.serve")
         context = serve.get_replica_context()
         name = self._name = context.replica_id.unique_id
         spec = replace(self.board_spec, app=context.app_name, deployment=context.deployment)
         node = ray.get_runtime_context().get_node_id()
-        pause_s = TELL_S * pace(spec.slow_down)
-        idle = -1  # so that an idle engine tells at once when it begins
+        pause_s = REPORT_S * pace(spec.slow_down)
+        idle = -1  # so that an idle engine reports at once when it begins
         while True:
             idle = idle + 1 if self._flow.idle else 0
             if idle % ALIVE_EVERY and not self._warmed:

@@ -148,10 +148,10 @@ class FluidRouter(_routers.PowerOfTwoChoicesRequestRouter):  # type: ignore[misc
         return min(random.sample(engines, min(2, len(engines))), key=load)
 
     def _load(self, replica: Any, kind: int) -> int:
-        """``kind``: 0: prompt tokens that wait, 1: requests that it decodes; those sent since it told are added."""
+        """``kind``: 0: prompt tokens that wait, 1: requests that it decodes; those sent since its report are added."""
         name = replica.replica_id.unique_id
-        told: int = self._known.loads.get(name, (0, 0))[kind]
-        return told + self._sent.get((name, kind), 0)
+        known: int = self._known.loads.get(name, (0, 0))[kind]
+        return known + self._sent.get((name, kind), 0)
 
     def _count(self, replica: Any, kind: int, amount: int) -> None:
         sent = replica.replica_id.unique_id, kind
@@ -170,15 +170,15 @@ class FluidRouter(_routers.PowerOfTwoChoicesRequestRouter):  # type: ignore[misc
 
     def _follow(self) -> None:
         if self._following is None or self._following.done():
-            self._following = asyncio.get_running_loop().create_task(self._hear())
+            self._following = asyncio.get_running_loop().create_task(self._take_news())
 
-    async def _hear(self) -> None:
+    async def _take_news(self) -> None:
         while ray.is_initialized():  # else a driver has let go of its cluster, and asking for an actor would start one
             try:
                 board = await asyncio.to_thread(ray.get_actor, self._board, namespace=NAMESPACE)
                 while True:
-                    told = await asyncio.wait_for(board.follow.remote(self._known.fields, self._name), ANSWER_S)
-                    self._known = RoleNews(**told)
+                    news = await asyncio.wait_for(board.follow.remote(self._known.fields, self._name), ANSWER_S)
+                    self._known = RoleNews(**news)
                     self._sent.clear()
             except asyncio.CancelledError:
                 raise

@@ -203,7 +203,7 @@ class CallsPrefill:
         except SentTextMismatch:
             count("early_again")
             if (timing := current()) is not None:
-                timing.asked_anew = True
+                timing.second_request = True
             await stream.aclose()
             again = await anew()
             async for item in again:

@@ -36,13 +36,13 @@ from pdlab.roles.spec import AUTO, FluidSpec, counts_of
 # Of the names of all boards' actors.
 BOARD_PREFIX = "pdlab-roles-"
 JOINED = "an engine joined"  # why roles are decided on; no news where it changes none
-# How often engines tell; how long one may be silent before its role goes to others, and how long all of them may be
-# before the application counts as gone. A board that has just begun listens for the roles that stand before it decides.
-TELL_S, SILENT_S, GONE_S, LISTEN_S = 0.25, 3.0, 60.0, 1.0
+# How often engines report; after how long without a report an engine loses its role; after how long without any report
+# the application counts as gone; how long a new board waits for the roles that routers hold before it decides.
+REPORT_S, SILENT_S, GONE_S, SETTLE_S = 0.25, 3.0, 60.0, 1.0
 LOOK_S = 0.5
-# So long a router waits for news before it asks again; who asked within twice that listens.
+# How long a router waits for news before it calls again. A router that called within twice that time follows the board.
 NEWS_S = 1.0
-# With slow engines all tell, look and wait more slowly, up to so many times (`pace`).
+# With slow engines all of them report, look and wait more slowly, at most by this factor (`pace`).
 MOST_PACE = 16.0
 MOST_NEWS_S = 5.0  # routers wait 10 s for an answer
 LOG_ENTRIES = 10_000
@@ -55,7 +55,7 @@ class _ReportingEngine:
 
     def __init__(self, node: str) -> None:
         self.node = node
-        self.heard_s = 0.0
+        self.reported_s = 0.0
         self.now = EngineReport()  # the last one
         self.since = ReportedSince()
 
@@ -75,7 +75,7 @@ class RoleBoard:
         # Of a later board greater than of an earlier one: routers take what is newer.
         self._version = time.time_ns()
         self._tick = 0
-        self._heard = RoleNews()
+        self._carried = RoleNews()
         self._policy = Policy(spec)
         self._joining = EngineAdmission(spec.engines if spec.moves else None)
         self._scaling = ReplicaScaling(serves or RayServe(spec.app, spec.deployment), clock) if spec.moves else None
@@ -89,10 +89,10 @@ class RoleBoard:
         self._prefixes = Prefixes()
         self._tokens = {name: DecayingSum(CACHED_HALF_LIFE_S) for name in ("prefilled_tokens", "computed_tokens")}
         self._news = asyncio.Event()
-        # How long after a publication each router had it: that is known when it asks for the next one.
+        # How long after a publication each router had it. This is known when the router calls for the next one.
         self._published_s = clock()
-        self._hearing: set[str] = set()
-        self._asked: dict[str, float] = {}
+        self._followers: set[str] = set()
+        self._followed_s: dict[str, float] = {}
         self._reach_s: deque[float] = deque(maxlen=1000)
         self._running: Any = None
         self._scaled: Any = None
@@ -105,17 +105,17 @@ class RoleBoard:
         `EngineOrders`.
         """
         self._run()
-        told = EngineReport(**counts)
+        reported = EngineReport(**counts)
         joined = engine not in self._engines
         state = self._engines.setdefault(engine, _ReportingEngine(node))
-        state.heard_s, state.now = self._clock(), told
-        state.since.add_work(told)
-        self._window.add_requests(told)
-        self._handoff_s.extend(told.handoff_s)
-        self._joining.transfers_ended(engine, told.warmed, self._clock())
-        if (joined or told.warmed) and self._listened:
+        state.reported_s, state.now = self._clock(), reported
+        state.since.add_work(reported)
+        self._window.add_requests(reported)
+        self._handoff_s.extend(reported.handoff_s)
+        self._joining.transfers_ended(engine, reported.warmed, self._clock())
+        if (joined or reported.warmed) and self._settled:
             self.decide(JOINED if joined else "")
-        warm = self._joining.orders(engine, self._staying, self._clock()) if self._listened else []
+        warm = self._joining.orders(engine, self._staying, self._clock()) if self._settled else []
         return EngineOrders(self._local_below, warm).fields
 
     async def follow(self, known: dict[str, Any], who: str) -> dict[str, Any]:
@@ -124,12 +124,12 @@ class RoleBoard:
         """
         self._run()
         news = RoleNews(**known)
-        self._asked[who] = self._clock()
-        if news.version == self._version and who in self._hearing:
-            self._hearing.remove(who)
+        self._followed_s[who] = self._clock()
+        if news.version == self._version and who in self._followers:
+            self._followers.remove(who)
             self._reach_s.append(self._clock() - self._published_s)
-        if not self._roles and news.version > self._heard.version:
-            self._heard = news
+        if not self._roles and news.version > self._carried.version:
+            self._carried = news
         if (news.version, news.tick) == (self._version, self._tick) or not self._roles:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._news.wait(), self._news_s)
@@ -216,12 +216,12 @@ class RoleBoard:
         now_s = self._clock()
         if not self._engines:
             return
-        # Silent while others tell: where all are silent, it is the board or the whole machine that stood still.
-        limit_s = max(each.heard_s for each in self._engines.values()) - SILENT_S * self._pace
-        self._engines = {name: each for name, each in self._engines.items() if each.heard_s >= limit_s}
+        # Silent while others report. If all are silent, the board or the whole machine stood still.
+        limit_s = max(each.reported_s for each in self._engines.values()) - SILENT_S * self._pace
+        self._engines = {name: each for name, each in self._engines.items() if each.reported_s >= limit_s}
         self._prefixes.forget_others(self._engines)
-        if not self._roles and self._heard.roles:
-            self._roles, self._by, why = dict(self._heard.roles), self._heard.by, "the roles that stood"
+        if not self._roles and self._carried.roles:
+            self._roles, self._by, why = dict(self._carried.roles), self._carried.by, "the roles that stood"
             self._joining.knew(self._roles)
         if ready := self._joining.look(self._staying):
             why = f"{', '.join(ready)} has made its first transfers"
@@ -349,9 +349,9 @@ class RoleBoard:
         self._local_below = locally_below(computed_rate, running, waiting / rate, transfer_s)
 
     @property
-    def _listened(self) -> bool:
+    def _settled(self) -> bool:
         """True once routers have had time to report the roles that they hold."""
-        return self._clock() - self._began_s >= LISTEN_S
+        return self._clock() - self._began_s >= SETTLE_S
 
     @property
     def _staying(self) -> list[str]:
@@ -380,18 +380,20 @@ class RoleBoard:
 
     def _state(self) -> RoleNews:
         # Of decode also what will be there once it is prefilled: else whoever has least would be sent all of it.
-        told = {name: each.now for name, each in self._engines.items()}
-        loads = {name: (now.waiting_prompt_tokens, now.coming + now.running) for name, now in told.items()}
+        reports = {name: each.now for name, each in self._engines.items()}
+        loads = {name: (now.waiting_prompt_tokens, now.coming + now.running) for name, now in reports.items()}
         return RoleNews(self._version, self._tick, self._roles, loads, self._by)
 
     def _publish(self, roles: dict[str, str]) -> None:
         self._roles = roles
         self._version += 1
         self._published_s = self._clock()
-        self._hearing = {who for who, asked_s in self._asked.items() if asked_s > self._published_s - 2 * self._news_s}
-        self._tell()
+        self._followers = {
+            who for who, followed_s in self._followed_s.items() if followed_s > self._published_s - 2 * self._news_s
+        }
+        self._wake()
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         self._tick += 1
         news, self._news = self._news, asyncio.Event()
         news.set()
@@ -401,30 +403,30 @@ class RoleBoard:
             self._running = asyncio.get_running_loop().create_task(self._forever())
 
     async def _forever(self) -> None:
-        next_s = self._clock() + LISTEN_S
-        told: Mapping[str, tuple[int, int]] = {}
+        next_s = self._clock() + SETTLE_S
+        sent: Mapping[str, tuple[int, int]] = {}
         while True:
-            await asyncio.sleep(TELL_S * self._pace)
+            await asyncio.sleep(REPORT_S * self._pace)
             now_s = self._clock()
             try:
                 if now_s >= next_s:
                     next_s = now_s + LOOK_S * self._pace
                     self.decide()
                 self._show()  # Ray drops a gauge that was not set for two exports
-                if (loads := self._state().loads) != told:
-                    told = loads
-                    self._tell()
-            except Exception:  # the roles that stand are told on
+                if (loads := self._state().loads) != sent:
+                    sent = loads
+                    self._wake()
+            except Exception:  # the roles that stand are sent on
                 logging.getLogger("ray.serve").exception("no decision on the roles")
             if self._scaled is None or self._scaled.done():  # it waits for Ray Serve's controller
                 self._scaled = asyncio.create_task(self._scale())
-            if now_s - max((each.heard_s for each in self._engines.values()), default=next_s) > GONE_S:
+            if now_s - max((each.reported_s for each in self._engines.values()), default=next_s) > GONE_S:
                 ray: Any = importlib.import_module("ray")
                 ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
     async def _scale(self) -> None:
         """Have Ray Serve run as many engines as are wanted."""
-        if self._scaling is None or not self._listened:
+        if self._scaling is None or not self._settled:
             return
         before = self._scaling.leaving
         try:

@@ -14,7 +14,8 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
-from pdlab.deploy.serving.usage import DATA, DONE, END, event, summed
+from pdlab.deploy.serving.events import DONE, DONE_EVENT, data_of, event, split_events
+from pdlab.deploy.serving.usage import summed
 
 # Fields of an answer that speak of one sequence: vLLM leaves them out where there are several.
 _OF_ONE = ("metrics",)
@@ -153,14 +154,14 @@ class JoinedAnswer:
         if self._last is not None:
             usages = [self._usage[number] for number in sorted(self._usage)]
             last = event({**self._last, "usage": summed(usages, self.n)})
-        return f"{last}{DATA}{DONE}{END}"
+        return f"{last}{DONE_EVENT}"
 
     def _event(self, number: int, data: str) -> str:
         if data == DONE:
             return ""
         chunk = json.loads(data)
         if "choices" not in chunk:  # an error in the middle of a stream
-            return f"{DATA}{data}{END}"
+            return event(chunk)
         chunk["id"] = self._id(number, chunk["id"])
         if not chunk["choices"] and chunk.get("usage"):
             self._usage[number] = chunk["usage"]
@@ -186,7 +187,4 @@ class JoinedAnswer:
 
 def events(texts: Iterable[str]) -> list[str]:
     """The data of the server-sent events in some texts, each of which holds whole events."""
-    parts = []
-    for text in texts:
-        parts += [each.removeprefix(DATA) for each in text.split(END) if each.startswith(DATA)]
-    return parts
+    return [data for text in texts for each in split_events(text) if (data := data_of(each)) is not None]

@@ -13,14 +13,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-# Ray Serve asks every 10 s and replaces a replica after three bad answers in a row: a step may take longer than this.
+# Ray Serve checks every 10 s and replaces a replica after three bad answers in a row: a step may take longer than this.
 STEP_LIMIT_S = 10.0
 
 
 # What the KV guard counts in the statistics of a step (`pdlab.guard.receives.ACTIONS`, `pdlab.guard.peers`).
 UNHEALED, HEALED = "pdlab_guard_unhealed", "pdlab_guard_healed"
 # An attribute of what `on_outputs` puts in place: one more coroutine for each message is enough.
-_HEARERS = "pdlab_hearers"
+_TAKERS = "pdlab_output_takers"
 
 
 def connector_stats(outputs: Any) -> list[dict[str, Any]]:
@@ -95,20 +95,20 @@ def watch(client: Any) -> StepWatch | None:
     return steps
 
 
-def on_outputs(client: Any, hear: Callable[[Any], None]) -> None:
-    """Call ``hear`` with every message that vLLM's client gets from its engine core: ``EngineCoreOutputs``. Raises
+def on_outputs(client: Any, take: Callable[[Any], None]) -> None:
+    """Call ``take`` with every message that vLLM's client gets from its engine core: ``EngineCoreOutputs``. Raises
     AttributeError for another version of vLLM."""
     receive = client.engine_core.get_output_async
-    if (hearers := getattr(receive, _HEARERS, None)) is not None:
-        hearers.append(hear)
+    if (takers := getattr(receive, _TAKERS, None)) is not None:
+        takers.append(take)
         return
-    hearers = [hear]
+    takers = [take]
 
     async def get_output() -> Any:
         outputs = await receive()
-        for each in hearers:
+        for each in takers:
             each(outputs)
         return outputs
 
-    setattr(get_output, _HEARERS, hearers)
+    setattr(get_output, _TAKERS, takers)
     client.engine_core.get_output_async = get_output

@@ -22,6 +22,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Mutable
 from pathlib import Path
 from typing import Any
 
+from pdlab.deploy.serving.events import DONE_EVENT, END
 from pdlab.deploy.serving.guard import Message, Send
 from pdlab.deploy.serving.step_watch import connector_stats, on_outputs
 from pdlab.deploy.serving.traces import TRACEPARENT, TRACESTATE, RequestTrace, SpanMaker
@@ -32,7 +33,7 @@ ID_HEADER = "x-request-id"
 COMMENT = ": pdlab "
 # The key in vLLM's KV-transfer parameters under which prefill tells decode its durations.
 TIMES_KEY = "pdlab_times"
-# The key there under which decode asks for token ids, and prefill gives them `packed`. In vLLM's own field they are a
+# The key there under which decode requests token ids, and prefill gives them `packed`. In vLLM's own field they are a
 # list of integers, which pydantic looks at one by one.
 IDS_KEY = "pdlab_ids"
 # The field of an answer that is not streamed and goes through an ingress, which makes a header of it.
@@ -43,8 +44,7 @@ _TRACE = (TRACEPARENT, TRACESTATE)
 ROUTES = ("/v1/completions", "/v1/chat/completions")
 # `pdlab.guard.marks`, which the replica may not import; a test compares them.
 CORE, WIRE, READ = "pdlab_marks_core", "pdlab_marks_wire", "read"
-_DONE = "data: [DONE]\n\n"
-_DONE_BYTES = _DONE.encode()
+_DONE_BYTES = DONE_EVENT.encode()
 _ID_CHARS = 128
 # Of a header's value. aiohttp reads lines of 8190 bytes, HAProxy headers of 15 KiB together.
 _HEADER_BYTES = 4096
@@ -80,7 +80,7 @@ def current() -> RequestTiming | None:
     return _context.get()
 
 
-def asks(value: object) -> bool:
+def requests_timeline(value: object) -> bool:
     """Whether the header's value requests a timeline."""
     return value in ("1", b"1")
 
@@ -88,9 +88,9 @@ def asks(value: object) -> bool:
 class RequestTiming:
     """What is known of one request of this server; seconds of ``time.monotonic``."""
 
-    def __init__(self, *, asked: bool, request_id: str = "", clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, wanted: bool, request_id: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self.asked = asked
+        self.wanted = wanted
         self.request_id = request_id[:_ID_CHARS]
         self.began = clock()
         self.ended = False
@@ -98,17 +98,17 @@ class RequestTiming:
         self.engine_ids: list[str] = []
         self.prompt_ids: Sequence[int] = ()
         self.first_ids: Sequence[int] = ()
-        self.tells_ids = False
+        self.sends_ids = False
         self.attempts = 0
         self.orchestrated = False
         self.prefilled = False
         self.early = False
-        self.asked_anew = False
+        self.second_request = False
         self.outcome: str | None = None
         self.times: dict[str, Any] = {}
         self.reads: list[tuple[int, float, float, float, int, int, str]] = []
         self.trace: RequestTrace | None = None
-        self.told: dict[str, Any] | None = None
+        self.sent: dict[str, Any] | None = None
         self._chunks = 0
 
     @property
@@ -179,13 +179,13 @@ class RequestTiming:
 
     def durations(self, replica: str) -> dict[str, Any]:
         """The durations that prefill's server reports, in ms."""
-        told: dict[str, Any] = {"total": self.passed_ms, "replica": replica}
+        found: dict[str, Any] = {"total": self.passed_ms, "replica": replica}
         if self.engine_ids:
-            told["id"] = self.engine_id
+            found["id"] = self.engine_id
         for name, begin, end in (("queue", "queued", "scheduled"), ("prefill", "scheduled", "first")):
             if begin in self.marks and end in self.marks:
-                told[name] = _ms(self.marks[end] - self.marks[begin])
-        return told
+                found[name] = _ms(self.marks[end] - self.marks[begin])
+        return found
 
     def record(self, replica: str, *, guarded: bool) -> dict[str, Any]:
         """The timeline, as it is sent."""
@@ -193,27 +193,27 @@ class RequestTiming:
         wire = self._wire(boot)
         path, err = self.path, None
         if len(self.engine_ids) > 1:
-            err = "decode got a second request" if self.asked_anew else "several sequences"
+            err = "decode got a second request" if self.second_request else "several sequences"
         elif path == "cached" and not guarded:
             path, err = "pd", "without the KV guard reads have no marks"
         elif "first" not in self.marks:
             err = "the engine reported no events"
         elif path == "pd" and not self._reads_here(boot):
             err = "the reads were on other machines"
-        told: dict[str, Any] = {"v": 1, "id": self.request_id, "path": path, "try": self.attempts, "boot": boot}
-        told["t"] = {name: _ms(at - self.began) for name, at in self.marks.items()}
-        told |= {"d_id": self.engine_id} if self.engine_ids else {}
-        told |= {"role_d": replica} if replica else {}
+        sent: dict[str, Any] = {"v": 1, "id": self.request_id, "path": path, "try": self.attempts, "boot": boot}
+        sent["t"] = {name: _ms(at - self.began) for name, at in self.marks.items()}
+        sent |= {"d_id": self.engine_id} if self.engine_ids else {}
+        sent |= {"role_d": replica} if replica else {}
         if self.times:
-            told |= {"p_id": self.times.get("id"), "role_p": self.times.get("replica")}
-            told["p"] = {name: self.times[name] for name in ("total", "queue", "prefill") if name in self.times}
+            sent |= {"p_id": self.times.get("id"), "role_p": self.times.get("replica")}
+            sent["p"] = {name: self.times[name] for name in ("total", "queue", "prefill") if name in self.times}
         if wire:
-            told["wire"] = wire
+            sent["wire"] = wire
         if err is not None:
-            told["err"] = err
+            sent["err"] = err
         if self.early:
-            told["early"] = True
-        return told
+            sent["early"] = True
+        return sent
 
     def _wire(self, boot: str) -> list[list[Any]]:
         """The reads; those of another machine's clock begin with the first of this one's."""
@@ -231,7 +231,7 @@ class RequestTiming:
         return sorted(rows)
 
     def _reads_here(self, boot: str) -> list[tuple[int, float, float, float, int, int, str]]:
-        """The reads by this machine's clock. Where machines do not say which boot is theirs, none is known to be."""
+        """The reads by this machine's clock; none where its boot is not known."""
         return [read for read in self.reads if boot and read[6] == boot]
 
 
@@ -262,22 +262,22 @@ class TimingBook:
             self._timings.pop(engine_id, None)
             self._without_first.discard(engine_id)
 
-    def hear(self, outputs: Any) -> None:
+    def take(self, outputs: Any) -> None:
         """A message of the engine core: vLLM's ``EngineCoreOutputs``. Takes the guard's marks out of it.
 
         An exception here would end the engine, because vLLM takes it for one of the engine core. A message in an
         unknown form is therefore logged once and ignored.
         """
         try:
-            self._hear(outputs)
+            self._take(outputs)
         except Exception as error:
             if not self._failed:
                 self._failed = True
                 logging.getLogger("ray.serve").warning("requests have no whole timeline: %r", error)
 
-    def _hear(self, outputs: Any) -> None:
+    def _take(self, outputs: Any) -> None:
         for stats in connector_stats(outputs):
-            self._hear_marks(stats)
+            self._take_marks(stats)
         if not self._without_first:  # the events that count come with the first output of a request
             return
         for output in outputs.outputs:
@@ -290,7 +290,7 @@ class TimingBook:
                         timing.event("first", outputs.timestamp)
                         timing.first_ids = output.new_token_ids
 
-    def _hear_marks(self, stats: dict[str, Any]) -> None:
+    def _take_marks(self, stats: dict[str, Any]) -> None:
         for request_id, *marks in stats.pop(CORE, ()):
             if (timing := self._timings.get(request_id)) is not None:
                 timing.receive(*marks)
@@ -310,7 +310,7 @@ def listen(client: Any, book: TimingBook) -> None:
         book.enter(request.request_id, request.prompt_token_ids)
         return add(request, *args, **kwargs)
 
-    on_outputs(client, book.hear)
+    on_outputs(client, book.take)
     processor.add_request = add_request
 
 
@@ -352,12 +352,12 @@ class SendsTimeline:
             begun: AsyncIterator[Any] = await answer(request, raw)
             return begun
         headers = {} if raw is None else raw.headers
-        timing = RequestTiming(asked=asks(headers.get(HEADER)), request_id=headers.get(ID_HEADER) or "")
-        asked = getattr(request, "kv_transfer_params", None) or {}
-        prefills, timing.tells_ids = bool(asked.get("do_remote_decode")), bool(asked.get(IDS_KEY))
-        if not prefills and raw is not None and (told := self.begin_trace(timing, headers)):
+        timing = RequestTiming(wanted=requests_timeline(headers.get(HEADER)), request_id=headers.get(ID_HEADER) or "")
+        transfer = getattr(request, "kv_transfer_params", None) or {}
+        prefills, timing.sends_ids = bool(transfer.get("do_remote_decode")), bool(transfer.get(IDS_KEY))
+        if not prefills and raw is not None and (traced := self.begin_trace(timing, headers)):
             raw = copy.copy(raw)
-            raw.headers = _without_trace(headers) | told
+            raw.headers = _without_trace(headers) | traced
         _context.set(timing)
         try:
             stream = await answer(request, raw)
@@ -376,12 +376,12 @@ class SendsTimeline:
                 if prefills:
                     if parameters := getattr(item, "kv_transfer_params", None):
                         parameters[TIMES_KEY] = timing.durations(replica_id())
-                        if timing.tells_ids and timing.prompt_ids:
+                        if timing.sends_ids and timing.prompt_ids:
                             parameters[IDS_KEY] = (packed(timing.prompt_ids), packed(timing.first_ids))
                     yield item
                 else:
                     timing.chunk()
-                    yield self._with_record(timing, item) if timing.asked else item
+                    yield self._with_record(timing, item) if timing.wanted else item
         finally:
             self.over(timing, answers=not prefills)
             if hasattr(stream, "aclose"):
@@ -392,21 +392,21 @@ class SendsTimeline:
         """The last piece of an answer, with the timeline; others as they are."""
         last = item[-1] if isinstance(item, list) and item else item
         if isinstance(last, str):
-            if not last.endswith(_DONE):
+            if not last.endswith(DONE_EVENT):
                 return item
-            told = f"{last.removesuffix(_DONE)}{self.comment(timing)}{_DONE}"
-            return [*item[:-1], told] if isinstance(item, list) else told
+            with_timeline = f"{last.removesuffix(DONE_EVENT)}{self.comment(timing)}{DONE_EVENT}"
+            return [*item[:-1], with_timeline] if isinstance(item, list) else with_timeline
         if hasattr(item, "choices"):
             setattr(item, FIELD, self._record(timing))
         return item
 
     def comment(self, timing: RequestTiming) -> str:
         """The timeline as a comment of server-sent events."""
-        return f"{COMMENT}{_json(self._record(timing))}\n\n"
+        return f"{COMMENT}{_json(self._record(timing))}{END}"
 
     def _record(self, timing: RequestTiming) -> dict[str, Any]:
-        timing.told = timing.record(replica_id(), guarded=self.marks_reads)
-        return timing.told
+        timing.sent = timing.record(replica_id(), guarded=self.marks_reads)
+        return timing.sent
 
     def header(self, timing: RequestTiming) -> bytes:
         """The timeline as a header's value."""
@@ -427,11 +427,11 @@ class SendsTimeline:
         counts = answers and self._counts is not None and "first" in timing.marks and "first_byte" in timing.marks
         traced = timing.trace is not None and self._traces is not None and timing.trace.span is not None
         if counts or traced:
-            told = timing.told or self._record(timing)  # a client has it, and nothing of it changes any more
+            record = timing.sent or self._record(timing)  # a client has it, and nothing of it changes any more
             if counts and self._counts is not None:
-                self._counts.add(told)
+                self._counts.add(record)
             if timing.trace is not None and self._traces is not None and traced:
-                self._traces.end(timing.trace, told, timing.passed_ms)
+                self._traces.end(timing.trace, record, timing.passed_ms)
         self._book.leave(timing)
 
 
@@ -448,11 +448,11 @@ class TimelineMiddleware:
             return
         headers = {key.lower(): value for key, value in scope.get("headers", ())}
         request_id = headers.get(ID_HEADER.encode(), b"").decode("latin-1")
-        timing = RequestTiming(asked=asks(headers.get(HEADER.encode())), request_id=request_id)
+        timing = RequestTiming(wanted=requests_timeline(headers.get(HEADER.encode())), request_id=request_id)
         texts = {name: headers[name.encode()].decode("latin-1") for name in _TRACE if name.encode() in headers}
-        if told := self.server.begin_trace(timing, texts):
+        if traced := self.server.begin_trace(timing, texts):
             kept = [pair for pair in scope["headers"] if pair[0].lower().decode("latin-1") not in _TRACE]
-            scope = {**scope, "headers": [*kept, *((name.encode(), text.encode()) for name, text in told.items())]}
+            scope = {**scope, "headers": [*kept, *((name.encode(), text.encode()) for name, text in traced.items())]}
         _context.set(timing)
         sending = _Sending(self.server, timing, send)
         try:
@@ -492,7 +492,7 @@ class StreamsPast:
 
 
 class _Sending:
-    """Sends what the application answers, and marks when; with the timeline where that was asked for. ``past``: where
+    """Sends what the application answers, and marks when; with the timeline if the client requested it. ``past``: where
     further pieces of a stream may go at once, because nothing of them is marked (None: nowhere yet)."""
 
     def __init__(self, server: SendsTimeline, timing: RequestTiming, send: Send) -> None:
@@ -509,15 +509,15 @@ class _Sending:
             self._streams = kind.startswith(b"text/event-stream")
             if not self._streams and message["status"] == 200:
                 timing.chunk()
-                if timing.asked:
-                    told = (HEADER.encode(), self._server.header(timing))
-                    message = {**message, "headers": [*message.get("headers", ()), told]}
+                if timing.wanted:
+                    header = (HEADER.encode(), self._server.header(timing))
+                    message = {**message, "headers": [*message.get("headers", ()), header]}
         elif self._streams and (body := message.get("body")):
-            if timing.chunk() > 1 and not timing.asked:
+            if timing.chunk() > 1 and not timing.wanted:
                 self.past = self._send
-            if timing.asked and body.endswith(_DONE_BYTES):
-                told = body.removesuffix(_DONE_BYTES) + self._server.comment(timing).encode() + _DONE_BYTES
-                message = {**message, "body": told}
+            if timing.wanted and body.endswith(_DONE_BYTES):
+                ending = body.removesuffix(_DONE_BYTES) + self._server.comment(timing).encode() + _DONE_BYTES
+                message = {**message, "body": ending}
         return self._send(message)
 
 
@@ -529,7 +529,7 @@ class TimelineHeader:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Send) -> None:
         headers = scope.get("headers", ()) if scope["type"] == "http" else ()
-        if not any(key.lower() == HEADER.encode() and asks(value) for key, value in headers):
+        if not any(key.lower() == HEADER.encode() and requests_timeline(value) for key, value in headers):
             await self.app(scope, receive, send)
             return
         await self.app(scope, receive, _WithHeader(send))
@@ -558,22 +558,22 @@ class _WithHeader:
         headers = [(key, value) for key, value in start["headers"] if key.lower() != b"content-length"]
         with contextlib.suppress(ValueError):
             answer = json.loads(body)
-            told = answer.pop(FIELD, None) if isinstance(answer, dict) else None
-            if told is not None:
+            timeline = answer.pop(FIELD, None) if isinstance(answer, dict) else None
+            if timeline is not None:
                 body = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
-                headers.append((HEADER.encode(), header_value(told)))
+                headers.append((HEADER.encode(), header_value(timeline)))
         headers.append((b"content-length", str(len(body)).encode()))
         await self._send({**start, "headers": headers})
         await self._send({"type": "http.response.body", "body": body})
 
 
-def header_value(told: dict[str, Any]) -> bytes:
+def header_value(timeline: dict[str, Any]) -> bytes:
     """A timeline as a header's value, in ASCII. The reads of a request of many sequences and ranks would be longer than
     clients and proxies take, and are left out."""
-    value = _json(told).encode()
+    value = _json(timeline).encode()
     if len(value) <= _HEADER_BYTES:
         return value
-    return _json({**told, "wire": [], "err": told.get("err") or "too long a header"}).encode()
+    return _json({**timeline, "wire": [], "err": timeline.get("err") or "too long a header"}).encode()
 
 
 def packed(token_ids: Sequence[int]) -> bytes:

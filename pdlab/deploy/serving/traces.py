@@ -63,21 +63,21 @@ class SpanTime(NamedTuple):
     end_ms: float
 
 
-def span_times(told: Mapping[str, Any], ended_ms: float) -> Iterator[SpanTime]:
+def span_times(record: Mapping[str, Any], ended_ms: float) -> Iterator[SpanTime]:
     """The spans of a timeline as the server tells it: each within 0 and ``ended_ms``, the end of the answer.
 
     If the first token was sent early, the parts after it are those of the second token.
     """
-    marks: Mapping[str, float] = told["t"]
+    marks: Mapping[str, float] = record["t"]
     first_ms = min(max(0.0, marks.get("first_byte", ended_ms)), ended_ms)
-    for _, name, begin_ms, end_ms in intervals(told, first_ms):
+    for _, name, begin_ms, end_ms in intervals(record, first_ms):
         yield SpanTime(name, begin_ms, end_ms)
     if "first_byte" not in marks:
         return
     yield SpanTime(TOKENS, first_ms, ended_ms)
-    if told.get("early") and "second_byte" in marks:
+    if record.get("early") and "second_byte" in marks:
         second_ms = min(max(first_ms, marks["second_byte"]), ended_ms)
-        for _, name, begin_ms, end_ms in intervals(after_early(told), second_ms, first_ms):
+        for _, name, begin_ms, end_ms in intervals(after_early(record), second_ms, first_ms):
             yield SpanTime(name, begin_ms, end_ms)
 
 
@@ -134,53 +134,51 @@ class SpanMaker:
             raise RuntimeError("OpenTelemetry has no tracer provider in this process")
         return RequestTrace({TRACEPARENT: _header(own.trace_id, own.span_id, own.trace_flags), **kept}, span, began_ns)
 
-    def end(self, trace: RequestTrace, told: Mapping[str, Any], ended_ms: float) -> None:
-        """The request has been answered ``ended_ms`` after it arrived, or its client has gone; ``told`` is the server's
-        timeline of it. Never makes the request fail.
-        """
+    def end(self, trace: RequestTrace, record: Mapping[str, Any], ended_ms: float) -> None:
+        """The request has been answered ``ended_ms`` after it arrived, or its client has gone. Never raises."""
         if trace.span is None:
             return
         try:
             if trace.span.is_recording():
-                self._end(trace, told, max(0.0, ended_ms))
+                self._end(trace, record, max(0.0, ended_ms))
         except Exception as error:
             logging.getLogger("ray.serve").warning("a request has no spans: %r", error)
 
-    def _end(self, trace: RequestTrace, told: Mapping[str, Any], ended_ms: float) -> None:
+    def _end(self, trace: RequestTrace, record: Mapping[str, Any], ended_ms: float) -> None:
         from opentelemetry.context import Context
 
         context = self._api.set_span_in_context(trace.span, Context())
-        for each in span_times(told, ended_ms):
-            more = {"call": _of_call, "transfer": _of_transfer}.get(each.name, _nothing)(told)
+        for each in span_times(record, ended_ms):
+            more = {"call": _of_call, "transfer": _of_transfer}.get(each.name, _nothing)(record)
             begin_ns, end_ns = trace.at_ns(each.begin_ms), trace.at_ns(each.end_ms)
             child = self._tracer.start_span(f"{CHILD}{each.name}", context, attributes=more, start_time=begin_ns)
             child.end(end_ns)
-        trace.span.set_attributes(_of_request(told))
+        trace.span.set_attributes(_of_request(record))
         trace.span.end(trace.at_ns(ended_ms))
 
 
-def _of_request(told: Mapping[str, Any]) -> dict[str, Any]:
+def _of_request(record: Mapping[str, Any]) -> dict[str, Any]:
     texts = {
-        "pdlab.path": told["path"],
-        "pdlab.incomplete": told.get("err"),
-        "pdlab.prefill.replica": told.get("role_p"),
-        "pdlab.decode.replica": told.get("role_d"),
-        "pdlab.prefill.request_id": told.get("p_id"),
-        "pdlab.decode.request_id": told.get("d_id"),
+        "pdlab.path": record["path"],
+        "pdlab.incomplete": record.get("err"),
+        "pdlab.prefill.replica": record.get("role_p"),
+        "pdlab.decode.replica": record.get("role_d"),
+        "pdlab.prefill.request_id": record.get("p_id"),
+        "pdlab.decode.request_id": record.get("d_id"),
     }
     attributes: dict[str, Any] = {name: _text(text) for name, text in texts.items() if text}
-    attributes |= {"pdlab.calls": told["try"], "pdlab.answered": "first_byte" in told["t"]}
-    return attributes | ({"pdlab.early": True} if told.get("early") else {})
+    attributes |= {"pdlab.calls": record["try"], "pdlab.answered": "first_byte" in record["t"]}
+    return attributes | ({"pdlab.early": True} if record.get("early") else {})
 
 
-def _of_call(told: Mapping[str, Any]) -> dict[str, Any]:
-    """What prefill said of itself: durations, for its clock is another machine's."""
-    p = told.get("p") or {}
+def _of_call(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The durations that prefill reported; its clock is another machine's."""
+    p = record.get("p") or {}
     return {f"pdlab.prefill.{name}_ms": float(p[name]) for name in ("total", "queue", "prefill") if name in p}
 
 
-def _of_transfer(told: Mapping[str, Any]) -> dict[str, Any]:
-    wire = told.get("wire") or ()
+def _of_transfer(record: Mapping[str, Any]) -> dict[str, Any]:
+    wire = record.get("wire") or ()
     return {
         "pdlab.kv.bytes": sum(read[4] for read in wire),
         "pdlab.kv.reads": sum(read[5] for read in wire),
@@ -188,7 +186,7 @@ def _of_transfer(told: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _nothing(told: Mapping[str, Any]) -> dict[str, Any]:
+def _nothing(record: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 

@@ -43,19 +43,19 @@ class CountsParts:
         self._metrics: dict[str, Any] = {}
         self._due = False
 
-    def add(self, told: Mapping[str, Any]) -> None:
-        """A request has been answered: its timeline as the server tells it."""
+    def add(self, record: Mapping[str, Any]) -> None:
+        """A request has been answered: its timeline as the server sends it."""
         try:
-            self._add(told)
+            self._add(record)
         except Exception as error:
             logging.getLogger("ray.serve").warning("the parts of a request are not counted: %r", error)
 
-    def _add(self, told: Mapping[str, Any]) -> None:
-        parts, path = seconds_of(told), ("path", told["path"])
+    def _add(self, record: Mapping[str, Any]) -> None:
+        parts, path = seconds_of(record), ("path", record["path"])
         for name, seconds in parts.items():
             self._sums[SECONDS, (("part", name), path)] += seconds
         self._sums[REQUESTS, (path,)] += 1
-        for _, _, _, _, size, reads in told.get("wire", ()):
+        for _, _, _, _, size, reads in record.get("wire", ()):
             self._sums[READ_BYTES, ()] += size
             self._sums[READS, ()] += reads
         parts[TOTAL] = sum(parts.values())
@@ -64,10 +64,10 @@ class CountsParts:
             if name in parts:
                 histogram.observe(max(parts[name], 1e-9), tags={"part": name, "ReplicaId": self._replica})
         if not self._due:
-            self._later(self.tell)
+            self._later(self.publish)
             self._due = True
 
-    def tell(self) -> None:
+    def publish(self) -> None:
         """Report to Ray what was added since the last call."""
         sums, self._sums, self._due = self._sums, defaultdict(float), False
         try:
@@ -88,5 +88,5 @@ class CountsParts:
         return self._metrics[name]
 
 
-def _in_a_second(tell: Callable[[], None]) -> None:
-    asyncio.get_running_loop().call_later(EVERY_S, tell)
+def _in_a_second(call: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(EVERY_S, call)

@@ -1,4 +1,4 @@
-"""The server-sent events of an answer, and the usage of an answer that two engines or several sequences made.
+"""The usage of an answer that two engines or several sequences made.
 
 With KV transfer vLLM's decode engine counts transferred tokens as cached tokens of a prompt. Prefill's answer has the
 number of tokens that no engine computed for the request. Works on answers of Ray Serve LLM by their public fields; runs
@@ -11,16 +11,11 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pdlab.deploy.serving.events import END, data_of, event, split_events
+
 PROMPT, COMPLETION = "prompt_tokens_details", "completion_tokens_details"
 # Fields of a prompt's details that speak of the prefix cache.
 _CACHE = ("cached_tokens", "created_cache_tokens")
-# Of one server-sent event.
-DATA, END, DONE = "data: ", "\n\n", "[DONE]"
-
-
-def event(chunk: dict[str, Any]) -> str:
-    """The server-sent event of a chunk of an answer."""
-    return f"{DATA}{json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}{END}"
 
 
 def with_usage(item: Any, mark: str, edit: Callable[[dict[str, Any]], None]) -> Any:
@@ -31,16 +26,16 @@ def with_usage(item: Any, mark: str, edit: Callable[[dict[str, Any]], None]) -> 
         return [with_usage(text, mark, edit) for text in item]
     if not isinstance(item, str) or mark not in item:
         return item
-    return "".join(_edited(f"{text}{END}", mark, edit) for text in item.split(END) if text)
+    return "".join(_edited(text, mark, edit) for text in split_events(item))
 
 
 def _edited(text: str, mark: str, edit: Callable[[dict[str, Any]], None]) -> str:
-    if mark not in text or not text.startswith(DATA):
-        return text
-    chunk = json.loads(text.removeprefix(DATA))
+    if mark not in text or (data := data_of(text)) is None:
+        return f"{text}{END}"
+    chunk = json.loads(data)
     usage = chunk.get("usage")
     if not isinstance(usage, dict):  # the name is in a text that the model wrote
-        return text
+        return f"{text}{END}"
     edit(usage)
     return event(chunk)
 

@@ -109,6 +109,11 @@ const figures = (() => {
       if (block.text) make("text", { x: (across[0] + across[1]) / 2, y: (up[0] + up[1]) / 2 + 4, "text-anchor": "middle" }, svg, block.text);
     }
     const where = ([vx, vy]) => ({ x: x.at(vx), y: vy === null ? null : y.at(vy) });
+    const part = (line) => make("g", line.curve === undefined ? {} : { class: "curve", "data-i": line.curve }, svg);
+    for (const line of panel.lines.filter((each) => each.area.length)) {
+      const inside = make("svg", { x: box.left, y: box.top, width: box.right - box.left, height: box.bottom - box.top, viewBox: `${box.left} ${box.top} ${box.right - box.left} ${box.bottom - box.top}` }, part(line));
+      make("path", { class: "band", d: `${path(line.area.map(where))}z`, fill: line.color }, inside);
+    }
     for (const best of panel.frontiers.map((points) => points.map(where))) {
       make("path", { d: path(best), fill: "none", stroke: "#fbeeb0", "stroke-width": 10, "stroke-linejoin": "round", "stroke-linecap": "round" }, svg);
       for (const p of best) make("circle", { class: "ring", cx: p.x, cy: p.y, r: 9 }, svg);
@@ -117,12 +122,8 @@ const figures = (() => {
     for (const line of panel.lines) {
       // The lines of one curve are in one group.
       const curve = line.curve === undefined ? line : line.curve;
-      if (!groups.has(curve)) groups.set(curve, make("g", line.curve === undefined ? {} : { class: "curve", "data-i": line.curve }, svg));
+      if (!groups.has(curve)) groups.set(curve, part(line));
       const group = groups.get(curve), placed = line.points.map((point, i) => ({ ...where(point), line, level: line.levels && line.levels[i] }));
-      if (line.area.length) {
-        const inside = make("svg", { x: box.left, y: box.top, width: box.right - box.left, height: box.bottom - box.top, viewBox: `${box.left} ${box.top} ${box.right - box.left} ${box.bottom - box.top}` }, group);
-        make("path", { class: "band", d: `${path(line.area.map(where))}z`, fill: line.color }, inside);
-      }
       if (line.width) make("path", { d: path(placed), fill: "none", stroke: line.color, "stroke-width": 1.04 * line.width, "stroke-dasharray": dashes(line) }, group);
       line.reach.forEach(([low, high], i) => make("path", { d: `M${placed[i].x} ${y.at(low)}V${y.at(high)}`, stroke: line.color }, group));
       if (line.marker) for (const p of placed) if (p.y !== null) marker(group, line, p.x, p.y, line.mark / 1.2);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from pdlab.core.commands import PDLAB
 from pdlab.transfer.doctor.findings import SPANNING, DoctorFinding, Facts, Rule
 
 LEAST_DRIVER = 580  # first driver for CUDA 13, for which torch is built
@@ -147,7 +148,7 @@ def _weights(facts: Facts) -> Iterator[DoctorFinding]:
                 (node,),
                 f"{found['folder']}/{name}: {why}",
                 "the engine fails when it loads the model, minutes after the launch",
-                "remove the file, and what it links to, and fetch it again (python -m pdlab weights --fetch)",
+                f"remove the file, and what it links to, and fetch it again ({PDLAB} weights --fetch)",
             )
         if found["missing"]:
             more = f" and {len(found['missing']) - 3} more" if len(found["missing"]) > 3 else ""
@@ -157,7 +158,7 @@ def _weights(facts: Facts) -> Iterator[DoctorFinding]:
                 (node,),
                 f"not on the node: {', '.join(found['missing'][:3])}{more}",
                 "engines download them while they start, or fail without a network",
-                "python -m pdlab weights --fetch",
+                f"{PDLAB} weights --fetch",
             )
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from pdlab.core.commands import CHECK_TRANSFER
 from pdlab.transfer.doctor.findings import FABRIC, NETWORK, Concern, DoctorFinding, Facts, Rule
 from pdlab.transfer.ucx_log import failed_modules
 from pdlab.transfer.verdict import FABRIC as FABRIC_TRANSPORTS
@@ -106,7 +107,7 @@ def _libraries(facts: Facts) -> Iterator[DoctorFinding]:
                 f"libibverbs 1.14.{newer[0]} of the system, 1.14.{newer[1]} in the nixl wheel",
                 "providers of a newer rdma-core do not load into an older libibverbs: UCX may see no "
                 f"{fabric.name} device",
-                "check the wire with debug/test_nixl_connector_ray.py; if it is tcp, run debug/build_nixl_ucx_efa.sh",
+                f"check the wire with {CHECK_TRANSFER}; if it is tcp, run debug/build_nixl_ucx_efa.sh",
                 (fabric.wire,),
             )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from pdlab.cluster.machine import SPAWNED
+from pdlab.core.commands import LAUNCH
 from pdlab.core.deployment import Pool
 from pdlab.transfer.doctor.findings import ONE_MACHINE, DoctorFinding, Facts, Rule
 
@@ -187,7 +188,7 @@ def _ports(facts: Facts) -> Iterator[DoctorFinding]:
                 (node,),
                 _holders_text(engines),
                 "expected while that deployment serves; otherwise a new deployment finds its port taken",
-                "run launch_gptoss.py --shutdown to end the remaining engines",
+                f"run {LAUNCH} --shutdown to end the remaining engines",
             )
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from pdlab.core.commands import INSTALL_WHEEL
 from pdlab.transfer.doctor.fabric_rules import fabric_of
 from pdlab.transfer.doctor.findings import FABRIC, DoctorFinding, Facts, Rule
 
@@ -51,7 +52,7 @@ def _ucx_versions(facts: Facts) -> Iterator[DoctorFinding]:
             tuple(ucx_versions),
             version_list,
             "UCX of different versions may choose different protocols, or fail to connect",
-            "use the same UCX on every node: unset LD_LIBRARY_PATH, or debug/install_on_nodes.py",
+            f"use the same UCX on every node: unset LD_LIBRARY_PATH, or {INSTALL_WHEEL}",
         )
     for node, version in ucx_versions.items():
         old = tuple(int(number) for number in version.split(".")[:2]) < (1, 20)
@@ -149,7 +150,7 @@ def _builds(facts: Facts) -> Iterator[DoctorFinding]:
             f"{', '.join(differing)}; hashes of {library}: "
             + ", ".join(f"{n} {digest}" for n, digest in nodes.items()),
             "different builds may choose different protocols, or find different devices",
-            "install the same wheel on every node: debug/install_on_nodes.py",
+            f"install the same wheel on every node: {INSTALL_WHEEL}",
         )
 
 

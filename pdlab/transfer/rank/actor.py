@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import time
-from pathlib import Path
 from typing import Any
 
 from pdlab.transfer.rank.messages import RankOptions
@@ -32,22 +29,18 @@ class RankActor:
 
 def end_ranks(pids: list[int]) -> list[int]:
     """Kill processes of actors on this node that still exist 2 s after Ray ended the actors; returns their numbers."""
-    deadline = time.monotonic() + 2.0
+    import psutil
 
-    def remaining_pids() -> list[int]:
-        alive = []
-        for pid in pids:
-            with contextlib.suppress(OSError):
-                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-                title = Path(f"/proc/{pid}/cmdline").read_bytes()
-                if state != "Z" and title.startswith(b"ray::"):
-                    alive.append(pid)
-        return alive
-
-    while remaining_pids() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    killed = remaining_pids()
-    for pid in killed:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    ranks = []
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            rank = psutil.Process(pid)
+            if "".join(rank.cmdline()).startswith("ray::"):
+                ranks.append(rank)
+    killed = []
+    for rank in psutil.wait_procs(ranks, timeout=2.0)[1]:
+        with contextlib.suppress(psutil.Error):
+            if rank.status() != psutil.STATUS_ZOMBIE:
+                rank.kill()
+                killed.append(rank.pid)
     return killed

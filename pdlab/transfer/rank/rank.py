@@ -16,11 +16,11 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pdlab.remote.kernel_files import mapped_files
 from pdlab.remote.network import RankHost, bytes_between, counters, host_facts, settled_counters
 from pdlab.transfer.rank.codes import CodeBook, Inspection, check, fill_source, fill_untouched
 from pdlab.transfer.rank.faults import misplace, rewrite
@@ -99,7 +99,7 @@ class Rank:
         except Exception as error:  # NIXL's bindings raise classes of their own
             raise RankError(
                 "backend",
-                f"{options.name}: NIXL cannot start {options.backend}: {error}; check its plugin with debug/doctor.py",
+                f"{options.name}: NIXL cannot start {options.backend}: {error}; the doctor checks its plugin",
             ) from error
         if options.backend not in self.agent.backends:
             plugins = ", ".join(self.agent.get_plugin_list())
@@ -332,10 +332,8 @@ class Rank:
 
     def libraries(self) -> tuple[str, ...]:
         """Loaded files of UCX, libfabric, NIXL and the verbs."""
-        maps = Path("/proc/self/maps").read_text().splitlines()
-        paths = {line.split(None, 5)[5].strip() for line in maps if "/" in line}
         names = ("libuc", "libfabric", "libefa", "libibverbs", "libnl-", "libnixl", "libplugin", "libnuma")
-        return tuple(sorted(path for path in paths if path.rsplit("/", 1)[-1].startswith(names)))
+        return tuple(sorted(path for path in mapped_files() if path.rsplit("/", 1)[-1].startswith(names)))
 
     def _environment(self) -> None:
         """Set the environment that UCX reads at its load. UCX's log goes to a file in memory."""

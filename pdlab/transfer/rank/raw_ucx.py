@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pdlab.remote.kernel_files import mapped_files
 from pdlab.transfer.rank.messages import RankError
 
 PARAM_FEATURES, FEATURE_RMA, FEATURE_AM = 1, 2, 64
@@ -179,8 +180,7 @@ class RawUcx:
 
 def _loaded(name: str) -> Path:
     """The file of a library that this process has loaded. Raises RankError (raw)."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        path = line[line.find("/") :] if "/" in line else ""
+    for path in mapped_files():
         if path.rsplit("/", 1)[-1].startswith(name):
             return Path(path)
     raise RankError("raw", f"{name} is not loaded")

@@ -251,11 +251,11 @@ def test_the_client_has_the_token_once_and_then_the_rest(told: list[str]) -> Non
 def test_where_decode_takes_another_token_it_is_asked_to_go_on_from_prefills(
     told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timing = RequestTiming(asked=True)
+    timing = RequestTiming(wanted=True)
     monkeypatch.setattr(prefill_call, "current", lambda: timing)
     decode = Decode([event(" gi"), event(" gi"), DONE], [event(" wan"), event("", "length"), USAGE, DONE])
     sent = sent_by(decode)
-    assert timing.early and timing.asked_anew
+    assert timing.early and timing.second_request
     assert texts(sent) == " ufo wan" and told == ["early", "early_again"] and decode.closed == ["first", "again"]
     usage = json.loads(sent[-2].removeprefix("data: "))["usage"]
     assert usage == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}

@@ -28,7 +28,7 @@ from pdlab.deploy.serving.elastic import (
     next_to_stop,
 )  # fmt: skip
 from pdlab.deploy.serving.engine_traffic import TrafficCounts
-from pdlab.deploy.serving.role_board import LISTEN_S, SILENT_S, RoleBoard
+from pdlab.deploy.serving.role_board import SETTLE_S, SILENT_S, RoleBoard
 from pdlab.roles.count import CountDecision
 from pdlab.roles.policy import Demand
 from pdlab.roles.spec import FluidSpec
@@ -130,7 +130,7 @@ class Serve:
             raise self.error
         return self.served
 
-    async def ask(self, replicas: int) -> None:
+    async def set_target(self, replicas: int) -> None:
         self.asked.append(replicas)
         self.served = replace(self.served, target=replicas)
 
@@ -281,7 +281,7 @@ def serve() -> Serve:
 @pytest.fixture
 def board(clock: Clock, serve: Serve) -> Iterator[Quiet]:
     made = Quiet(FluidSpec(engines=2, least=2, most=3), clock, serve)
-    clock.now += LISTEN_S
+    clock.now += SETTLE_S
     tell(made, "a", "b")
     made.decide()
     look(made, clock)
@@ -410,7 +410,7 @@ def test_a_new_board_knows_who_is_warm_and_who_is_not(board: Quiet, serve: Serve
     tell(board, "c")
     new = Quiet(FluidSpec(engines=2, least=2, most=3), clock, serve)
     asyncio.run(asyncio.wait_for(new.follow(board._state().fields, "router"), 5))
-    clock.now += LISTEN_S
+    clock.now += SETTLE_S
     assert tell(new, "a", "b", "c")["warm"] == ["a", "b"]
     new.decide()
     assert roles(new) == roles(board)
@@ -429,7 +429,7 @@ def test_a_controller_that_is_away_changes_nothing(board: Quiet, serve: Serve, c
 
 def test_a_fixed_number_asks_ray_serve_for_nothing(clock: Clock, serve: Serve) -> None:
     made = Quiet(FluidSpec(roles="1:1"), clock, serve)
-    clock.now += LISTEN_S
+    clock.now += SETTLE_S
     tell(made, "a", "b")
     look(made, clock)
     tell(made, "c")
@@ -451,7 +451,7 @@ class World:
         self.made = 0
         self.pairs: set[tuple[str, str]] = set()  # first transfers that were made
         self.founders = {"a", "b", "c"}
-        self.clock.now += LISTEN_S
+        self.clock.now += SETTLE_S
 
     @property
     def alive(self) -> list[str]:

@@ -229,7 +229,7 @@ def test_a_timeline_has_the_calls_that_were_made_and_the_time_of_those_that_fail
 ) -> None:
     """A call takes a second, and nothing else takes time."""
     prefill = Prefill(outcomes, replicas)
-    timing = timeline.RequestTiming(asked=True, clock=lambda: float(len(prefill.calls)))
+    timing = timeline.RequestTiming(wanted=True, clock=lambda: float(len(prefill.calls)))
     timeline._context.set(timing)
     decode = server(prefill)
     for _ in range(requests):

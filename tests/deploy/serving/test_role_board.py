@@ -9,7 +9,7 @@ import pytest
 from support.clock import Clock
 
 from pdlab.deploy.serving.engine_traffic import TrafficCounts
-from pdlab.deploy.serving.role_board import LISTEN_S, SILENT_S, RoleBoard, pace
+from pdlab.deploy.serving.role_board import SETTLE_S, SILENT_S, RoleBoard, pace
 from pdlab.roles.messages import RoleNews
 from pdlab.roles.observed import ObservedPool
 from pdlab.roles.prefixes import CHUNK_TOKENS, chunks_of
@@ -117,7 +117,7 @@ def test_a_silent_engine_loses_its_role_and_gets_one_again(clock: Clock) -> None
     of.decide()
     assert gone not in roles(of)
     assert counts(of) == (1, 2), "one of the others prefills"
-    clock.now += LISTEN_S
+    clock.now += SETTLE_S
     report(of, gone)
     assert counts(of) == (1, 3)
     for _ in range(3):
@@ -225,7 +225,7 @@ def test_the_threshold_is_learnt_in_tokens_that_are_computed(clock: Clock) -> No
     def learnt(computed: int) -> int:
         of = board(clock, roles="1:1", prefill_locally_below="auto")
         for _ in range(4):
-            clock.now += LISTEN_S
+            clock.now += SETTLE_S
             busy = {"prefilled_tokens": 8000, "computed_tokens": computed, "prefill_busy_s": 0.8}
             report(of, "a", "b", **busy, waiting_prompt_tokens=1000, handoff_s=[0.05])
             of.decide()
@@ -287,7 +287,7 @@ def test_the_board_knows_who_has_the_beginning_of_a_prompt(clock: Clock) -> None
     clock.now += SILENT_S + 0.1
     report(of, *({*"abcd"} - {decoding[0]}))
     of.decide()
-    clock.now += LISTEN_S
+    clock.now += SETTLE_S
     report(of, decoding[0])
     asyncio.run(of.set_roles({**dict.fromkeys("abcd", "decode"), decoding[0]: "prefill"}))
     assert held(first) == {}, "an engine that was away may have begun anew"

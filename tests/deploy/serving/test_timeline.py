@@ -44,7 +44,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def timing(clock: Clock) -> RequestTiming:
-    return RequestTiming(asked=True, request_id="r-1", clock=clock)
+    return RequestTiming(wanted=True, request_id="r-1", clock=clock)
 
 
 def test_the_guards_names_are_the_replicas() -> None:
@@ -113,7 +113,7 @@ def test_what_cannot_be_told_is_said(timing: RequestTiming) -> None:
     assert "KV guard" in timing.record("", guarded=False)["err"]
     timing.engine_ids += ["a", "b"]
     assert timing.record("", guarded=True)["err"] == "several sequences"
-    timing.asked_anew = True
+    timing.second_request = True
     assert timing.record("", guarded=True)["err"] == "decode got a second request"
 
 
@@ -133,7 +133,7 @@ HOSTILE = "x\r\nset-cookie: a\n\ndata: [DONE]\n\n\x00\x7fé" + 20_000 * "y"
 
 
 def test_a_clients_id_of_its_request_cannot_end_a_line_nor_fill_a_header(clock: Clock) -> None:
-    timing = RequestTiming(asked=True, request_id=HOSTILE, clock=clock)
+    timing = RequestTiming(wanted=True, request_id=HOSTILE, clock=clock)
     timing.engine_ids.append(f"cmpl-{HOSTILE}-12345678")
     timing.answered(timing.durations("P"))
     value = timeline.header_value(timing.record("D", guarded=True))
@@ -166,9 +166,9 @@ def test_a_header_is_no_longer_than_clients_take(timing: RequestTiming) -> None:
 )
 def test_what_another_guard_says_does_not_end_the_engine(clock: Clock, stats: Any) -> None:
     book = TimingBook()
-    book._timings["r"] = RequestTiming(asked=True, clock=clock)
+    book._timings["r"] = RequestTiming(wanted=True, clock=clock)
     outputs = SimpleNamespace(outputs=[], scheduler_stats=SimpleNamespace(kv_connector_stats=stats))
-    book.hear(outputs)
+    book.take(outputs)
     assert book._failed and not book._timings["r"].reads
 
 
