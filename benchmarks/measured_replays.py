@@ -4,11 +4,13 @@ data, run or gone on with, and its levels."""
 from __future__ import annotations
 
 import argparse
+import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -16,7 +18,8 @@ sys.path.insert(0, str(ROOT))
 
 from pdlab.analysis.replays import ReplayFacts, replay_facts  # noqa: E402
 from pdlab.bench.experiment.schedule import make_schedule  # noqa: E402
-from pdlab.results.schema import RequestRecord, Run  # noqa: E402
+from pdlab.results.level_data import LevelData  # noqa: E402
+from pdlab.results.schema import Run  # noqa: E402
 from pdlab.results.store import Store  # noqa: E402
 from pdlab.steps.runner import StepRunner  # noqa: E402
 
@@ -64,23 +67,21 @@ def levels(name: str, out: Path) -> Iterator[Replayed]:
             for run in store.runs():
                 if run.key.repeat != visit.repeat:
                     continue
-                records = store.read_records(run.key)
-                facts = replay_facts(records)
+                requests = store.requests(run.key)
+                facts = replay_facts(requests)
                 if facts is not None:
-                    yield Replayed(visit.configuration.name, part.workload.name, run, facts, _predicted(records))
+                    yield Replayed(visit.configuration.name, part.workload.name, run, facts, _predicted(requests))
 
 
-def _predicted(records: Iterable[RequestRecord]) -> tuple[float, float] | None:
-    least, most, prompts = 0, 0, 0
-    for record in records:
-        own = record.replayed
-        if own is None or not record.ok:
-            continue
-        known = own.foreseen_bounds if own.foreseen_tokens is None else (own.foreseen_tokens,) * 2
-        if known is None:
-            return None
-        least, most, prompts = least + known[0], most + known[1], prompts + record.input_tokens
-    return (least / prompts, most / prompts) if prompts else None
+def _predicted(requests: LevelData) -> tuple[float, float] | None:
+    answered, own = requests.ok & requests.replayed.known, requests.replayed
+    tokens = own.foreseen_tokens[answered]
+    prompts = requests.input_tokens[answered].sum()
+    least, most = (
+        np.where(np.isnan(tokens), bounds[answered], tokens).sum() / prompts
+        for bounds in (own.foreseen_least, own.foreseen_most)
+    )
+    return None if not prompts or math.isnan(least) else (float(least), float(most))
 
 
 def predicted(row: Replayed) -> str:

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """The simulator beside vLLM's own scheduler with a simulated executor: same requests, arrivals, step times and links.
 
-    python benchmarks/vllm_scheduler.py [--hardware h100-vllm-0.11] [--requests 5]
+    python benchmarks/vllm_scheduler.py [--hardware h100-vllm-0.11] [--requests 5] [--workloads 8]
 
 Prints a table of means, one step at a time and with asynchronous scheduling: the simulator with as many steps in
-flight, and how far vLLM's scheduler is off it. Needs vLLM; neither a GPU nor a model. Everything is simulated.
+flight, and how far vLLM's scheduler is off it. With --workloads: the mean of that difference over several workloads,
+with its interval, where KV memory is short. Needs vLLM; neither a GPU nor a model. Everything is simulated.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
-from pdlab.core.catalog import load_model  # noqa: E402
+from pdlab.analysis.intervals import of_repeats  # noqa: E402
+from pdlab.core.catalog import ModelShape, load_model  # noqa: E402
 from pdlab.core.deployment import Deployment, parse_label  # noqa: E402
+from pdlab.core.lengths import parse_lengths  # noqa: E402
 from pdlab.core.workload import Closed, Level, Open, Workload  # noqa: E402
 from pdlab.sim.hardware import STEPS_UNIT, Constant, Hardware, load_hardware  # noqa: E402
 from pdlab.sim.level import figures  # noqa: E402
@@ -46,6 +49,7 @@ class Case(NamedTuple):
 CLOSED = tuple(Closed(concurrency=n) for n in (4, 16, 48))
 LONG = Workload(input_tokens=5000, output_tokens=250)
 GROWING = Workload(input_tokens=500, output_tokens=2000)
+ANSWERS = Workload(input_tokens=4000, output_tokens=500)
 CASES = (
     Case("collocated-1xtp2", CLOSED, LONG),
     Case("collocated-1xtp2", (Open(rate_rps=2), Open(rate_rps=3)), LONG),
@@ -58,7 +62,67 @@ CASES = (
     Case("collocated-1xtp1", (Closed(concurrency=16), Closed(concurrency=32)), LONG, ", hybrid KV cache", hybrid=True),
     Case("collocated-1xtp1", (Closed(concurrency=48),), GROWING, ", 500:2000, KV memory is short"),
     Case("collocated-1xtp1", (Closed(concurrency=48),), GROWING, ", 500:2000, hybrid KV cache", hybrid=True),
+    Case(
+        "collocated-1xtp1",
+        tuple(Closed(concurrency=n) for n in (4, 8, 16)),
+        LONG,
+        ", prompts of earlier levels again, hybrid KV cache",
+        prompts="repeated",
+        hybrid=True,
+    ),
+    Case("pd-spread-p1xtp1-d1xtp1", (Closed(concurrency=32),), ANSWERS, ", 4000:500, KV memory is short"),
+    Case("pd-spread-p1xtp1-d1xtp1", (Closed(concurrency=48),), ANSWERS, ", 4000:500, hybrid KV cache", hybrid=True),
 )
+
+
+# The cases with fresh prompts; those with long answers would take most of the time.
+SHORT = tuple(
+    case for case in CASES if "1xtp1" in case.label and case.prompts == "fresh" and case.workload is not GROWING
+)
+LEVEL = 0.95
+LENGTHS = parse_lengths("uniform:0.8-1.0")
+
+
+def off_by(ratios: Sequence[float]) -> str:
+    """The mean difference and its interval."""
+    estimate = of_repeats(ratios)
+    interval = estimate.interval(LEVEL)
+    assert interval is not None
+    mean, low, high = (100 * (each - 1) for each in (estimate.value, interval.low, interval.high))
+    return f"{mean:+.1f} % ({low:+.1f} to {high:+.1f})"
+
+
+def compare_workloads(hardware: Hardware, shape: ModelShape, model: str, workloads: int, requests: int) -> None:
+    """The cases of short KV memory with lengths that vary, by workloads of other seeds."""
+    names = [f"{name}, {how}" for how in ("sync", "async") for name in ("TTFT", "TPOT", "requests/s")]
+    print(f"| deployment | level | {' | '.join(names)} |\n|---|---|{'---|' * len(names)}")
+    for case in SHORT:
+        deployment = Deployment(topology=parse_label(case.label), model=model)
+        system = hardware.model_copy(update={"hybrid_kv": True}) if case.hybrid else hardware
+        for load in case.loads:
+            assert isinstance(load, Closed)
+            row = []
+            for steps in (1, 2):
+                found: list[list[float]] = []
+                for seed in range(workloads):
+                    workload = case.workload.model_copy(update={"lengths": LENGTHS, "seed": seed})
+                    levels = [Level(load=load, num_requests=requests * load.concurrency, seed=seed)]
+                    with_steps = with_steps_in_flight(system, steps)
+                    one = simulate(deployment, levels, workload, with_steps, shape, seed=seed)
+                    other = simulate_with_vllm(
+                        deployment, levels, workload, system, shape, asynchronous=steps == 2, seed=seed
+                    )
+                    before, after = figures(one[0]), figures(other[0])
+                    assert before.tpot_s and after.tpot_s
+                    found.append(
+                        [
+                            after.ttft_s / before.ttft_s,
+                            after.tpot_s / before.tpot_s,
+                            after.requests_per_s / before.requests_per_s,
+                        ]
+                    )
+                row += [off_by(ratios) for ratios in zip(*found, strict=True)]
+            print(f"| {case.label}{case.note} | {name_of(load)} | {' | '.join(row)} |", flush=True)
 
 
 def name_of(load: Closed | Open) -> str:
@@ -80,10 +144,14 @@ def main() -> int:
     flags.add_argument("--model", default="gpt-oss-120b")
     flags.add_argument("--requests", type=int, default=5, help="per sequence at once, or per 1/s of a rate x 16")
     flags.add_argument("--seed", type=int, default=0)
+    flags.add_argument("--workloads", type=int, metavar="N", help="only the cases of short KV memory, over N workloads")
     args = flags.parse_args()
     warnings.simplefilter("ignore")  # of vLLM's imports
     hardware, shape = load_hardware(args.hardware), load_model(args.model)
     assert shape is not None
+    if args.workloads:
+        compare_workloads(hardware, shape, args.model, args.workloads, args.requests)
+        return 0
     names = [f"{name}, {how}" for how in ("sync", "async") for name in ("TTFT, ms", "TPOT, ms", "requests/s")]
     print(f"| deployment | level | {' | '.join(names)} |\n|---|---|{'---|' * len(names)}")
     took_s = {"simulator": 0.0, "vLLM's scheduler": 0.0}

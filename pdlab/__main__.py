@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any, NoReturn
 
 from pdlab.core.commands import PDLAB, SCRIPTS, module_of
@@ -75,7 +74,9 @@ def script(command: str) -> NoReturn:
 
 
 def _module(command: str) -> Any:
-    return import_module(module_of(command))
+    from pdlab.core.collector import imported  # here, because a stored help page imports no command
+
+    return imported(module_of(command))
 
 
 def _print_help(command: str, *, everything: bool) -> int:

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from pdlab.analysis.curves import Curve, Point, rankable, workloads_name
 from pdlab.analysis.view import View
-from pdlab.core.text import listed
+from pdlab.core.text import counted, listed
 from pdlab.core.workload import LoadKind, Workload
 
 LENGTH_TOLERANCE = 0.1
@@ -221,7 +221,7 @@ def _words(curves: Sequence[Curve], obstacle: Obstacle) -> str:
     if obstacle == "workload":
         return workloads_text(curves)
     if obstacle == "size":
-        return f"{first.gpus.total} {first.gpus.unit}{'' if first.gpus.total == 1 else 's'}"
+        return counted(first.gpus.total, first.gpus.unit)
     if obstacle == "rehearsal":
         return "simulated engines (rehearsed)" if first.rehearsed else "real engines"
     return "on CPU engine ranks" if first.gpus.device == "cpu" else "on GPUs"

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from pdlab.analysis.intervals import Array
 from pdlab.core.workload import Open, Slo
 from pdlab.results.slo import within
 
 if TYPE_CHECKING:
+    from pdlab.analysis.intervals import Array
     from pdlab.analysis.loading import Loaded
 
 MILLION, HOUR_S = 1e6, 3600.0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from pdlab.analysis.intervals import Array
+if TYPE_CHECKING:
+    from pdlab.analysis.intervals import Array
 
 
 def highest(x: Array, y: Array, bounds: Array) -> Array:

@@ -126,7 +126,7 @@ def _figure_findings(
     if leaders > 1:
         names = listed([each.deployment.label for each in standings[:leaders]])
         lead = _lead_factor(standings, standings[leaders - 1])
-        yield found("replay_not_told", figure=figure.name, names=names, lead=lead, limit=limit, values=values)
+        yield found("replay_figure_tie", figure=figure.name, names=names, lead=lead, limit=limit, values=values)
     else:
         lead = _lead_factor(standings, behind[0])
         yield found(
@@ -150,7 +150,7 @@ def _overall(
     counts = {each.gpus for each in deployments}
     sizes = ", ".join(f"{each.label} {each.gpus}" for each in deployments) if len(counts) > 1 else ""
     if not decided:
-        yield found("replay_none_told", workload=workload, names=listed([each.label for each in deployments]))
+        yield found("replay_tie", workload=workload, names=listed([each.label for each in deployments]))
     elif len(never_behind) == 1:
         yield found("replay_best", workload=workload, best=never_behind[0], figures=listed([*decided]))
     elif never_behind:

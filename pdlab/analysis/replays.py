@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from statistics import fmean
-from typing import Literal, NamedTuple
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
 
 from pdlab.core.workload import Slo
 from pdlab.results.level_data import LevelData
 from pdlab.results.metrics import distribution
-from pdlab.results.schema import Distribution, RequestRecord
+from pdlab.results.schema import Distribution
 from pdlab.results.slo import bounds_of_one, stresses
+from pdlab.results.texts import numbered
+
+if TYPE_CHECKING:
+    from pdlab.results.level_data import Codes, Column, Mask
 
 LAST_TURN = 6
 """Turns from this one on are one class."""
 LENGTH_STEP = 4
 """Ratio of the longest prompts of two neighbouring classes: about five classes for any trace."""
+MOST_CLASSES = 30
 HitSource = Literal["server", "rules"]
 
 
@@ -28,12 +33,10 @@ class TimesOfSome(NamedTuple):
     tpot: Distribution | None
 
     @classmethod
-    def of(cls, answered: Sequence[RequestRecord]) -> TimesOfSome:
-        times = (
-            [value for r in answered if (value := r.ttft_s) is not None],
-            [value for r in answered if (value := r.tpot_s) is not None],
-        )
-        return cls(len(answered), *map(distribution, times))
+    def of(cls, requests: LevelData, selected: Mask) -> TimesOfSome:
+        """Those that are ``selected``; all were answered."""
+        times = (distribution(values_s[selected]) for values_s in (requests.ttft_s, requests.tpot_s))
+        return cls(int(selected.sum()), *times)
 
 
 class RequestsByHit(NamedTuple):
@@ -91,104 +94,106 @@ class ReplayFacts(NamedTuple):
     within: tuple[WithinSlo, ...]
 
 
-def replay_facts(records: Sequence[RequestRecord], slos: Iterable[Slo] = ()) -> ReplayFacts | None:
+def replay_facts(requests: LevelData, slos: Iterable[Slo] = ()) -> ReplayFacts | None:
     """Of the requests of one level; None if it replays nothing."""
-    replayed = [record for record in records if record.replayed is not None]
-    if not replayed:
+    replayed = requests.part(requests.replayed.known)
+    if not len(replayed):
         return None
-    answered = [record for record in replayed if record.ok]
-    sessions: defaultdict[str, list[RequestRecord]] = defaultdict(list)
-    for record in replayed:
-        assert record.replayed is not None
-        sessions[record.replayed.session].append(record)
-    complete = [each for each in sessions.values() if all(record.ok for record in each)]
-    spans_s = [max(r.finish_s or 0.0 for r in each) - min(r.arrival_s for r in each) for each in complete]
-    lasted_s = max((r.finish_s or 0.0 for r in answered), default=0.0) - min(r.arrival_s for r in replayed)
-    spoken = sorted((r for r in answered if r.e2el_s and r.output_tokens), key=_per_token_s)
-    per_token_s = distribution(map(_per_token_s, spoken))
-    slowest_s = per_token_s.percentiles_s["p90"] if per_token_s else 0.0
-    known = _known_hits(answered)
+    ok, sessions = replayed.ok, _Sessions.of(replayed)
+    lasted_s = float(np.max(replayed.finish_s[ok], initial=0.0)) - float(replayed.arrival_s[0])
+    per_token_s, slowest = _slowest(replayed)
+    hits = hit_tokens(replayed)
     # A share over only some of the requests would not be the replay's.
-    whole = bool(answered) and len(known) == len(answered)
-    told = any(record.replayed and record.replayed.cached_tokens is not None for record in known)
+    whole = bool(ok.any()) and not np.isnan(hits[ok]).any()
+    told = bool((~np.isnan(replayed.replayed.cached_tokens[ok])).any())
+    complete = int(sessions.complete.sum())
     return ReplayFacts(
         requests=len(replayed),
-        answered=len(answered),
-        requests_per_s=len(answered) / lasted_s if lasted_s > 0 else 0.0,
-        every=TimesOfSome.of(answered),
-        sessions=len(sessions),
-        complete=len(complete),
-        complete_per_s=len(complete) / lasted_s if lasted_s > 0 else 0.0,
-        completion=distribution(spans_s),
-        interactivity_p90=1 / slowest_s if slowest_s > 0 else None,
-        slowest=_slowest(spoken[9 * len(spoken) // 10 :]),
-        by_turn=_classes(answered, _turn_number),
-        by_length=_classes(answered, _length_class),
-        hit_share=hit_share(known) if whole else None,
+        answered=int(ok.sum()),
+        requests_per_s=int(ok.sum()) / lasted_s if lasted_s > 0 else 0.0,
+        every=TimesOfSome.of(replayed, ok),
+        sessions=len(sessions.complete),
+        complete=complete,
+        complete_per_s=complete / lasted_s if lasted_s > 0 else 0.0,
+        completion=distribution(sessions.spans_s(replayed)[sessions.complete]),
+        interactivity_p90=1 / per_token_s if per_token_s > 0 else None,
+        slowest=slowest,
+        by_turn=_classes(replayed, np.minimum(replayed.replayed.turns, LAST_TURN)),
+        by_length=_classes(replayed, _longest_of_class(replayed)),
+        hit_share=hit_share(replayed, ok) if whole else None,
         hits_from=("server" if told else "rules") if whole else None,
-        by_hit=_by_hit(answered) if whole else None,
-        within=tuple(_within(slo, complete, lasted_s) for slo in slos),
+        by_hit=RequestsByHit(TimesOfSome.of(replayed, ok & (hits > 0)), TimesOfSome.of(replayed, ok & (hits == 0)))
+        if whole
+        else None,
+        within=tuple(_within(slo, replayed, sessions, lasted_s) for slo in slos),
     )
 
 
-def hit_share(records: Sequence[RequestRecord]) -> float | None:
-    """Share of the prompt tokens from a cache, of the requests of which that is known; None: of none."""
-    known = _known_hits(records)
-    prompts = sum(record.input_tokens for record in known)
-    return sum(map(_hit_tokens, known)) / prompts if prompts else None
+def hit_tokens(requests: LevelData) -> Column:
+    """Of each prompt the tokens from a cache: the server's count, else the forecast; NaN: unknown."""
+    own = requests.replayed
+    return np.where(np.isnan(own.cached_tokens), own.foreseen_tokens, own.cached_tokens)
 
 
-def _known_hits(records: Sequence[RequestRecord]) -> list[RequestRecord]:
-    return [record for record in records if record.replayed and record.replayed.hit_tokens is not None]
+def hit_share(requests: LevelData, selected: Mask) -> float | None:
+    """Share of the prompt tokens from a cache, of the ``selected`` requests of which that is known; None: of none."""
+    hits = hit_tokens(requests)
+    known = selected & ~np.isnan(hits)
+    prompts = float(requests.input_tokens[known].sum())
+    return float(hits[known].sum()) / prompts if prompts else None
 
 
-def _per_token_s(record: RequestRecord) -> float:
-    return (record.e2el_s or 0.0) / record.output_tokens
+class _Sessions(NamedTuple):
+    """The number of each request's session, and by these numbers whether every request was answered."""
+
+    numbers: Codes
+    complete: Mask
+
+    @classmethod
+    def of(cls, requests: LevelData) -> _Sessions:
+        numbers = numbered(requests.replayed.sessions)
+        return cls(numbers, np.bincount(numbers, weights=~requests.ok) == 0)
+
+    def spans_s(self, requests: LevelData) -> Column:
+        """From the first sending to the last end."""
+        first_s, last_s = np.full(len(self.complete), np.inf), np.zeros(len(self.complete))
+        np.minimum.at(first_s, self.numbers, requests.arrival_s)
+        np.fmax.at(last_s, self.numbers, requests.finish_s)
+        spans_s: Column = last_s - first_s
+        return spans_s
+
+    def good(self, requests: LevelData, slo: Slo) -> int:
+        """Number of sessions with every request answered within the SLO."""
+        missed = np.bincount(self.numbers, weights=stresses(requests, slo) > 1)
+        return int((self.complete & (missed == 0)).sum())
 
 
-def _slowest(records: Sequence[RequestRecord]) -> SlowestTenth | None:
-    if not records:
-        return None
-    ttft_s = fmean((record.ttft_s or 0.0) / record.output_tokens for record in records)
-    return SlowestTenth(ttft_s, fmean(map(_per_token_s, records)) - ttft_s)
+def _slowest(requests: LevelData) -> tuple[float, SlowestTenth | None]:
+    """90th percentile of E2EL per output token, seconds (0: no answer has one), and the tenth with most of it."""
+    spoken = requests.ok & (requests.e2el_s > 0) & (requests.output_tokens > 0)
+    per_token_s, tokens = (requests.e2el_s / requests.output_tokens)[spoken], requests.output_tokens[spoken]
+    every = distribution(per_token_s)
+    if every is None:
+        return 0.0, None
+    tenth = per_token_s.argsort(kind="stable")[9 * len(per_token_s) // 10 :]
+    ttft_s = float((requests.ttft_s[spoken] / tokens)[tenth].mean())
+    return every.percentiles_s["p90"], SlowestTenth(ttft_s, float(per_token_s[tenth].mean()) - ttft_s)
 
 
-def _hit_tokens(record: RequestRecord) -> int:
-    return (record.replayed.hit_tokens or 0) if record.replayed else 0
+def _classes(requests: LevelData, keys: Codes) -> dict[int, TimesOfSome]:
+    found = np.unique(keys[requests.ok]).tolist()
+    return {key: TimesOfSome.of(requests, requests.ok & (keys == key)) for key in found}
 
 
-def _classes(answered: Sequence[RequestRecord], key: Callable[[RequestRecord], int]) -> dict[int, TimesOfSome]:
-    classes: defaultdict[int, list[RequestRecord]] = defaultdict(list)
-    for record in answered:
-        classes[key(record)].append(record)
-    return {name: TimesOfSome.of(members) for name, members in sorted(classes.items())}
+def _longest_of_class(requests: LevelData) -> Codes:
+    longest = LENGTH_STEP ** np.arange(1, MOST_CLASSES + 1)
+    return longest[longest.searchsorted(requests.input_tokens)]
 
 
-def _turn_number(record: RequestRecord) -> int:
-    assert record.replayed is not None
-    return min(record.replayed.turn, LAST_TURN)
-
-
-def _length_class(record: RequestRecord) -> int:
-    longest = LENGTH_STEP
-    while longest < record.input_tokens:
-        longest *= LENGTH_STEP
-    return longest
-
-
-def _by_hit(answered: Sequence[RequestRecord]) -> RequestsByHit:
-    hits, misses = (TimesOfSome.of([r for r in answered if bool(_hit_tokens(r)) is hit]) for hit in (True, False))
-    return RequestsByHit(hits, misses)
-
-
-def _within(slo: Slo, complete: Sequence[Sequence[RequestRecord]], lasted_s: float) -> WithinSlo:
-    sessions = [LevelData.of(each) for each in complete]
+def _within(slo: Slo, requests: LevelData, sessions: _Sessions, lasted_s: float) -> WithinSlo:
     given = slo.model_dump(exclude={"quantile"}, exclude_none=True)
     alone = [Slo(**{name: bound_s}) for name, bound_s in given.items()]
-    missed = {bounds_of_one(each): len(sessions) - _kept(each, sessions) for each in alone}
-    count = _kept(slo, sessions)
+    complete = int(sessions.complete.sum())
+    missed = {bounds_of_one(each): complete - sessions.good(requests, each) for each in alone}
+    count = sessions.good(requests, slo)
     return WithinSlo(slo, count, count / lasted_s if lasted_s > 0 else 0.0, missed)
-
-
-def _kept(slo: Slo, sessions: Sequence[LevelData]) -> int:
-    return sum(bool((stresses(each, slo) <= 1).all()) for each in sessions)

@@ -11,6 +11,7 @@ import hashlib
 import math
 import re
 import zlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -39,6 +40,7 @@ _TIME_AND_TOKEN_KEYS = b'{"arrival_s":', b',"first_token_s":', b',"finish_s":', 
 
 # A larger stated size is not allocated in advance.
 MAX_GUESS = 1 << 28
+AT_ONCE_BYTES, PIECE_BYTES = 1 << 20, 1 << 22  # of a packed file that is read at once, and of a piece of a larger one
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,19 +107,17 @@ def load_requests(folder: Path, run: Run) -> Requests | None:
     None if no records were kept. Raises StoreError if they cannot be read, or are fewer than were completed.
     """
     path = Store(folder).records_path(run.key)
+    remedy = "restore it, or delete it and do without goodput and intervals of that level"
+    digest = hashlib.sha256()
     try:
-        packed = path.read_bytes()
+        if not path.stat().st_size:
+            raise StoreError(f"{path}: is empty (0 bytes); {remedy}")
+        data = parsed(_passing(texts(path), digest.update))
     except FileNotFoundError:
         return None
     except OSError as error:
         raise StoreError(f"{path}: records cannot be read ({reason_of(error)})") from error
-    remedy = "restore it, or delete it and do without goodput and intervals of that level"
-    if not packed:
-        raise StoreError(f"{path}: is empty (0 bytes); {remedy}")
-    try:
-        text = unpack(packed)
-        data = parse(text)
-    except (EOFError, KeyError, TypeError, ValueError, OSError, zlib.error) as error:
+    except (EOFError, KeyError, TypeError, ValueError, zlib.error) as error:
         raise StoreError(f"{path}: records cannot be read ({error})") from error
     kept = len(data)
     if kept < run.completed:
@@ -128,7 +128,7 @@ def load_requests(folder: Path, run: Run) -> Requests | None:
     if kept == 0:
         return None
     requests = window(data, run.load, steady=run.steady is not None)
-    return replace(requests, sha256=hashlib.sha256(text).hexdigest())
+    return replace(requests, sha256=digest.hexdigest())
 
 
 def of_times(times: RequestTimes, run: Run) -> Requests:
@@ -146,8 +146,29 @@ def of_times(times: RequestTimes, run: Run) -> Requests:
     )
 
 
-def unpack(packed: bytes) -> bytes:
-    """The text of stored records. Raises EOFError, OSError or zlib.error."""
+def texts(path: Path) -> Iterator[bytes]:
+    """The text of stored records in pieces of whole lines; all of a small file is one. Raises EOFError, OSError or
+    zlib.error."""
+    if path.stat().st_size <= AT_ONCE_BYTES:
+        yield _unpack(path.read_bytes())
+        return
+    rest = b""
+    with gzip.open(path) as file:
+        while piece := file.read(PIECE_BYTES):
+            lines, end, rest = (rest + piece).rpartition(b"\n")
+            if end:
+                yield lines + end
+    if rest:
+        yield rest
+
+
+def _passing(pieces: Iterable[bytes], to: Callable[[bytes], object]) -> Iterator[bytes]:
+    for piece in pieces:
+        to(piece)
+        yield piece
+
+
+def _unpack(packed: bytes) -> bytes:
     # The last four bytes of a gzip member are the size of its content: one call, one buffer, no copies.
     size = int.from_bytes(packed[-4:], "little")
     text = zlib.decompress(packed, wbits=31, bufsize=max(1, size)) if size < MAX_GUESS else b""
@@ -157,7 +178,13 @@ def unpack(packed: bytes) -> bytes:
 
 def parse(text: bytes) -> LevelData:
     """Stored records -> the times and output tokens of each request. Raises KeyError, TypeError or ValueError."""
-    return LevelData.of_times(*_table(text))
+    return parsed([text])
+
+
+def parsed(pieces: Iterable[bytes]) -> LevelData:
+    """As `parse`, of pieces of whole lines. Raises what ``pieces`` do, too."""
+    tables = [_table(piece.removesuffix(b"\n")) for piece in pieces]
+    return LevelData.of_times(*np.concatenate(tables, axis=1))
 
 
 def _table(text: bytes) -> Array:
@@ -207,7 +234,7 @@ def wrong_counts(text: bytes) -> int:
     """Number of answers whose token counts are not those asked of the request; 0 if lengths do not vary."""
     if b'"asked":' not in text:
         return 0
-    records = from_json(b"[" + _without_gaps(text).replace(b"\n", b",") + b"]")
+    records = from_json(b"[" + _without_gaps(text.removesuffix(b"\n")).replace(b"\n", b",") + b"]")
     return sum(
         [record["input_tokens"], record["output_tokens"]] != record["asked"]
         for record in records

@@ -10,18 +10,26 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from heapq import heappush, heappushpop
+from itertools import chain
 from statistics import fmean
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pdlab.analysis.intervals import MIN_BEYOND, beyond
 from pdlab.core.findings import Finding, found
 from pdlab.core.workload import LoadKind
+from pdlab.results.columns import Table, sorted_order
 from pdlab.results.schema import Run
 from pdlab.results.timeline import PARTS, RequestTimeline, TimePart
+
+if TYPE_CHECKING:
+    from pdlab.results.level_data import Codes, Column
 
 STATISTICS = ("p10", "p50", "p90", "p99")
 NEIGHBOURS = 0.025  # share of the requests on either side of a percentile
 SLOWEST = 20
+TTFT = "ttft_s"  # its column, beside those of the parts
 # The finding on a level, by the largest part of its mean TTFT.
 LARGEST: Mapping[str, str] = {
     "front": "ttft_mostly_front",
@@ -104,16 +112,17 @@ class TtftParts(NamedTuple):
         )
 
 
-def ttft_parts(label: str, runs: Iterable[tuple[Run, Sequence[RequestTimeline]]]) -> list[TtftParts]:
-    """Of every load of one curve with timelines, over its valid repeats together.
+def ttft_parts(label: str, runs: Iterable[tuple[Run, Iterable[RequestTimeline]]]) -> list[TtftParts]:
+    """Of every load of one curve with timelines, over its valid repeats together. The timelines are read once, load by
+    load.
 
     In a level with a steady window only requests that arrived within it count.
     """
-    levels: dict[tuple[LoadKind, float], list[RequestTimeline]] = defaultdict(list)
+    levels: dict[tuple[LoadKind, float], list[Iterable[RequestTimeline]]] = defaultdict(list)
     for run, timelines in runs:
         if run.validity.valid:
-            levels[run.key.kind, run.key.value] += [each for each in timelines if _counts(run, each)]
-    found_parts = [_of_level(label, kind, load, levels[kind, load]) for kind, load in sorted(levels)]
+            levels[run.key.kind, run.key.value].append(filter(partial(_counts, run), timelines))
+    found_parts = [_of_level(label, kind, load, chain(*levels[kind, load])) for kind, load in sorted(levels)]
     return [each for each in found_parts if each is not None]
 
 
@@ -130,26 +139,54 @@ def _counts(run: Run, timeline: RequestTimeline) -> bool:
     return window is None or window[0] <= timeline.arrival_s <= window[1]
 
 
-def _of_level(label: str, kind: LoadKind, load: float, timelines: Sequence[RequestTimeline]) -> TtftParts | None:
-    whole = sorted((_slow(each) for each in timelines if each.whole), key=lambda each: each.ttft_s)
-    if not whole or whole[-1].ttft_s <= 0:
+def _of_level(label: str, kind: LoadKind, load: float, timelines: Iterable[RequestTimeline]) -> TtftParts | None:
+    whole, second, lacking = _Timed(), _Timed(), 0
+    slowest: list[tuple[float, int, RequestTimeline]] = []
+    for number, each in enumerate(timelines):
+        assert each.ttft_s is not None
+        if not each.whole:
+            lacking += 1
+            continue
+        whole.add(each.ttft_s, each.parts())
+        if of_second := each.parts_of_second():
+            second.add(math.nan, of_second)
+        if len(slowest) < SLOWEST:
+            heappush(slowest, (each.ttft_s, number, each))
+        else:
+            heappushpop(slowest, (each.ttft_s, number, each))
+    if not slowest or max(slowest)[0] <= 0:
         return None
-    second = [dict(parts) for each in timelines if each.whole and (parts := each.parts_of_second())]
+    of_whole = whole.columns()
+    order = sorted_order(of_whole[TTFT])
     return TtftParts(
         label=label,
         kind=kind,
         load=load,
-        timed=len(whole),
-        lacking=len(timelines) - len(whole),
-        mean=_mean("mean", whole),
+        timed=len(order),
+        lacking=lacking,
+        mean=_mean("mean", of_whole, order),
         around=tuple(
-            _mean(statistic, _neighbours_of(statistic, whole))
+            _mean(statistic, of_whole, _neighbours_of(statistic, order))
             for statistic in STATISTICS
-            if statistic == "p50" or beyond(statistic, len(whole)) >= MIN_BEYOND
+            if statistic == "p50" or beyond(statistic, len(order)) >= MIN_BEYOND
         ),
-        slowest=tuple(reversed(whole[-SLOWEST:])),
-        until_second_s={name: fmean(each.get(name, 0.0) for each in second) for name in _names(second)},
+        slowest=tuple(_slow(each) for _, _, each in sorted(slowest, reverse=True)),
+        until_second_s=_means(second.columns(), slice(None)),
     )
+
+
+class _Timed:
+    """TTFT and parts of requests, in columns; NaN: a request has no such part."""
+
+    def __init__(self) -> None:
+        self._table = Table(dict.fromkeys((TTFT, *PARTS), "d"))
+
+    def add(self, ttft_s: float, parts: Iterable[TimePart]) -> None:
+        own = dict(parts)
+        self._table.add((ttft_s, *(own.get(name, math.nan) for name in PARTS)))
+
+    def columns(self) -> Mapping[str, Column]:
+        return self._table.columns()
 
 
 def _slow(timeline: RequestTimeline) -> SlowRequest:
@@ -157,22 +194,20 @@ def _slow(timeline: RequestTimeline) -> SlowRequest:
     return SlowRequest(timeline.id, timeline.path, timeline.arrival_s, timeline.ttft_s, timeline.parts())
 
 
-def _neighbours_of(statistic: str, ordered: Sequence[SlowRequest]) -> Sequence[SlowRequest]:
+def _neighbours_of(statistic: str, order: Codes) -> Codes:
     """Those next to a percentile, equally many on either side."""
-    at = math.ceil(float(statistic[1:]) / 100 * len(ordered)) - 1
-    aside = min(max(1, round(NEIGHBOURS * len(ordered))), at, len(ordered) - 1 - at)
-    return ordered[at - aside : at + aside + 1]
+    at = math.ceil(float(statistic[1:]) / 100 * len(order)) - 1
+    aside = min(max(1, round(NEIGHBOURS * len(order))), at, len(order) - 1 - at)
+    return order[at - aside : at + aside + 1]
 
 
-def _mean(statistic: str, requests: Sequence[SlowRequest]) -> PartsAround:
-    parts = [dict(each.parts) for each in requests]
-    return PartsAround(
-        statistic,
-        len(requests),
-        fmean(each.ttft_s for each in requests),
-        {name: fmean(each.get(name, 0.0) for each in parts) for name in _names(parts)},
-    )
+def _mean(statistic: str, columns: Mapping[str, Column], selected: Codes) -> PartsAround:
+    return PartsAround(statistic, len(selected), fmean(columns[TTFT][selected]), _means(columns, selected))
 
 
-def _names(parts: Sequence[Mapping[str, float]]) -> list[str]:
-    return [name for name in PARTS if any(name in each for each in parts)]
+def _means(columns: Mapping[str, Column], selected: Codes | slice) -> dict[str, float]:
+    """Of every part that one of the requests has; those without it count as 0."""
+    import numpy as np
+
+    parts = {name: columns[name][selected] for name in PARTS}
+    return {name: fmean(np.nan_to_num(own)) for name, own in parts.items() if not np.isnan(own).all()}

@@ -341,7 +341,7 @@ def cache_hits(evidence: Evidence) -> Iterator[Finding]:
     answered = evidence.answered
     expected = float(np.nansum(answered.replayed.foreseen_tokens) / answered.input_tokens.sum())
     if abs(share - expected) > HITS_OFF:
-        yield found("hits_unforeseen", share=share, foreseen=expected)
+        yield found("hits_not_as_computed", share=share, foreseen=expected)
 
 
 def _hit_share(evidence: Evidence) -> float | None:
@@ -453,7 +453,7 @@ def lateness(evidence: Evidence) -> Iterator[Finding]:
         return
     if isinstance(evidence.run.load, Replay):
         p99_s = metrics.percentile(late_s, 99)
-        if p99_s > LATE_FLOOR_S:
+        if p99_s >= LATE_FLOOR_S:
             yield found("replay_late", late_ms=1000 * p99_s, limit_ms=1000 * LATE_FLOOR_S)
         return
     if isinstance(evidence.run.load, Closed):
@@ -736,9 +736,9 @@ def _hits_missing(evidence: Evidence) -> Finding | None:
 
     share, bounds = _hit_share(evidence), _hit_bounds(evidence)
     if bounds is None and np.isnan(evidence.answered.replayed.foreseen_tokens).all():
-        return found("hits_not_foreseen")
+        return found("hits_incomputable")
     if evidence.fluid:
-        missing = found("hits_not_told") if share is None else None
+        missing = found("hits_unreported") if share is None else None
     else:
         missing = _needs("prefix_cache_hits")(evidence)
     if missing is not None or bounds is None or share is None or any(cache_hits(evidence)):
@@ -757,7 +757,7 @@ def _affinity_missing(evidence: Evidence) -> Finding | None:
     for pool in evidence.by_session:
         named = int((_served_by(replayed, pool) >= 0).sum())
         if not named or named < NAMED_LEAST * requests:
-            return found("replicas_not_told", named=named, requests=requests, pool=pool)
+            return found("replicas_unnamed", named=named, requests=requests, pool=pool)
     return None
 
 

@@ -246,7 +246,12 @@ class SearchOptions(Frozen):
         None, "with --slo: begin the search at the rate that the simulator finds", SLO_SEARCH
     )
     hardware: str | None = setting(
-        None, f"with --start-from: calibrated step times, as with {PLAN}", SLO_SEARCH, value="NAME", needs="start_from"
+        None,
+        f"with --start-from: calibrated step times, as with {PLAN}",
+        SLO_SEARCH,
+        value="NAME",
+        needs="start_from",
+        otherwise=f"{defaults.HARDWARE}, on local nodes {defaults.LOCAL_HARDWARE}",
     )
 
     @model_validator(mode="after")

@@ -32,6 +32,7 @@ from pydantic import Field
 
 from pdlab.bench.options import SearchOptions
 from pdlab.core.schema import Frozen
+from pdlab.core.text import rounded
 from pdlab.core.workload import BURSTINESS, Burstiness, Slo
 from pdlab.results import metrics
 from pdlab.results.level_data import LevelData
@@ -49,6 +50,7 @@ from pdlab.results.slo import (
 )
 
 LEAST_RPS = 0.001
+DIGITS = 3  # of a rate: it names a file
 MOST_RPS = 100_000.0
 STEADY_SHARE = 0.7  # of an open loop's requests are in its steady window, where it is held for 10 times E2EL
 POWER = 2.0
@@ -227,7 +229,7 @@ def _next_rate(
     points: Sequence[SloPoint], search: SloSearchOptions, guess_rps: float | None, taken: dict[float, int]
 ) -> float | None:
     if not points:
-        return rounded(search.start_rps or guess_rps or 1.0)
+        return rounded(search.start_rps or guess_rps or 1.0, DIGITS)
     if any(point.verdict == "invalid" for point in points):
         return None
     low, high = bracket(points)
@@ -236,12 +238,13 @@ def _next_rate(
     if high is None:
         if _unclear(top, taken):
             return top.rate_rps
-        return rounded(factor * top.rate_rps) if factor * top.rate_rps <= MOST_RPS else None
+        return rounded(factor * top.rate_rps, DIGITS) if factor * top.rate_rps <= MOST_RPS else None
     if low is None:
         if _unclear(bottom, taken) or _promising(bottom, taken, search):
             return bottom.rate_rps
         alone = bottom.verdict == "misses" and bottom.in_flight is not None and bottom.in_flight < ALONE
-        return rounded(bottom.rate_rps / factor) if not alone and bottom.rate_rps / factor >= LEAST_RPS else None
+        lower = rounded(bottom.rate_rps / factor, DIGITS)
+        return lower if not alone and bottom.rate_rps / factor >= LEAST_RPS else None
     between = [point for point in points if low < point.rate_rps < high]
     most_rps = most_served(points)
     for point in reversed(between):
@@ -277,7 +280,7 @@ def _middle(
     rates = [point.rate_rps for point in points]
     gaps = {(low, min([*between, high])), (max([*between, low]), high)}
     for a, b in sorted(gaps, key=lambda gap: gap[0] / gap[1]):
-        middle = rounded(math.sqrt(a * b))
+        middle = rounded(math.sqrt(a * b), DIGITS)
         if b / a > 1 + search.resolution and middle not in rates:
             return middle
     return None
@@ -315,11 +318,6 @@ def result(
         detail=_sentence(points, search, low, high, finished),
         error_shares=search.max_points,
     )
-
-
-def rounded(rate_rps: float) -> float:
-    """Three significant digits: a rate that names a file."""
-    return float(f"{rate_rps:.3g}")
 
 
 def _sentence(

@@ -29,7 +29,7 @@ from pdlab.core.errors import DeploymentDied, StoreError, UsageError
 from pdlab.core.findings import Finding, found
 from pdlab.core.replayed import COMPILED
 from pdlab.core.schema import Frozen
-from pdlab.core.text import minutes
+from pdlab.core.text import duration
 from pdlab.core.workload import Closed, Level, Load, Open, Ramp, RunKey, Sweep, Workload
 from pdlab.deploy import canary
 from pdlab.deploy.endpoint import key_of, measured, next_attempt
@@ -423,7 +423,7 @@ class _Sweeper:
         first_s = min(FIRST_ROUND_S, soak_s / 10)
         requests = level.num_requests if closed else levels.num_requests(level.load, hold_s=first_s)
         self._progress.extend(requests)
-        soak_text = f" and how many make {minutes(soak_s)}" if closed else ""
+        soak_text = f" and how many make {duration(soak_s)}" if closed else ""
         self._progress.note(f"a first round of {requests} requests shows how many processes the load needs{soak_text}")
         first, _ = self._driver.measure(level.model_copy(update={"seed": seed, "num_requests": requests}))
         self._progress.level_done(describe(first))

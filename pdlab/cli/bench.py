@@ -24,7 +24,7 @@ from pdlab.core.mixes import parse_mixes
 from pdlab.core.output_paths import check_folder
 from pdlab.core.schema import validate
 from pdlab.core.settings import flag_names, given_of, parse
-from pdlab.core.text import aligned, counted, duration, minutes, ms
+from pdlab.core.text import aligned, counted, duration, ms
 from pdlab.core.workload import Closed, Load, Open, Ramp, Replay, parse_slo, title, workload_of_flags
 from pdlab.deploy.endpoint import reach
 from pdlab.results.schema import Distribution, Run, note_texts
@@ -70,7 +70,7 @@ def _soak_s(settings: BenchSettings, loads: Sequence[Load]) -> float | None:
     if unused := given_of(settings, ("hold_s", "final", "smoke", "prompts_per_level", "repeats")):
         raise UsageError(f"--soak sets how long one load is held: leave {unused[0]} out")
     if settings.soak_s > MAX_HOLD_S:
-        raise UsageError(f"--soak {settings.soak_s / 60:g}: a load is held for at most {minutes(MAX_HOLD_S)}, a day")
+        raise UsageError(f"--soak {settings.soak_s / 60:g}: a load is held for at most {duration(MAX_HOLD_S)}, a day")
     return settings.soak_s
 
 
@@ -233,7 +233,7 @@ def describe(sweep: SweepOptions) -> str:
         if sweep.soak_s is not None and not isinstance(level.load, Closed):
             held += ", after a first round that is not kept"
         elif sweep.soak_s is not None:
-            held = f" show how many requests take {minutes(sweep.soak_s)}; the load is then held for that time"
+            held = f" show how many requests take {duration(sweep.soak_s)}; the load is then held for that time"
         repeat = f", repeat {level.repeat}" if level.repeat else ""
         lines.append(f"  {title(level.load)}{repeat}: {counted(level.num_requests, 'request')}{held}")
     for search in sweep.searches:

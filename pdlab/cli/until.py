@@ -65,7 +65,7 @@ def check(until: StopTargets, plan: Schedule) -> None:
     closed = any(isinstance(load, Closed) for part in plan.parts.values() for load in part.loads)
     if "throughput" in until.targets and not closed:
         raise UsageError(
-            f"--until {until.text}: lead is of output tokens/s in closed loops, of which this experiment has none; "
+            f"--until {until.text}: lead is of output tokens/s in closed loops, and this experiment has none; "
             "give ttft=20% or tpot=5%"
         )
 

@@ -164,8 +164,18 @@ class GpuType(Frozen):
 @cache
 def known_gpus() -> dict[str, GpuType]:
     """The GPU types of configs/gpus/ by each of their names. Raises UsageError."""
-    types = [load_yaml(path, GpuType) for path in sorted((CONFIGS / "gpus").glob("*.yaml"))]
+    types = map(_gpu_in, _files("gpus").values())
     return {name: each for each in types for name in each.names}
+
+
+@cache
+def _gpu_in(file: Path) -> GpuType:
+    return load_yaml(file, GpuType)
+
+
+def _files(kind: str) -> dict[str, Path]:
+    """The files of that folder of configs/, by their names without the suffix."""
+    return {path.stem: path for path in sorted((CONFIGS / kind).glob("*.yaml"))}
 
 
 def gpu_type_of(name: str) -> str | None:
@@ -175,22 +185,32 @@ def gpu_type_of(name: str) -> str | None:
     return max(found, key=len, default=None)
 
 
+@cache
+def known_gpu(name: str | None) -> GpuType | None:
+    """The type of configs/gpus/ with that name; None: there is none. Raises UsageError."""
+    if name is None:
+        return None
+    files = _files("gpus")
+    own_first = sorted(files.values(), key=lambda file: file.stem != name.lower())  # the others are read if needed
+    return next((each for each in map(_gpu_in, own_first) if name in each.names), None)
+
+
 def gpu_memory_gb(node: ClusterNode) -> float | None:
     """Memory of one GPU of the node in 1e9 bytes, else that of its type, if the type has one size; None: unknown."""
-    known = known_gpus().get(node.gpu_type or "")
+    known = known_gpu(node.gpu_type)
     sizes = known.memory_gb if known else ()
     return node.gpu_memory_gb or (sizes[0] if len(sizes) == 1 else None)
 
 
 def gpu_link(node: ClusterNode) -> GpuLink | None:
     """The link between the GPUs of the node; None: unknown."""
-    known = known_gpus().get(node.gpu_type or "")
+    known = known_gpu(node.gpu_type)
     return node.gpu_link or (known.link if known else None)
 
 
 def known_models() -> dict[str, Path]:
     """Names of configs/models/ -> their files."""
-    return {path.stem: path for path in sorted((CONFIGS / "models").glob("*.yaml"))}
+    return _files("models")
 
 
 def load_shape(path: Path) -> ModelShape:
@@ -216,14 +236,19 @@ def load_shape(path: Path) -> ModelShape:
 
 
 @cache
+def _model_in(file: Path) -> ModelShape:
+    return load_shape(file)
+
+
 def catalogue() -> tuple[ModelShape, ...]:
     """The models of configs/models/."""
-    return tuple(load_shape(path) for path in known_models().values())
+    return tuple(map(_model_in, known_models().values()))
 
 
 def load_model(model: str) -> ModelShape | None:
     """The shape in configs/models/ of a name there or of a Hugging Face id; None if there is none."""
-    for shape in catalogue():
+    own_first = sorted(known_models().values(), key=lambda file: file.stem != model)  # the others are read if needed
+    for shape in map(_model_in, own_first):
         if model in (shape.name, shape.hf_id):
             return shape
         if model in shape.same_config:

@@ -254,7 +254,7 @@ CODES: dict[str, FindingCode] = {
         "prompt tokens, of the answered requests)",
         "{share:.0%} of the prompt tokens came from the prefix cache, but the workload declares {declared:.0%}",
     ),
-    "hits_unforeseen": _gate(
+    "hits_not_as_computed": _gate(
         "cache_hits",
         "the share of a replay's prompt tokens from the prefix cache is within 0.02 of the share by vLLM's rules",
         "{share:.1%} of the prompt tokens came from the prefix cache; by vLLM's rules it is {foreseen:.1%}",
@@ -299,7 +299,7 @@ CODES: dict[str, FindingCode] = {
     ),
     "replay_late": _gate(
         "lateness",
-        "requests of a replay are sent late (p99) by at most 50 ms; they are due at their time in the file, or after "
+        "requests of a replay are sent late (p99) by less than 50 ms; they are due at their time in the file, or after "
         "the answers that they wait for and their pause",
         "load generator late: requests of the replay were sent {late_ms:.0f} ms late (p99, limit {limit_ms:.0f} ms)",
     ),
@@ -411,7 +411,7 @@ CODES: dict[str, FindingCode] = {
     "clocks_uncompared": _unchecked("the client's clocks are compared", "the clocks were not compared"),
     "smoke_test": _unchecked("a level is long enough to judge", "a smoke test is too short for this gate"),
     "replay_load": _unchecked("the load of a level is constant", "the load of a replay changes with time"),
-    "hits_not_foreseen": _unchecked(
+    "hits_incomputable": _unchecked(
         "the prefix-cache hits of each prompt can be computed beforehand",
         "hits are computed only if the token ids of each prompt and its engine, with model, pool and block size, are "
         "known",
@@ -421,12 +421,12 @@ CODES: dict[str, FindingCode] = {
         "only bounds of the hits are known: {share:.1%} of the prompt tokens came from the prefix cache; by vLLM's "
         "rules it is {least:.1%} to {most:.1%}",
     ),
-    "hits_not_told": _unchecked(
+    "hits_unreported": _unchecked(
         "servers of a fluid pool report the cached tokens of each prompt",
         "a fluid pool counts the cached tokens of prefill and decode together, and its servers did not report those "
         "of each prompt: serve with --engine-arg enable_prompt_tokens_details=true",
     ),
-    "replicas_not_told": _unchecked(
+    "replicas_unnamed": _unchecked(
         "timelines name the replica of at least 95 % of the requests",
         "timelines name the {pool} replica of only {named} of {requests} requests",
     ),
@@ -806,7 +806,7 @@ CODES: dict[str, FindingCode] = {
     "records_unreadable": _audit(
         "records", "the requests of a level can be read", "cannot be read ({error})", _NO_BASIS, _RECORDS_FIX
     ),
-    "records_are_none": _audit(
+    "records_not_requests": _audit(
         "records",
         "the records of a level are requests",
         "the file has no requests ({error})",
@@ -1046,7 +1046,7 @@ CODES: dict[str, FindingCode] = {
     "replay_none_best": _of_replay(
         "different deployments lead by different figures", "None is best for {workload} by every figure: {parts}"
     ),
-    "replay_none_told": _of_replay(
+    "replay_tie": _of_replay(
         "no lead is larger than the difference between single replays",
         "The best for {workload} among {names} is not distinguishable: replay it again in each",
     ),
@@ -1062,7 +1062,7 @@ CODES: dict[str, FindingCode] = {
         "{figure}: {best} is best ({values}); it leads {other} by a factor of {lead}, single replays of one deployment "
         "may differ by {limit:.2f}",
     ),
-    "replay_not_told": _of_replay(
+    "replay_figure_tie": _of_replay(
         "a figure differs by less than single replays of one deployment",
         "{figure}: {names} are not distinguishable ({values}); they differ by a factor of {lead:.2f}, single replays "
         "of one deployment may differ by {limit:.2f}",

@@ -72,19 +72,13 @@ def fmt(value: object, specification: str) -> str:
     return format(value, specification)
 
 
-def ms(seconds: float, specification: str = ".0f") -> str:
-    """Seconds as milliseconds."""
-    return format(1000 * seconds, specification)
-
-
 FILTERS: dict[str, Callable[..., str]] = {
     "aligned": aligned,
     "capital": capital,
     "counted": text.counted,
     "fmt": fmt,
-    "joined": text.joined,
     "listed": text.listed,
-    "ms": ms,
+    "ms": text.ms,
     "number": text.number,
     "percent": text.percent,
     "plain": text.plain,

@@ -51,9 +51,9 @@ def rounded(value: float, digits: int) -> float:
     return float(f"{value:.{digits}g}")
 
 
-def counted(number: int, noun: str) -> str:
-    """``1 finding``, ``2 findings``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def counted(number: float, noun: str) -> str:
+    """``1 finding``, ``2 findings``, ``0.5 cores``."""
+    return f"{number:.12g} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:
@@ -66,14 +66,9 @@ def numbers(values: Iterable[float]) -> str:
     return ",".join(f"{value:g}" for value in values)
 
 
-def minutes(seconds: float) -> str:
-    """``1.5 minutes``."""
-    return f"{seconds / 60:g} minutes"
-
-
-def ms(seconds: float | None) -> str:
+def ms(seconds: float | None, specification: str = ".1f") -> str:
     """``12.3``, in milliseconds; ``-`` if it is unknown."""
-    return "-" if seconds is None else f"{1000 * seconds:.1f}"
+    return "-" if seconds is None else format(1000 * seconds, specification)
 
 
 def gigabytes(count: float) -> str:
@@ -111,15 +106,8 @@ def plain(value: float) -> str:
 
 def listed(labels: Sequence[str]) -> str:
     """``a, b and c``; for more than four labels the first three and the number of others."""
-    if len(labels) > 4:
-        return f"{', '.join(labels[:3])} and {len(labels) - 3} others"
-    return joined(labels)
-
-
-def joined(words: Sequence[object]) -> str:
-    """``a, b and c`` with all words; `listed` shortens more than four."""
-    names = [str(word) for word in words]
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+    first, last = (labels[:-1], labels[-1:]) if len(labels) <= 4 else (labels[:3], [f"{len(labels) - 3} others"])
+    return " and ".join(filter(None, [", ".join(first), *last]))
 
 
 LEAST_BEGUN = 4  # from this many characters on, the beginning of a name suggests the name

@@ -12,7 +12,7 @@ from pdlab.cluster import local_nodes, machine
 from pdlab.cluster.machine import Machine
 from pdlab.core import defaults
 from pdlab.core.errors import UsageError, reason_of
-from pdlab.core.text import gigabytes
+from pdlab.core.text import counted, gigabytes
 
 PORT = defaults.PORT
 ENGINES = 2
@@ -56,6 +56,7 @@ def refuse_if_too_small(host: Machine, folders: Sequence[Path]) -> None:
 
 def choose(host: Machine, requested: tuple[int, ...] | None) -> Choice:
     """The levels for this machine; ``requested`` replaces them."""
+    cores = counted(host.cores, "core")
     fewest = "more would share the same cores" if host.cores < 8 else "the demo stays short"
     why = [
         f"{ENGINES} engines per deployment: the fewest that PD can have (1 prefill, 1 decode), and as many collocated "
@@ -64,10 +65,13 @@ def choose(host: Machine, requested: tuple[int, ...] | None) -> Choice:
     if requested is not None:
         levels, reason = requested, "as asked"
     elif host.cores < 2:
-        levels, reason = FEWER_LEVELS, f"without {LEVELS[-1]}, because {_cores(host.cores)} for all processes is few"
+        levels, reason = (
+            FEWER_LEVELS,
+            f"without {LEVELS[-1]}, because {cores} for all processes is few",
+        )
     elif host.idle_cores is not None and host.idle_cores < 1:
         levels = FEWER_LEVELS
-        reason = f"without {LEVELS[-1]}, because other programs leave {host.idle_cores:.1f} of {_cores(host.cores)}"
+        reason = f"without {LEVELS[-1]}, because other programs leave {host.idle_cores:.1f} of {cores}"
     else:
         levels, reason = LEVELS, "from an idle deployment to one that queues"
     why.append(f"concurrency {', '.join(map(str, levels))} ({reason})")
@@ -90,7 +94,8 @@ def conditions(host: Machine) -> list[str]:
     notes = [ON_THE_PLOT]
     if host.busy and host.idle_cores is not None:
         notes.append(
-            f"Other programs were running: {host.idle_cores:.1f} of {_cores(host.cores)} were idle at the beginning."
+            f"Other programs were running: {host.idle_cores:.1f} of {counted(host.cores, 'core')} were idle at the "
+            "beginning."
         )
     return notes
 
@@ -103,7 +108,7 @@ def slower_by(host: Machine) -> float:
 
 def describe(host: Machine, out: Path) -> str:
     """The machine in one line: cores, memory, disk, load."""
-    parts = [_cores(host.cores)]
+    parts = [counted(host.cores, "core")]
     if host.idle_cores is not None:
         parts[0] += f" ({host.idle_cores:.1f} idle)"
     if host.memory_free_bytes is not None and host.memory_bytes is not None:
@@ -114,10 +119,6 @@ def describe(host: Machine, out: Path) -> str:
     if host.load_average is not None:
         parts.append(f"load average {host.load_average:.1f}")
     return ", ".join(parts)
-
-
-def _cores(count: float) -> str:
-    return f"{count:g} core" + ("" if count == 1 else "s")
 
 
 @contextlib.contextmanager

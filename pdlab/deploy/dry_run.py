@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import cast
 
-import yaml
-
 from pdlab.core import defaults
 from pdlab.core.command_lines import command_line
 from pdlab.core.commands import PDLAB
 from pdlab.core.deployment import Deployment, Fluid
 from pdlab.core.nodes import ClusterView, Placement, ReplicaPlacement, Role
+from pdlab.core.schema import yaml_text
 from pdlab.core.text import aligned, counted
 from pdlab.deploy import engine_memory
 from pdlab.deploy.prepared import Prepared
@@ -48,7 +47,7 @@ def describe(prepared: Prepared, *, serving_path: str, base_url: str, launch_com
         "",
         _memory(prepared),
         f"Ray Serve LLM arguments ({prepared.app.import_path}):",
-        _indent(yaml.safe_dump(prepared.app.args, sort_keys=False, default_flow_style=None, width=110)),
+        _indent(yaml_text(prepared.app.args, default_flow_style=None, width=110)),
         "Commands that follow:",
         _indent("\n".join(_commands(prepared, launch_command, base_url))),
     ]

@@ -13,6 +13,7 @@ from typing import Any
 
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Topology
 from pdlab.core.errors import UsageError
+from pdlab.core.text import counted
 
 EVERYWHERE = "0.0.0.0"
 # HAProxy calls a replica on its own node at 127.0.0.1, so that must be one of the addresses that replicas listen at.
@@ -83,7 +84,7 @@ def describe(deployment: Deployment, host: str, *, local: bool) -> str:
         why = "with --local they are all on this machine" if local else f"at --host {host} every node can be reached"
         return f"direct streaming: HAProxy hands requests to the engine replicas ({why})"
     count = deployment.ingress_replicas
-    through = f"{count} ingress replica{'' if count == 1 else 's'}"
+    through = counted(count, "ingress replica")
     if reaches_engines(host, local=local):
         return f"{through} behind HAProxy (by --no-direct-streaming)"
     if host in AT_HAPROXY:

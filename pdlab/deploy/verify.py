@@ -83,7 +83,7 @@ def check(app: Application, deployment: Deployment, running: Running, progress: 
         source = "an engine" if fluid else "a prefill engine"
         asked = canary.requests(running.model_id)[: len(canary_answers)]
         alone = app.ask_alone("fluid" if fluid else "prefill", running.model_id, asked)
-        reference, source = tuple(canary.read_answer(answer) for answer in alone), f"reference: {source} alone"
+        reference, source = tuple(canary.read_answer(answer) for answer in alone), f"reference: {source} by itself"
     result = canary.compare(canary_answers, reference, source, rounding=rounding)
     progress(f"{'warning: ' if result.rounded else ''}canary: {result.detail}")
     if result.equal is False:
@@ -130,7 +130,7 @@ def _check_pairs(
     answers = app.pair_answers(running.model_id, request)
     wrong = []
     for (prefill, decode), answer in answers.items():
-        result = canary.compare([canary.read_answer(answer)], reference[:1], "one engine alone", rounding=rounding)
+        result = canary.compare([canary.read_answer(answer)], reference[:1], "one engine by itself", rounding=rounding)
         if result.equal is False:
             wrong.append(f"prefill {prefill}, decode {decode}: {result.detail}")
     if wrong:

@@ -287,7 +287,9 @@ class _FaultRun:
         for place, each in enumerate(ids):
             salted = request_of(service, each, f"before-{time.time_ns()}-{place}", stream=False)
             canary_answers.append(canary.read_answer(self._ask(service, salted)))
-        result = canary.compare(canary_answers, references, "an engine alone", rounding=service.rounding, bounded=False)
+        result = canary.compare(
+            canary_answers, references, "one engine by itself", rounding=service.rounding, bounded=False
+        )
         if result.equal is False:
             raise CanaryError(f"the deployment gives a wrong answer before any fault: {result.detail}")
         self.progress(f"references: {result.detail}")

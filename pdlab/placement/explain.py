@@ -10,7 +10,7 @@ from pdlab.core.deployment import FLAG_PREFIX, Deployment, Disaggregated, Fluid,
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterNode, ClusterView
 from pdlab.core.schema import validate
-from pdlab.core.text import listed
+from pdlab.core.text import counted, listed
 from pdlab.core.vllm_limits import check_divisibility
 from pdlab.placement.solver import cpus_per_group, eligible, groups_on, spans_nodes
 
@@ -208,8 +208,7 @@ def _freed_by_others(deployment: Deployment, view: ClusterView, fits: Fits) -> s
                 if not count:
                     return f"others release their CPUs on {node.id}"
                 amount = f"{count} of their" if count < held_elsewhere[node.id] else "their"
-                plural = "" if held_elsewhere[node.id] == 1 else "s"
-                return f"others release {amount} {held_elsewhere[node.id]} {unit}{plural} on {node.id}"
+                return f"others release {amount} {counted(held_elsewhere[node.id], unit)} on {node.id}"
     to_free = {node.id: held_elsewhere[node.id] for node in busy}
     if not to_free or not without(to_free):
         return None
@@ -253,5 +252,4 @@ def _more_nodes(deployment: Deployment, view: ClusterView, fits: Fits) -> str | 
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(deployment, with_more(middle)) else (middle + 1, high)
-    nodes = "1 more node" if low == 1 else f"{low} more nodes"
-    return f"{nodes} with {biggest.total_slots} free {_unit(view)}s{'' if low == 1 else ' each'}"
+    return f"{counted(low, 'more node')} with {biggest.total_slots} free {_unit(view)}s{'' if low == 1 else ' each'}"

@@ -107,7 +107,7 @@ def outside_fit(
     for dimension, asked, fitted in degrees:
         others = sorted(asked - set(fitted))
         if others:
-            add(dimension, f"{dimension} {_listed(others)}", _listed(fitted))
+            add(dimension, f"{dimension} {', '.join(map(str, others))}", ", ".join(map(str, fitted)))
     if any(pool.expert_parallel not in fit.expert_parallel for pool in pools):
         add("EP", "EP" if False in fit.expert_parallel else "no EP", "no EP" if False in fit.expert_parallel else "EP")
     network = network_of(deployment, ran_on.nic) if deployment is not None else None
@@ -145,10 +145,6 @@ def _mode_is_fitted(deployment: Deployment, modes: Sequence[str]) -> bool:
 
 def _within(value: float, ends: tuple[float, float], rounding: float = 0) -> bool:
     return ends[0] * (1 - SLACK) - rounding <= value <= ends[1] * (1 + SLACK) + rounding
-
-
-def _listed(values: Sequence[int]) -> str:
-    return ", ".join(map(str, values))
 
 
 def _ends(ends: tuple[float, float]) -> str:

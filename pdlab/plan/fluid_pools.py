@@ -186,7 +186,7 @@ def fluid_plan(
 
         if trace is None:
             return ServedRate(roles, most_rps(share, scenario.slo.quantile, near_rps))
-        # The matched rate assumes a cache that never evicts, and requests that do not wait for others.
+        # The matched rate assumes one large cache, and requests that do not wait for others.
         near = near_rps
         while near and share(rate_rps := HIGHEST * near) >= scenario.slo.quantile:
             if max(trace.arrival_s) * trace.rate_rps < AT_ONCE_S * rate_rps:

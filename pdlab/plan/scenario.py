@@ -33,6 +33,8 @@ STAYS, LEAST_OPEN, MOST_OPEN = 12.0, 1200, 3000  # of an open loop: duration in 
 FILLING, MOST_FILLING, DRAINING, MOST_DRAINING = 0.2, 0.5, 0.1, 0.25
 FILLED_STAYS = 2.0  # an open loop has filled after this many times the p95 of E2EL
 OF_A_TRACE = 0.1  # share of recorded requests that is left out at the beginning
+# Rate matching takes the hits of one cache of so many blocks: what never evicts would remember every request.
+ASSUMED_CACHE_BLOCKS = 2**18
 GROWTH, DEVIATIONS = 0.05, 3.0  # a queue grows if more than this share, and these standard deviations, remain
 
 
@@ -119,6 +121,11 @@ class Scenario:
             return used
         node = self.hardware.gpus_per_node
         return max(used, min(copies * whole_node_gpus(deployment, node), -(-gpus // node) * node))
+
+    @property
+    def assumed_cache_blocks(self) -> int:
+        """Blocks of the prefix cache whose hits are ``prefix_hit_rate`` if the trace's prompts share text."""
+        return ASSUMED_CACHE_BLOCKS
 
     @property
     def longest(self) -> Workload:

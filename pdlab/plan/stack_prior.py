@@ -22,7 +22,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from annotated_types import Ge, Gt
 
-from pdlab.core.catalog import known_gpus
+from pdlab.core.catalog import known_gpu
 from pdlab.core.schema import Frozen
 from pdlab.plan.correction_fit import HOST, PREFILL, Array, CorrectionDistribution
 from pdlab.plan.prediction_intervals import NORMAL_90
@@ -81,7 +81,7 @@ def group_of(stack: Stack, kind: str) -> str:
 
 def generation_of(gpu: str) -> str:
     """The generation of a GPU type; the type itself where it is not known."""
-    type_ = known_gpus().get(gpu)
+    type_ = known_gpu(gpu)
     return (type_.generation if type_ else None) or gpu
 
 

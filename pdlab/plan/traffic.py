@@ -9,15 +9,15 @@ from pdlab.core.engine_cache import EngineCache
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import parse_yaml
 from pdlab.core.workload import Workload
+from pdlab.plan.scenario import ASSUMED_CACHE_BLOCKS
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.level import Trace
 from pdlab.traffic.compiled import YAML, compiled
 from pdlab.traffic.file import is_traffic
 from pdlab.traffic.oracle import oracle_of
-from pdlab.traffic.prompts import TrafficPrompts
+from pdlab.traffic.prompts import PromptsInFlight
 
 MOST_REQUESTS = 1_000_000
-UNLIMITED_BLOCKS = 2**40  # of a cache that never evicts
 
 
 def has_requests(path: Path) -> bool:
@@ -54,12 +54,15 @@ def mean_workload(trace: Trace) -> Workload:
     return Workload(input_tokens=input_tokens, output_tokens=output_tokens)
 
 
-def unlimited_hit_share(trace: Trace, hardware: Hardware, shape: ModelShape) -> float:
-    """Share of the prompt tokens that one engine finds in a prefix cache that never evicts, by vLLM's rules. 0 if
-    prompts share no text."""
+def assumed_hit_share(trace: Trace, hardware: Hardware, shape: ModelShape) -> float:
+    """Share of the prompt tokens that one engine finds in a prefix cache of `ASSUMED_CACHE_BLOCKS`, by vLLM's rules.
+    0 if prompts share no text."""
     if not trace.requests:
         return 0.0
-    prompts = TrafficPrompts(hardware.block_tokens, remembered=len(trace.requests))
-    oracle = oracle_of(EngineCache.of(shape, UNLIMITED_BLOCKS, hardware.block_tokens, hybrid=hardware.hybrid_kv))
-    hits = sum(oracle.compute(*prompts.of(request)) for request in trace.requests)
+    prompts = PromptsInFlight(trace.requests, hardware.block_tokens)
+    oracle = oracle_of(EngineCache.of(shape, ASSUMED_CACHE_BLOCKS, hardware.block_tokens, hybrid=hardware.hybrid_kv))
+    hits = 0
+    for number in range(len(trace.requests)):
+        hits += oracle.compute(*prompts.of(number))
+        prompts.forget(number)
     return hits / sum(trace.input_tokens)

@@ -71,6 +71,8 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         self.core.changed = self._publish
         self._topology = spec.deployment.topology
         self._moves_kv = spec.deployment.transport is not None
+        for stage in stages:
+            stage.receives = self._moves_kv
         arguments = {**spec.deployment.engine_kwargs, **self._pool.engine_kwargs}
         self._tells_cached = bool(arguments.get("enable_prompt_tokens_details"))
         self._ingress = Ingress.of(spec.hardware, moves_kv=self._moves_kv)

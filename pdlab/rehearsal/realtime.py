@@ -181,8 +181,8 @@ class RealTime(Stepping):
             if entry[1] == number:
                 engine.running.remove(entry)
                 heapq.heapify(engine.running)
-                context = self.preempt(number, entry[0] - engine.step)
-                engine.held_tokens -= context
+                context = self.context(number, entry[0] - engine.step)
+                engine.held_tokens -= context + engine.window_tokens
                 engine.context -= context
                 self._gone(engine, number)
                 self.wake(engine, max(self._last_s, self.clock.now_s()))
@@ -264,11 +264,13 @@ class RealTime(Stepping):
 
     # --- what steps do ------------------------------------------------------------------------
 
-    def hit_tokens(self, engine: Engine, request: int, tokens: float, *, fetched: bool) -> float:
-        hit = float(self._caches[engine].hit(self._served[request].prompt(self.block_tokens)))
-        if fetched:
-            self.log.computed_tokens[request] = tokens - hit
-            self.keep(engine, request)
+    def hit_tokens(self, engine: Engine, request: int, tokens: float) -> float:
+        return float(self._caches[engine].hit(self._served[request].prompt(self.block_tokens)))
+
+    def fetched_hit_tokens(self, engine: Engine, request: int, tokens: float) -> float:
+        hit = self.hit_tokens(engine, request, tokens)
+        self.log.computed_tokens[request] = tokens - hit
+        self.keep(engine, request)
         return hit
 
     def keep(self, engine: Engine, request: int) -> None:
@@ -334,7 +336,7 @@ class RealTime(Stepping):
     def _free(self, engine: Engine, request: int, now_s: float) -> None:
         if self._released.pop(request, None) is None:
             return
-        engine.held_tokens -= self.log.input_tokens[request]
+        engine.held_tokens -= engine.kv_tokens(self.log.input_tokens[request])
         self.log.forget(request)
         if engine.waiting and not engine.busy:
             self.wake(engine, now_s)

@@ -434,9 +434,8 @@ class _Builder:
 
     def _series(self, curve: Curve, groups_of: tuple[str, ...]) -> FigureSeries:
         look, gpus = self.looks[id(curve)], curve.gpus
-        unit = gpus.unit + ("" if gpus.total == 1 else "s")
         roles = f" ({gpus.prefill} prefill, {gpus.decode} decode)" if gpus.prefill else ""
-        facts = f"{gpus.total} {unit}{roles}, {curve.workload} tokens"
+        facts = f"{core_text.counted(gpus.total, gpus.unit)}{roles}, {curve.workload} tokens"
         return FigureSeries(
             curve.label, curve.name, facts, look, text_color(look.color), groups_of, curve.published is not None
         )

@@ -26,7 +26,7 @@ from pdlab.report.figure import DASHED, DOTTED, Figure, Line, PlotPanel, line_pa
 from pdlab.report.section import ASSETS, Section
 from pdlab.report.style import HUES
 from pdlab.results.published_folders import load_experiment
-from pdlab.results.schema import RequestRecord, Run
+from pdlab.results.schema import Run
 from pdlab.results.slo import bounds_of_one
 from pdlab.results.store import Store
 
@@ -36,11 +36,11 @@ WORDS = ASSETS / "replays.txt"
 MOST = 4  # of one picture of classes
 
 
-class ReplayRecords(NamedTuple):
-    """One replay: its facts and its requests."""
+class ShownReplay(NamedTuple):
+    """One replay: its facts and its requests in bins of time."""
 
     facts: ReplayFacts
-    records: tuple[RequestRecord, ...]
+    bins: Sequence[timelines.TimeBin]
 
 
 class ReplayedLevel(NamedTuple):
@@ -52,8 +52,8 @@ class ReplayedLevel(NamedTuple):
     gpus: Gpus
     workload: str
     run: Run
-    measured: ReplayRecords
-    simulated: ReplayRecords | None = None
+    measured: ShownReplay
+    simulated: ShownReplay | None = None
 
     @property
     def valid(self) -> bool:
@@ -126,10 +126,10 @@ def replays(
     return found
 
 
-def _replayed(folder: Path, run: Run, slos: Sequence[Slo]) -> ReplayRecords | None:
-    records = Store(folder).read_records(run.key)
-    facts = replay_facts(records, slos)
-    return None if facts is None else ReplayRecords(facts, records)
+def _replayed(folder: Path, run: Run, slos: Sequence[Slo]) -> ShownReplay | None:
+    requests = Store(folder).requests(run.key)
+    facts = replay_facts(requests, slos)
+    return None if facts is None else ShownReplay(facts, timelines.bins(requests))
 
 
 def verdicts(levels: Sequence[ReplayedLevel], parts: Sequence[TtftParts] = ()) -> list[Finding]:
@@ -225,7 +225,7 @@ def figure(each: ReplayedLevel) -> Figure:
     shown = [("measured" if each.run.origin == "measured" else each.run.origin, each.measured)]
     shown += [("simulated", each.simulated)] if each.simulated else []
     series = [
-        timelines.TimelineSeries(timelines.bins(one.records), HUES[number], f"{each.label}, {word}")
+        timelines.TimelineSeries(one.bins, HUES[number], f"{each.label}, {word}")
         for number, (word, one) in enumerate(shown)
     ]
     return stacked(timelines.panels(series, replayed=True), timelines.TIME_NAME)

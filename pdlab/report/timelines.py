@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from pdlab.analysis.loading import Loaded
 from pdlab.analysis.replays import hit_share
@@ -14,29 +16,20 @@ from pdlab.report.figure import DASHED, Figure, Legend, Line, PlotPanel, line_pa
 from pdlab.report.section import Section
 from pdlab.report.style import HUES
 from pdlab.results import roles_log
+from pdlab.results.columns import sorted_known
+from pdlab.results.level_data import LevelData
 from pdlab.results.metrics import percentile
 from pdlab.results.roles_log import RoleChange
-from pdlab.results.schema import RequestRecord, Run
+from pdlab.results.schema import Run
 from pdlab.results.store import Store
+
+if TYPE_CHECKING:
+    from pdlab.results.level_data import Column, Mask
 
 MOST = 6  # in one picture
 BINS, LEAST_BIN_S = 120, 1.0
 PANEL_IN = 1.9
 TIME_NAME = "seconds since the load began; latencies by the arrival of a request (dashed: p95)"
-
-
-class Timeline(NamedTuple):
-    """A level with its requests and its role changes."""
-
-    label: str
-    run: Run
-    records: tuple[RequestRecord, ...]
-    changes: tuple[RoleChange, ...]
-
-    @property
-    def replays(self) -> bool:
-        """Whether it replays a compiled workload."""
-        return isinstance(self.run.load, Replay)
 
 
 class TimeBin(NamedTuple):
@@ -53,6 +46,21 @@ class TimeBin(NamedTuple):
     tpot_s: tuple[float, float] | None
 
 
+class Timeline(NamedTuple):
+    """A level in bins of time, until the last answer's end, and its role changes."""
+
+    label: str
+    run: Run
+    bins: Sequence[TimeBin]
+    ends_s: float
+    changes: tuple[RoleChange, ...]
+
+    @property
+    def replays(self) -> bool:
+        """Whether it replays a compiled workload."""
+        return isinstance(self.run.load, Replay)
+
+
 def moving(labelled: Sequence[tuple[str, Loaded]]) -> list[Timeline]:
     """The levels with a mix that changes, a replay, or role changes. Raises StoreError."""
     found = []
@@ -65,9 +73,10 @@ def moving(labelled: Sequence[tuple[str, Loaded]]) -> list[Timeline]:
                 origin = "rehearsed" if run.rehearsal else run.origin
                 moves = "replay" if isinstance(run.load, Replay) else f"{mean:.3g} {what}"
                 text = f"{label}, {moves}, {origin}"
-                records = Store(folder).read_records(run.key)
+                requests = Store(folder).requests(run.key)
+                ends_s = float(np.max(np.fmax(requests.ended_s, requests.arrival_s), initial=0.0))
                 shown = changes or as_launched(experiment.manifest.deployment)
-                found.append(Timeline(text, run, records, shown))
+                found.append(Timeline(text, run, bins(requests), ends_s, shown))
     return found
 
 
@@ -79,39 +88,42 @@ def as_launched(deployment: Deployment | None) -> tuple[RoleChange, ...]:
     return (RoleChange(0.0, *topology.split, "as launched"),)
 
 
-def bins(records: Sequence[RequestRecord]) -> list[TimeBin]:
+def bins(requests: LevelData) -> list[TimeBin]:
     """The arrivals in bins of equal length: about `BINS`, of a second at least."""
-    if not records:
+    if not len(requests):
         return []
-    ends_s = max(record.arrival_s for record in records)
+    ends_s = float(requests.arrival_s[-1])
     count = max(1, min(BINS, int(ends_s / LEAST_BIN_S)))
     width_s = max(ends_s / count, 1e-9)
-    groups: list[list[RequestRecord]] = [[] for _ in range(count)]
-    for record in records:
-        groups[min(int(record.arrival_s / width_s), count - 1)].append(record)
-    busy_s = [0.0] * count
-    for record in records:
-        ended_s = record.arrival_s if record.finish_s is None else record.finish_s
-        for index in range(int(record.arrival_s / width_s), min(int(ended_s / width_s) + 1, count)):
-            begins_s = index * width_s
-            busy_s[index] += max(0.0, min(ended_s, begins_s + width_s) - max(record.arrival_s, begins_s))
-    return [
-        TimeBin(
-            middle_s=(index + 0.5) * width_s,
-            requests_per_s=len(group) / width_s,
-            prompt_tokens_per_s=sum(record.input_tokens for record in group) / width_s,
-            in_flight=busy_s[index] / width_s,
-            hit_share=hit_share(group),
-            ttft_s=_middle_and_tail(record.ttft_s for record in group),
-            tpot_s=_middle_and_tail(record.tpot_s for record in group),
-        )
-        for index, group in enumerate(groups)
-    ]
+    places = np.minimum((requests.arrival_s / width_s).astype(np.int64), count - 1)
+    busy_s = _busy_s(requests, width_s, count)
+    return [_bin(requests, places == index, index, width_s, float(busy_s[index])) for index in range(count)]
 
 
-def _middle_and_tail(values: Iterable[float | None]) -> tuple[float, float] | None:
-    ordered = sorted(value for value in values if value is not None)
-    return (percentile(ordered, 50), percentile(ordered, 95)) if ordered else None
+def _bin(requests: LevelData, own: Mask, index: int, width_s: float, busy_s: float) -> TimeBin:
+    return TimeBin(
+        middle_s=(index + 0.5) * width_s,
+        requests_per_s=int(own.sum()) / width_s,
+        prompt_tokens_per_s=float(requests.input_tokens[own].sum()) / width_s,
+        in_flight=busy_s / width_s,
+        hit_share=hit_share(requests, own),
+        ttft_s=_middle_and_tail(requests.ttft_s[own]),
+        tpot_s=_middle_and_tail(requests.tpot_s[own]),
+    )
+
+
+def _busy_s(requests: LevelData, width_s: float, count: int) -> Column:
+    """Of each bin the time that all requests together were in flight in it."""
+    ended_s = np.fmax(requests.ended_s, requests.arrival_s)  # NaN: it never ended
+    edges_s = width_s * np.arange(count + 1)
+    stays_s = ended_s - requests.arrival_s
+    until_s = [float(np.clip(edge_s - requests.arrival_s, 0.0, stays_s).sum()) for edge_s in edges_s]
+    return np.diff(until_s)
+
+
+def _middle_and_tail(values_s: Column) -> tuple[float, float] | None:
+    ordered = sorted_known(values_s)
+    return (percentile(ordered, 50), percentile(ordered, 95)) if len(ordered) else None
 
 
 def section(each: Timeline) -> Section:
@@ -166,7 +178,7 @@ def figure(timelines: Sequence[Timeline]) -> Figure:
     """At most `MOST` of them on one axis of time."""
     shown = timelines[:MOST]
     colors = [HUES[number % len(HUES)] for number in range(len(shown))]
-    series = [TimelineSeries(bins(each.records), color, each.label) for each, color in zip(shown, colors, strict=True)]
+    series = [TimelineSeries(each.bins, color, each.label) for each, color in zip(shown, colors, strict=True)]
     made = panels(series, replayed=any(each.replays for each in shown))
     if changing := [(each, color) for each, color in zip(shown, colors, strict=True) if each.changes]:
         total = max(each.changes[0].prefill + each.changes[0].decode for each, _ in changing)
@@ -176,5 +188,4 @@ def figure(timelines: Sequence[Timeline]) -> Figure:
 
 
 def _split_steps(each: Timeline) -> list[tuple[float, float | None]]:
-    ends_s = max([record.finish_s or record.arrival_s for record in each.records], default=0.0)
-    return steps([*(change.at_s for change in each.changes), ends_s], [change.prefill for change in each.changes])
+    return steps([*(change.at_s for change in each.changes), each.ends_s], [change.prefill for change in each.changes])

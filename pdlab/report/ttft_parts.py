@@ -70,7 +70,7 @@ def levels_with_timelines(labelled: Sequence[tuple[str, Loaded]]) -> list[TtftPa
     for label, (folder, experiment, *_) in labelled:
         if (folder / MANIFEST).is_file():
             store = Store(folder)
-            levels += ttft_parts(label, [(run, store.read_timelines(run.key)) for run in experiment.runs])
+            levels += ttft_parts(label, [(run, store.timelines(run.key)) for run in experiment.runs])
     return levels
 
 

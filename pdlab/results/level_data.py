@@ -34,14 +34,15 @@ class Chunks(NamedTuple):
 class ReplayedData:
     """Columns of `pdlab.results.schema.ReplayedRequest`, one element per request.
 
-    ``known``: whether the request belongs to a compiled workload. ``cached_tokens``, ``foreseen_tokens``,
-    ``foreseen_least`` and ``foreseen_most`` (the bounds): NaN if unknown. ``replicas``, ``prefill_replicas``: a number
-    for each replica; -1: unknown. ``after``: ids of the requests waited for, ``after_counts`` of them per request, one
-    after the other. Texts are UTF-8.
+    ``known``: whether the request belongs to a compiled workload. ``turns``: 1 for others. ``cached_tokens``,
+    ``foreseen_tokens``, ``foreseen_least`` and ``foreseen_most`` (the bounds): NaN if unknown. ``replicas``,
+    ``prefill_replicas``: a number for each replica; -1: unknown. ``after``: ids of the requests waited for,
+    ``after_counts`` of them per request, one after the other. Texts are UTF-8.
     """
 
     known: Mask
     sent: Mask
+    turns: Codes
     cached_tokens: Column
     foreseen_tokens: Column
     foreseen_least: Column
@@ -62,6 +63,7 @@ class ReplayedData:
         return cls(
             known=np.zeros(count, dtype=np.bool_),
             sent=np.ones(count, dtype=np.bool_),
+            turns=np.ones(count, dtype=np.int64),
             cached_tokens=unknown,
             foreseen_tokens=unknown,
             foreseen_least=unknown,
@@ -85,8 +87,9 @@ class _ReplayedColumns:
         self._numbers: dict[str | None, int] = {None: -1}
         self._table = Table(
             {
-                "known": "B", "sent": "B", "cached_tokens": "d", "foreseen_tokens": "d", "foreseen_least": "d",
-                "foreseen_most": "d", "replicas": "q", "prefill_replicas": "q", "after_counts": "q",
+                "known": "B", "sent": "B", "turns": "q", "cached_tokens": "d", "foreseen_tokens": "d",
+                "foreseen_least": "d", "foreseen_most": "d", "replicas": "q", "prefill_replicas": "q",
+                "after_counts": "q",
             }
         )  # fmt: skip
         self._ids, self._sessions, self._after = Texts(), Texts(), Texts()
@@ -97,7 +100,7 @@ class _ReplayedColumns:
         tokens = map(_or_nan, (each.cached_tokens, each.foreseen_tokens, *(each.foreseen_bounds or (None, None))))
         after = each.after
         replicas = (self._number(each.replica), self._number(each.prefill_replica))
-        self._table.add((known, each.sent, *tokens, *replicas, len(after)))
+        self._table.add((known, each.sent, each.turn, *tokens, *replicas, len(after)))
         self._ids.add(each.id)
         self._sessions.add(each.session)
         for other in after:

@@ -11,13 +11,15 @@ import json
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pdlab.core.commands import PDLAB
 from pdlab.core.errors import StoreError
 from pdlab.core.files import replace
 from pdlab.core.workload import RunKey
-from pdlab.results.schema import Run
+
+if TYPE_CHECKING:
+    from pdlab.results.schema import Run
 
 OF_ALL = "roles.jsonl"
 

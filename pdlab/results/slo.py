@@ -54,10 +54,13 @@ def _gap_stresses(requests: LevelData, slo: Slo) -> Column:
     """The worse of two ratios per request: 99th percentile of its gaps over its bound, longest gap over its bound."""
     import numpy as np
 
+    from pdlab.results.columns import each
     from pdlab.results.metrics import percentile
 
-    worst = np.zeros(len(requests))
-    for i, gaps_s in enumerate(np.split(requests.gaps_s, requests.gap_counts.cumsum()[:-1])):
+    worst, begin = np.zeros(len(requests)), 0
+    for i, count in enumerate(each(requests.gap_counts)):
+        gaps_s = requests.gaps_s[begin : begin + count]
+        begin += count
         if len(gaps_s):
             ordered = np.sort(gaps_s).tolist()
             worst[i] = max(

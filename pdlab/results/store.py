@@ -173,10 +173,11 @@ class Store:
         return ReplacedLevel(file=f"{REPLACED}/{stem}.json", reasons=run.validity.reasons)
 
     def read_records(self, key: RunKey) -> tuple[RequestRecord, ...]:
-        """Every request of one level. Raises StoreError."""
-        return tuple(self._records(key))
+        """All of `records`. Raises StoreError."""
+        return tuple(self.records(key))
 
-    def _records(self, key: RunKey) -> Iterator[RequestRecord]:
+    def records(self, key: RunKey) -> Iterator[RequestRecord]:
+        """Every request of one level, one at a time. Raises StoreError."""
         path = self.records_path(key)
         try:
             yield from _rows(path, RequestRecord)
@@ -184,18 +185,22 @@ class Store:
             raise StoreError(f"{path}: records cannot be read ({error})") from error
 
     def read_timelines(self, key: RunKey) -> tuple[RequestTimeline, ...]:
+        """All of `timelines`. Raises StoreError."""
+        return tuple(self.timelines(key))
+
+    def timelines(self, key: RunKey) -> Iterator[RequestTimeline]:
         """The timelines of one level by arrival; empty if its servers recorded none. Raises StoreError."""
         path = self.timelines_path(key)
         if not path.exists():
-            return ()
+            return
         try:
-            return tuple(_rows(path, RequestTimeline))
+            yield from _rows(path, RequestTimeline)
         except (OSError, EOFError, ValueError, zlib.error) as error:
             raise StoreError(f"{path}: timelines cannot be read ({error}); remove it") from error
 
     def requests(self, key: RunKey) -> LevelData:
         """`read_records` in columns."""
-        return LevelData.of(self._records(key))
+        return LevelData.of(self.records(key))
 
     def check_records(self, run: Run) -> None:
         """Raises StoreError unless the level's requests are there and unchanged."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from pdlab.roles.observed import EngineLoad, Role
+if TYPE_CHECKING:
+    from pdlab.roles.observed import EngineLoad, Role
 
 
 def assign(

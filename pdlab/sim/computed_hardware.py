@@ -16,7 +16,7 @@ from functools import cache
 from pydantic import Field
 
 from pdlab.core import defaults
-from pdlab.core.catalog import BYTES_PER_VALUE, GpuType, ModelShape, known_gpus, load_model
+from pdlab.core.catalog import BYTES_PER_VALUE, GpuType, ModelShape, known_gpu, known_gpus, load_model
 from pdlab.core.errors import UsageError
 from pdlab.core.files import CONFIGS
 from pdlab.core.schema import Frozen, load_yaml
@@ -110,7 +110,7 @@ def computed(
     Raises UsageError.
     """
     name = gpu.upper()
-    type_ = known_gpus().get(name)
+    type_ = known_gpu(name)
     system = type_.step_tables if type_ else None
     if type_ is None or system is None:
         raise UsageError(f"GPU type {gpu}: there are no step times of it; {choices(name, computed_gpus())}")

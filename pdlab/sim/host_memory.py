@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from pdlab.core.catalog import ModelShape, known_gpus
+from pdlab.core.catalog import ModelShape, known_gpu
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import UsageError
 from pdlab.sim.engine import Engine, PendingPrefill
@@ -44,7 +44,7 @@ class HostMemory:
             return None
         pool = next(iter(deployment.pools.values()))  # the one that prefills
         hardware = hardware.of(pool)
-        known = known_gpus().get(hardware.gpu_type or "")
+        known = known_gpu(hardware.gpu_type)
         if known is None or known.host_gb_per_s is None:
             raise UsageError(
                 f"--kv-offload-gb {deployment.kv_offload_gb:g}: the rate from host memory to "

@@ -6,6 +6,7 @@ import random
 from array import array
 from collections.abc import Iterable, MutableSequence, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -232,11 +233,15 @@ def empty_level(level: Level, workload: Workload, trace: Trace | None) -> Simula
 
 def open_arrivals(load: Open | Ramp, count: int, rng: random.Random) -> list[float]:
     """Arrival times of an open loop: gamma-distributed gaps of mean 1 / rate; burstiness is their shape."""
+    shape, drawn = load.burstiness, rng.gammavariate
+    if isinstance(load, Open):
+        scales_s: Iterable[float] = repeat(1 / (load.rate_rps * shape), count)
+    else:
+        scales_s = (1 / (_ramped(load, number / count) * shape) for number in range(count))
     now_s, moments = 0.0, []
-    for number in range(count):
+    for scale_s in scales_s:
         moments.append(now_s)
-        rate_rps = load.rate_rps if isinstance(load, Open) else _ramped(load, number / count)
-        now_s += rng.gammavariate(load.burstiness, 1 / (rate_rps * load.burstiness))
+        now_s += drawn(shape, scale_s)
     return moments
 
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterable, Sequence
-from heapq import heappop, heappush, heapreplace
+from heapq import heappop, heappush, heappushpop
 from typing import Literal
 
 from pdlab.core.catalog import ModelShape
@@ -51,13 +51,14 @@ from pdlab.sim.step_time import engine_cache, kv_capacity_tokens
 from pdlab.sim.stepping import ARRIVES, ENTERS, LOADED, STEP_ENDS, Stepping
 from pdlab.sim.steps import steps_of
 from pdlab.traffic.oracle import oracle_of
-from pdlab.traffic.prompts import TrafficPrompts
+from pdlab.traffic.prompts import PromptsInFlight
 from pdlab.traffic.requests import TrafficRequest
 
 __all__ = ["Prompts", "SimulatedLevel", "Trace", "simulate"]
 
 Prompts = Literal["fresh", "repeated"]
 REPORTS = LOADED + 1
+WINDOWS = 1 << 40  # added to the number of a prompt: the window at its end, which is freed before its other blocks
 
 
 def simulate(
@@ -122,6 +123,9 @@ def engines_of(
             own.step_tokens,
             PrefixCache(capacity),
             prefills_only=prefills_only,
+            receives=transport is not None,
+            block_tokens=own.block_tokens,
+            window=(shape.sliding_window or 0) if own.hybrid_kv else 0,
             steps_in_flight=own.steps_in_flight,
             hand_over=waits,
         )
@@ -131,6 +135,50 @@ def engines_of(
 
 class System(Stepping):
     """The state of the deployment between events."""
+
+    # Python 3.11 calls methods of an object with more than 30 attributes slowly, unless it has slots.
+    __slots__ = (
+        "all_engines",
+        "asked_by",
+        "block_tokens",
+        "blocks",
+        "caches",
+        "closed",
+        "contention",
+        "count",
+        "decode",
+        "decode_routing",
+        "deployment",
+        "engines",
+        "events",
+        "followed_by",
+        "front",
+        "front_routing",
+        "gap_s",
+        "hardware",
+        "hit_rate",
+        "host",
+        "in_turn",
+        "ingress",
+        "keeps_gaps",
+        "links",
+        "log",
+        "next",
+        "oracles",
+        "outputs_kept",
+        "prompt",
+        "random",
+        "repeated",
+        "requests",
+        "router",
+        "scattered",
+        "seed",
+        "sequence",
+        "shape",
+        "target",
+        "to_come",
+        "waits",
+    )
 
     log: SimulatedLevel
 
@@ -146,6 +194,8 @@ class System(Stepping):
     ) -> None:
         self.random = random.Random(seed)
         self.seed = seed
+        self.scattered: bool | None = None
+        self.keeps_gaps = True
         self.deployment = deployment
         self.hardware, self.shape, self.block_tokens = hardware, shape, hardware.block_tokens
         self.repeated, self.hit_rate = prompts == "repeated", prefix_hit_rate
@@ -192,24 +242,25 @@ class System(Stepping):
     def run(self, level: Level, workload: Workload, trace: Trace | None) -> SimulatedLevel:
         """Every request of the level, from an idle system to an idle system."""
         self._begin(level, workload, trace or trace_of(workload, level))
-        events, pop, replace = self.events, heappop, heapreplace
+        events, pop, pushpop = self.events, heappop, heappushpop
         step_ends, arrives, happens = self.step_ends, self._arrives, self.happens
-        while events:
-            now_s, _, kind, subject, number = events[0]
+        event = pop(events) if events else None
+        while event is not None:
+            now_s, _, kind, subject, number = event
             if kind == STEP_ENDS:
-                ends_s = step_ends(subject, number, now_s) if number == subject.version else None
-                # Events of this moment are later than this event, which is still the first: the next step replaces it.
-                if ends_s is None:
-                    pop(events)
-                else:
+                ends_s = step_ends(subject, number, now_s)
+                while ends_s is not None and not (events and events[0][0] <= ends_s):
                     self.sequence += 1
-                    replace(events, (ends_s, self.sequence, STEP_ENDS, subject, subject.version))
-                continue
-            pop(events)
-            if kind == ARRIVES:
+                    ends_s = step_ends(subject, subject.version, ends_s)
+                if ends_s is not None:
+                    self.sequence += 1
+                    event = pushpop(events, (ends_s, self.sequence, STEP_ENDS, subject, subject.version))
+                    continue
+            elif kind == ARRIVES:
                 arrives(number, now_s)
             else:
                 happens(kind, subject, number, now_s)
+            event = pop(events) if events else None
         return self._finish()
 
     def _begin(self, level: Level, workload: Workload, trace: Trace | None) -> None:
@@ -240,8 +291,8 @@ class System(Stepping):
             assert not isinstance(level.load, Replay)  # drawing its lengths has raised the error
             arrivals = open_arrivals(level.load, count, self.random)
         # An open loop has one future arrival at a time: thousands of events in the heap would make each one cost more.
-        unchained = [index for index in range(len(arrivals)) if not self.waits.get(index)]
-        self.to_come = deque((arrivals[index], index) for index in sorted(unchained, key=lambda index: arrivals[index]))
+        unchained = [(moment_s, index) for index, moment_s in enumerate(arrivals) if index not in self.waits]
+        self.to_come = deque(sorted(unchained))
         for _ in range(len(unchained) if self.closed else 1):
             self._next_comes()
 
@@ -262,8 +313,7 @@ class System(Stepping):
                 self.waits[number] = len(before)
             for each in before:
                 self.followed_by.setdefault(each, []).append(number)
-        prompts = TrafficPrompts(self.block_tokens, remembered=len(requests))
-        self.blocks = [prompts.of(request) for request in requests]
+        self.blocks = PromptsInFlight(requests, self.block_tokens)
         self.oracles = {engine: oracle_of(cache) for engine, cache in self.caches.items()} if requests else {}
         self.host = HostMemory.of(self.deployment, self.hardware, self.shape) if requests else None
 
@@ -355,27 +405,41 @@ class System(Stepping):
             return self.router.choose(self.decode, now_s)
         return self.decode_routing.choose(self.decode, self._session(request))
 
-    def hit_tokens(self, engine: Engine, request: int, tokens: float, *, fetched: bool) -> float:
+    def hit_tokens(self, engine: Engine, request: int, tokens: float) -> float:
         if self.requests:
-            oracle, prompt = self.oracles[engine], self.blocks[request][0]
-            if fetched:
-                return oracle.compute(prompt)
-            held = oracle.hit(prompt)
+            prompt = self.blocks.of(request)[0]
+            held = self.oracles[engine].hit(prompt)
             return held + (self.host.tokens_to_load(engine, request, prompt, held) if self.host else 0)
         if not self.repeated:
             return self.hit_rate * self.log.input_tokens[request]
         hit = engine.cache.hit(self.prompt[request], tokens)
-        if fetched:  # decode keeps what it fetched, as prefill does
-            engine.cache.keep(self.prompt[request], tokens)
+        if engine.window:  # a prompt is found if the window at its end is, and only as a whole
+            own = self.log.input_tokens[request]
+            window = engine.cache.hit(WINDOWS + self.prompt[request], engine.kept_window)
+            hit = float(own) if hit >= own and window >= engine.kept_window else 0.0
+        return hit
+
+    def fetched_hit_tokens(self, engine: Engine, request: int, tokens: float) -> float:
+        if self.requests:
+            return self.oracles[engine].compute(self.blocks.of(request)[0])
+        hit = self.hit_tokens(engine, request, tokens)
+        if self.repeated:  # decode keeps what it fetched, as prefill does
+            self._keep_prompt(engine, request)
         return hit
 
     def keep(self, engine: Engine, request: int) -> None:
         if self.requests:
-            prompt, oracle = self.blocks[request][0], self.oracles[engine]
+            prompt, oracle = self.blocks.of(request)[0], self.oracles[engine]
             loaded = self.host.computed(engine, request, prompt, oracle.hit(prompt)) if self.host else 0
             oracle.compute(prompt, loaded=loaded)
         elif self.repeated:
-            engine.cache.keep(self.prompt[request], self.log.input_tokens[request])
+            self._keep_prompt(engine, request)
+
+    def _keep_prompt(self, engine: Engine, request: int) -> None:
+        tokens, number = self.log.input_tokens[request], self.prompt[request]
+        engine.cache.keep(number, tokens, engine.uncached)
+        if engine.window:
+            engine.cache.keep(WINDOWS + number, engine.kept_window, engine.uncached)
 
     def loads(self, engine: Engine, waiting: PendingPrefill, now_s: float) -> bool:
         comes_s = self.host.loads(engine, waiting, now_s) if self.host else None
@@ -404,7 +468,8 @@ class System(Stepping):
         """The answer has ended: its KV stays cached, and requests that waited for it arrive. In a closed loop the next
         prompt arrives."""
         if self.requests:
-            self.oracles[engine].answered(*self.blocks[request])
+            self.oracles[engine].answered(*self.blocks.of(request))
+            self.blocks.forget(request)
             for number in self.followed_by.get(request, ()):
                 self.waits[number] -= 1
                 if not self.waits[number]:
@@ -412,7 +477,10 @@ class System(Stepping):
                     self.push(max(waiting.at_s or 0.0, now_s + waiting.gap_s), ARRIVES, engine, number)
         if self.repeated:
             self.outputs_kept += 1
-            engine.cache.keep(-self.outputs_kept, self.log.output_tokens[request])  # never requested again
+            # A number that no prompt has: an answer is never requested again.
+            engine.cache.keep(-self.outputs_kept, self.log.output_tokens[request], engine.uncached)
+            if engine.window:  # only its window was freed before
+                engine.cache.keep(self.prompt[request], self.log.input_tokens[request], engine.uncached)
         if self.closed and self.next < self.count:
             self.push(now_s, ARRIVES, engine, self.next)
             self.next += 1
@@ -422,7 +490,7 @@ class System(Stepping):
 
     def release(self, request: int, now_s: float) -> None:
         engine = self.target[request][0]
-        engine.held_tokens -= self.log.input_tokens[request]
+        engine.held_tokens -= engine.kv_tokens(self.log.input_tokens[request])
         if engine.waiting and not engine.busy:
             self.wake(engine, now_s)
 
@@ -433,7 +501,7 @@ class System(Stepping):
 class _FluidSystem(System):
     """A fluid pool between events. Every level begins with the roles of the topology, and without a history."""
 
-    controller: Controller | None = None
+    __slots__ = ("chunks", "controller", "left", "moving_s", "per_node", "pool", "sent", "topology")
 
     def __init__(
         self,
@@ -448,6 +516,7 @@ class _FluidSystem(System):
         super().__init__(deployment, hardware, shape, seed, prompts, prefix_hit_rate, link)
         topology = deployment.topology
         assert isinstance(topology, Fluid)
+        self.controller: Controller | None = None
         self.topology = topology
         self.per_node = max(hardware.gpus_per_node // topology.pool.tp, 1)
         kinds = [link or link_of(deployment, same_node=same_node) for same_node in (False, True)]
@@ -468,9 +537,7 @@ class _FluidSystem(System):
             pool_tokens=self.caches[self.all_engines[0]].blocks * self.block_tokens,
             sparse=self._keeps_ends_alone,
         )
-        chunks = TrafficPrompts(CHUNK_TOKENS, remembered=len(self.requests))
-        looked_up = self.requests if self.pool.looks_up_prefixes else ()
-        self.chunks = [chunks.of(request)[0].keys for request in looked_up]
+        self.chunks = PromptsInFlight(self.requests if self.pool.looks_up_prefixes else (), CHUNK_TOKENS)
         self.sent: dict[int, SentPrompt] = {}
         self.left = self.count
         self.push(REPORT_EVERY_S, REPORTS, self.all_engines[0], 0)
@@ -497,7 +564,10 @@ class _FluidSystem(System):
         return cache.window is not None and cache.retention is not None
 
     def _chosen(self, request: int, now_s: float) -> tuple[Engine, Engine]:
-        chunks = self.chunks[request] if self.chunks else ()
+        chunks: Sequence[int] = ()
+        if self.requests and self.pool.looks_up_prefixes:
+            chunks = self.chunks.of(request)[0].keys
+            self.chunks.forget(request)
         sent = self.pool.arrives(self.log.input_tokens[request], self._session(request), chunks)
         self.sent[request] = sent
         return sent.prefiller.engine, sent.decoder.engine
@@ -525,6 +595,7 @@ class _FluidSystem(System):
             engine, log.input_tokens[request], tokens, (now_s - log.first_token_s[request]) / max(tokens - 1, 1)
         )
         self._output_kept(engine, request, now_s)
+        del self.sent[request]
 
     def way(self, request: int) -> tuple[Links, Engine]:
         sender, receiver = (self.pool.by_engine[engine] for engine in self.target[request])

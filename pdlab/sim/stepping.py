@@ -45,6 +45,8 @@ class Stepping(EngineSurroundings):
     """The state of engines between events. ``scattered``: free blocks are scattered; None: from the time when a pool
     was full. ``keeps_gaps``: the log gets the time between tokens."""
 
+    __slots__ = ()
+
     log: RequestLog
     block_tokens: int
     scattered: bool | None = None
@@ -56,9 +58,12 @@ class Stepping(EngineSurroundings):
         """Schedule the event for that time. ``number``: the number of the request, or the version of the step."""
         raise NotImplementedError
 
-    def hit_tokens(self, engine: Engine, request: int, tokens: float, *, fetched: bool) -> float:
-        """The tokens of a request's prompt that the engine's cache holds. ``tokens``: those of the whole context.
-        ``fetched``: the other tokens come from another engine, and are held from now on."""
+    def hit_tokens(self, engine: Engine, request: int, tokens: float) -> float:
+        """The tokens of a request's prompt that the engine's cache holds. ``tokens``: those of the whole context."""
+        raise NotImplementedError
+
+    def fetched_hit_tokens(self, engine: Engine, request: int, tokens: float) -> float:
+        """`hit_tokens`. The other tokens come from another engine, and are held from now on."""
         raise NotImplementedError
 
     def keep(self, engine: Engine, request: int) -> None:
@@ -141,14 +146,19 @@ class Stepping(EngineSurroundings):
             self._post(decoder, now_s)
 
     def _post(self, decoder: Engine, now_s: float) -> None:
+        if decoder.waiting and (decoder.waiting[0].preempted or decoder.waiting[0].held):
+            return  # vLLM first schedules what it preempted; a part of a prompt takes the whole step
+        block = decoder.block_tokens
         while decoder.inbound:
             request = decoder.inbound[0]
             tokens = self.log.input_tokens[request]
-            if decoder.held_tokens + tokens > decoder.capacity and decoder.held_tokens > 0:
+            held = tokens + -tokens % block + decoder.window_tokens
+            ample = decoder.held_tokens + decoder.late + held + block * len(decoder.running) <= decoder.usable
+            if not (ample or decoder.has_room(held, self)) and decoder.held_tokens > 0:
                 return
             decoder.inbound.popleft()
-            decoder.held_tokens += tokens
-            moved = tokens - self.hit_tokens(decoder, request, tokens, fetched=True)
+            decoder.held_tokens += held
+            moved = tokens - self.fetched_hit_tokens(decoder, request, tokens)
             arrives_s, stall_s = self.carry(decoder, request, moved, now_s)
             if stall_s and decoder.running:
                 decoder.stall_s += stall_s
@@ -241,28 +251,32 @@ class Stepping(EngineSurroundings):
             log.first_token_s[request] = now_s
             self.first_token(engine, request, now_s)
         engine.generated += 1
-        engine.held_tokens += 1
+        engine.held_tokens += 1 - -context % engine.block_tokens
         engine.context += context + 1
         if generated >= answer:
             self._request_ends(engine, request, now_s)
             return
-        heappush(engine.running, (engine.step + answer - generated, request))
+        heappush(engine.running, (engine.step + answer - generated, request, engine.generated))
 
     def takes_first(self, engine: Engine, request: int, now_s: float) -> None:
         if self.log.output_tokens[request] < 2:
             return  # the only token comes from decode
+        tokens = self.log.input_tokens[request]
         self.log.first_token_s[request] = now_s
         self.first_token(engine, request, now_s)
         engine.generated += 1
-        engine.held_tokens += 1
+        engine.held_tokens += engine.kv_tokens(tokens + 1) - engine.kv_tokens(tokens)
 
     def _request_ends(self, engine: Engine, request: int, now_s: float) -> None:
         log = self.log
         answer = log.output_tokens[request]
         context = log.input_tokens[request] + answer
         log.finish_s[request] = now_s
-        engine.held_tokens -= context
         engine.context -= context
+        held = context + engine.window_tokens
+        engine.held_tokens -= held
+        if engine.steps_in_flight > 1:
+            engine.late += held
         engine.allocated += answer
         if engine.inbound:
             self.fetch(engine, now_s)
@@ -272,9 +286,9 @@ class Stepping(EngineSurroundings):
 
     def to_compute(self, engine: Engine, waiting: PendingPrefill) -> float:
         request, tokens = waiting.request, waiting.tokens
-        hit = self.hit_tokens(engine, request, tokens, fetched=False)
-        if waiting.generated is not None:
-            hit = max(hit, waiting.kept(engine))
+        hit = self.hit_tokens(engine, request, tokens)
+        if waiting.preempted:
+            hit = max(hit, waiting.preempted.kept(engine))
         # Whole blocks are found, and the last token is always computed, for its logits.
         uncached = float(tokens - (min(hit, tokens - 1) // self.block_tokens) * self.block_tokens if hit else tokens)
         self.log.computed_tokens[request] += uncached
@@ -289,6 +303,11 @@ class Stepping(EngineSurroundings):
         if not self.log.prefill_start_s[request]:
             self.log.prefill_start_s[request] = now_s
 
-    def preempt(self, request: int, steps_left: int) -> float:
+    def context(self, request: int, steps_left: int) -> float:
         log = self.log
         return float(log.input_tokens[request] + log.output_tokens[request] - steps_left)
+
+    def stopped(self, engine: Engine, waiting: PendingPrefill) -> None:
+        assert waiting.tokens_left is not None
+        self.log.computed_tokens[waiting.request] -= waiting.tokens_left
+        engine.allocated -= waiting.tokens_left

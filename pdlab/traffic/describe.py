@@ -55,13 +55,13 @@ class WorkloadFigures(NamedTuple):
         cache = f"cache of the last {KEPT_BLOCKS:,} blocks" if self.forgot else "unbounded cache"
         rows = [
             ("source", f"{head.source} ({head.kind}), seed {head.seed}"),
-            ("requests", f"{self.requests}, of which {self.waiting} wait for others"),
+            ("requests", f"{self.requests}; {self.waiting} of them wait for others"),
             ("sessions", f"{self.sessions}"),
             ("requests of a session", _lengths(self.turns)),
             ("input tokens", _lengths(self.inputs) + (" (estimated)" if head.tokens == "estimated" else "")),
             ("output tokens", _lengths(self.outputs)),
             ("ideal hit share", f"{self.hit_share:.3f} of prompt tokens ({cache})"),
-            ("last moment given", f"{self.latest_s:.1f} s"),
+            ("latest start time", f"{self.latest_s:.1f} s"),
             ("ticks", "none" if head.ticks_s is None else f"{head.ticks_s:g} s, {_spread(head)}"),
         ]
         if head.left_out:

@@ -7,13 +7,16 @@ block size of the engine.
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pdlab.traffic.requests import Block, TrafficRequest
 
 _HASH_BYTES = 8
+# The keys of whole blocks within one piece of text follow from the first one, without a hash of each: they differ,
+# because the step is odd.
+_STEP, _MOST = 0x9E3779B97F4A7C15, 2 ** (8 * _HASH_BYTES) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,11 @@ class _Content:
         for key, tokens in blocks:
             at = 0
             while at < tokens:
+                if not filled and (whole := (tokens - at) // size):
+                    first = _hash(keys[-1] if keys else 0, [(key, at)])
+                    keys += [(first + _STEP * number) & _MOST for number in range(whole)]
+                    at += whole * size
+                    continue
                 take = min(size - filled, tokens - at)
                 rest.append((key, at, take))
                 at, filled = at + take, filled + take
@@ -97,3 +105,26 @@ class TrafficPrompts:
             if not self._left[parent]:
                 del self._ends[parent], self._left[parent]
         return end
+
+
+class PromptsInFlight:
+    """The prompts of ``requests`` by their numbers, each from its first use until it is forgotten. What a follow-up
+    begins with is kept until the last one has come, so that memory grows with what is in flight."""
+
+    def __init__(self, requests: Sequence[TrafficRequest], block_tokens: int) -> None:
+        self._requests = requests
+        self._prompts = TrafficPrompts(block_tokens)
+        self._followers = Counter(request.continues for request in requests)
+        self._known: dict[int, tuple[PromptBlocks, PromptBlocks]] = {}
+
+    def of(self, number: int) -> tuple[PromptBlocks, PromptBlocks]:
+        """See `TrafficPrompts.of`: a request comes after the one that it continues, and not again once forgotten."""
+        known = self._known.get(number)
+        if known is None:
+            request = self._requests[number]
+            known = self._known[number] = self._prompts.of(request, self._followers[request.id])
+        return known
+
+    def forget(self, number: int) -> None:
+        """The request has ended."""
+        self._known.pop(number, None)

@@ -13,6 +13,7 @@ from pdlab.analysis.replays import replay_facts
 from pdlab.analysis.ttft_parts import PartsAround, TtftParts
 from pdlab.core.findings import Finding
 from pdlab.core.workload import Replay, Slo
+from pdlab.results.level_data import LevelData
 from pdlab.results.schema import ReplayedRequest, RequestRecord
 from pdlab.results.timeline import PARTS
 
@@ -46,7 +47,7 @@ def replayed(
         for n in range(100)
     ]
     run = made.run(records, Replay(), label=label)
-    facts = replay_facts(records, slos)
+    facts = replay_facts(LevelData.of(records), slos)
     assert facts is not None
     around = [PartsAround(name, 5, ttft_s, dict(parts)) for name in ("mean", "p50", "p90")]
     of_ttft = TtftParts(label, "replay", 1.0, 100, 0, around[0], tuple(around[1:]), (), {}) if told else None
@@ -55,7 +56,7 @@ def replayed(
 
 def by_figure(findings: Sequence[Finding]) -> dict[str, Finding]:
     return {
-        str(each.numbers["figure"]): each for each in findings if each.code in ("replay_best_by", "replay_not_told")
+        str(each.numbers["figure"]): each for each in findings if each.code in ("replay_best_by", "replay_figure_tie")
     }
 
 
@@ -69,9 +70,9 @@ def test_every_part_of_ttft_is_of_one_cause() -> None:
 def test_a_lead_within_what_single_starts_differ_by_is_none(factor: float, told: bool) -> None:
     findings = verdict("w", [replayed("slow", ttft_s=0.5 * factor), replayed("fast")])
     figures = by_figure(findings)
-    assert (figures["TTFT p50"].code == "replay_best_by") is told and figures["TPOT p50"].code == "replay_not_told"
+    assert (figures["TTFT p50"].code == "replay_best_by") is told and figures["TPOT p50"].code == "replay_figure_tie"
     assert figures["TTFT p50"].numbers["limit"] == pytest.approx(1.1487, abs=1e-3)
-    assert findings[0].code == ("replay_best" if told else "replay_none_told")
+    assert findings[0].code == ("replay_best" if told else "replay_tie")
     if told:
         assert findings[0].numbers["best"] == "fast"
 
@@ -81,14 +82,14 @@ def test_three_deployments_share_the_error() -> None:
     pair = [replayed("slow", ttft_s=0.58), replayed("fast")]
     assert by_figure(verdict("w", pair))["TTFT p50"].code == "replay_best_by"
     three = by_figure(verdict("w", [*pair, replayed("slower", ttft_s=0.7)]))["TTFT p50"]
-    assert (three.code, three.numbers["names"]) == ("replay_not_told", "fast and slow")
+    assert (three.code, three.numbers["names"]) == ("replay_figure_tie", "fast and slow")
     assert three.numbers["limit"] == pytest.approx(1.1718, abs=1e-3)
 
 
 def test_repeats_make_a_smaller_lead_tell() -> None:
     pair = [replayed(name, ttft_s=ttft_s, repeats=4) for name, ttft_s in (("slow", 0.55), ("fast", 0.5))]
     assert verdict("w", pair)[0].code == "replay_best"
-    assert verdict("w", [pair[0], replayed("fast")])[0].code == "replay_none_told", "the fewest count"
+    assert verdict("w", [pair[0], replayed("fast")])[0].code == "replay_tie", "the fewest count"
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import pytest
 
-from pdlab.analysis.replays import LAST_TURN, replay_facts
+from pdlab.analysis.replays import LAST_TURN, ReplayFacts, replay_facts
 from pdlab.core.workload import Slo
+from pdlab.results.level_data import LevelData
 from pdlab.results.schema import ReplayedRequest, RequestRecord
 
 
@@ -42,8 +45,12 @@ RECORDS = (
 )
 
 
+def facts_of(records: Iterable[RequestRecord], slos: Sequence[Slo] = ()) -> ReplayFacts | None:
+    return replay_facts(LevelData.of(records), slos)
+
+
 def test_sessions_turns_and_hits() -> None:
-    facts = replay_facts(RECORDS)
+    facts = facts_of(RECORDS)
     assert facts is not None
     assert (facts.requests, facts.answered, facts.sessions, facts.complete) == (5, 4, 3, 2)
     assert facts.completion is not None
@@ -61,7 +68,7 @@ def test_latencies_by_turn_and_by_length() -> None:
     """Nine gaps between ten tokens: TPOT is the rest of E2EL over nine. Failed requests are in no class."""
     longer = record("d0", 9, 0.0, 0.5, 1.4).model_copy(update={"input_tokens": 65})
     shorter = record("e0", 7, 0.0, 0.5, 2.3).model_copy(update={"input_tokens": 64})
-    facts = replay_facts((*RECORDS, longer, shorter))
+    facts = facts_of((*RECORDS, longer, shorter))
     assert facts is not None
     tpot = {turn: each.tpot.mean_s for turn, each in facts.by_turn.items() if each.tpot}
     assert tpot == {1: pytest.approx(9.5 / 27), 2: pytest.approx(0.8 / 9), LAST_TURN: pytest.approx(0.15)}
@@ -72,13 +79,13 @@ def test_latencies_by_turn_and_by_length() -> None:
 
 def test_interactivity_is_of_the_slow_ones() -> None:
     records = [record(f"a{number}", 1, 0.0, 0.1, 1.0 + number) for number in range(11)]
-    facts = replay_facts(records)
+    facts = facts_of(records)
     assert facts is not None and facts.interactivity_p90 is not None
     assert facts.interactivity_p90 == pytest.approx(10 / 10.0), "E2EL of 1 to 11 s for 10 tokens: the 90th percentile"
 
 
 def test_goodput_counts_sessions_whose_every_request_is_within_the_bounds() -> None:
-    facts = replay_facts(RECORDS, [Slo(ttft_s=1.2), Slo(ttft_s=0.5), Slo(e2el_s=9.0)])
+    facts = facts_of(RECORDS, [Slo(ttft_s=1.2), Slo(ttft_s=0.5), Slo(e2el_s=9.0)])
     assert facts is not None
     assert [(each.sessions, each.per_s) for each in facts.within] == [
         (1, pytest.approx(0.1)),
@@ -89,12 +96,12 @@ def test_goodput_counts_sessions_whose_every_request_is_within_the_bounds() -> N
 
 def test_a_forecast_stands_in_for_the_server_and_some_of_the_hits_are_no_share() -> None:
     foreseen = tuple(record(f"a{n}", n + 1, 3.0 * n, 0.1, 1.0, foreseen=50 * n) for n in range(2))
-    facts = replay_facts(foreseen)
+    facts = facts_of(foreseen)
     assert facts is not None and facts.hits_from == "rules" and facts.hit_share == pytest.approx(0.25)
-    partly = replay_facts((*foreseen, record("b0", 1, 0.0, 0.1, 1.0)))
+    partly = facts_of((*foreseen, record("b0", 1, 0.0, 0.1, 1.0)))
     assert partly is not None and partly.hit_share is None and partly.by_hit is None and partly.hits_from is None
 
 
 def test_what_replays_nothing_has_none() -> None:
     plain = [each.model_copy(update={"replayed": None}) for each in RECORDS]
-    assert replay_facts(plain) is None and replay_facts([]) is None
+    assert facts_of(plain) is None and facts_of([]) is None

@@ -169,6 +169,21 @@ def test_several_gzip_members_are_read_to_the_end(tmp_path: Path) -> None:
     assert columns is not None and len(columns) == 40
 
 
+def test_a_large_file_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [each.model_copy(update={"asked": (5, 3 + n % 2)}) for n, each in enumerate(simple(40))]
+    store, run = kept(tmp_path, records)
+    at_once = requests.load_requests(store.folder, run)
+    monkeypatch.setattr(requests, "AT_ONCE_BYTES", 0)
+    for size in (1, 100, 5000):
+        monkeypatch.setattr(requests, "PIECE_BYTES", size)
+        columns = requests.load_requests(store.folder, run)
+        assert columns is not None and at_once is not None and columns.sha256 == at_once.sha256 == run.raw_sha256
+        assert columns.e2el_s.tolist() == at_once.e2el_s.tolist() and columns.window_s == at_once.window_s
+        path = store.records_path(run.key)
+        assert sum(map(requests.wrong_counts, requests.texts(path))) == 20
+        assert max(map(len, requests.texts(path))) < size + 300
+
+
 UNREADABLE = r"concurrency1\.records\.json\.gz: records cannot be read"
 
 

@@ -320,6 +320,14 @@ def test_a_few_late_requests_are_in_the_figures_and_fail_no_level() -> None:
     assert validate_level(evidence(records=late)).valid
 
 
+def test_a_replay_is_sent_less_than_50_ms_late() -> None:
+    def fails(late_s: float) -> bool:
+        records = tuple(each.model_copy(update={"lateness_s": late_s}) for each in turns()["records"])
+        return "lateness" in validate_level(evidence(**{**turns(), "records": records})).failed_gates
+
+    assert [fails(late_s) for late_s in (0.0, 0.049, 0.05, 0.06)] == [False, False, True, True]
+
+
 def test_a_schedule_that_is_not_kept_is_noted() -> None:
     def notes(p99_s: float, load: Any) -> list[tuple[str, Any]]:
         late = [request(0.5 * i, lateness_s=p99_s if i % 50 < 2 else 0.001) for i in range(100)]
@@ -336,7 +344,7 @@ def test_a_replay_has_no_steady_state_and_no_share_of_cached_tokens_by_itself() 
     validity = validate_level(evidence(**turns(foreseen=None), engines_after=engines(prefix_cache_hits=2000)))
     assert validity.valid
     assert {name: each.code for name, each in validity.unchecked.items()} == {
-        "cache_hits": "hits_not_foreseen",
+        "cache_hits": "hits_incomputable",
         "few_requests": "replay_load",
         "steady_state": "replay_load",
     }
@@ -396,7 +404,7 @@ def test_hits_of_a_fluid_pool_are_those_that_servers_told() -> None:
 
     assert level(25).failed_gates == level(26, 24).failed_gates == () and "cache_hits" not in level(25).unchecked
     assert level(50, 25).failed_gates == ("cache_hits",)
-    assert level(25, None).unchecked["cache_hits"] == found("hits_not_told")
+    assert level(25, None).unchecked["cache_hits"] == found("hits_unreported")
 
 
 def test_sessions_of_pools_that_do_not_keep_them_may_move() -> None:
@@ -404,7 +412,7 @@ def test_sessions_of_pools_that_do_not_keep_them_may_move() -> None:
     assert validate_level(evidence(**moved)).valid
     prefill = validate_level(evidence(**moved, by_session=("prefill",)))
     assert prefill.valid and prefill.unchecked["affinity"] == found(
-        "replicas_not_told", named=0, requests=24, pool="prefill"
+        "replicas_unnamed", named=0, requests=24, pool="prefill"
     )
     fluid = validate_level(evidence(**moved, by_session=("decode",), fluid=True))
     assert fluid.unchecked["affinity"] == found("roles_move_sessions")

@@ -61,12 +61,13 @@ REPORT = f"import pdlab; report = pdlab.build_report(pdlab.load({COLLOCATED!r}))
         (TABLES, {"matplotlib", "pandas"}),
         (CHECK, {"torch", "vllm", "ray"}),
         ("import pdlab.sim.steps", {"aiconfigurator_core", "pandas", "numpy"}),
+        ("import pdlab.plan.facts", {"pdlab.results.schema", "pandas"}),
         ("from pdlab.deploy.serving.timeline import SendsTimeline; SendsTimeline()", {"opentelemetry"}),
     ],
-    ids=["package", "report", "text", "tables", "arguments of engines", "step times", "timelines"],
+    ids=["package", "report", "text", "tables", "arguments of engines", "step times", "plans", "timelines"],
 )
 def test_nothing_heavy_is_imported_until_it_is_used(code: str, heavy: set[str]) -> None:
-    program = f"import sys; {code}; print('LOADED', sorted({{n.partition('.')[0] for n in sys.modules}} & {heavy!r}))"
+    program = f"import sys; {code}; print('LOADED', sorted({{*sys.modules}} & {heavy!r}))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[-1:] == ["LOADED []"], done.stderr
 

@@ -42,7 +42,7 @@ def write(folder: Path, **changes: Any) -> str:
 def test_what_cannot_be_resolved_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     opened = write(tmp_path, loads=[{"rate_rps": [2.0]}])
     assert experiment.main([opened, "--dry-run", "--until", "lead=5%"]) == 2
-    assert "in closed loops, of which this experiment has none; give ttft=20%" in capsys.readouterr().err
+    assert "in closed loops, and this experiment has none; give ttft=20%" in capsys.readouterr().err
     assert experiment.main([opened, "--dry-run", "--until", "ttft=20%"]) == 0
     alone = write(tmp_path, deployments=FILE["deployments"][:1])
     assert experiment.main([alone, "--dry-run", "--until", "lead=5%"]) == 2

@@ -16,7 +16,7 @@ DATA = Path(__file__).resolve().parents[1] / "data" / "traffic"
 def test_figures_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(DATA / "mooncake.jsonl")]) == 0
     out = capsys.readouterr().out
-    assert "8, of which 2 wait for others" in out
+    assert "8; 2 of them wait for others" in out
     assert "ideal hit share" in out
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from pdlab.core import catalog
-from pdlab.core.catalog import load_cluster, load_deployment, node_types
+from pdlab.core.catalog import known_gpu, load_cluster, load_deployment, load_model, node_types
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.core.files import CONFIGS
@@ -92,3 +93,21 @@ def test_no_deployment_file_repeats_its_name() -> None:
 def test_what_is_no_name_is_refused(name: str) -> None:
     with pytest.raises(UsageError):
         load_deployment(name)
+
+
+def test_a_model_and_a_gpu_type_are_read_without_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, load = [], catalog.load_yaml
+
+    def noted(path: Path, *more: Any) -> Any:
+        read.append(path.stem)
+        return load(path, *more)
+
+    for cached in (catalog._model_in, catalog._gpu_in, catalog.known_gpu):
+        cached.cache_clear()
+    monkeypatch.setattr(catalog, "load_yaml", noted)
+    model, gpu = load_model("gpt-oss-20b"), known_gpu("H200")
+    assert model is not None and gpu is not None
+    assert (model.name, gpu.names, read) == ("gpt-oss-20b", ("H200",), ["gpt-oss-20b", "h200"])
+    other = load_model("openai/gpt-oss-120b")
+    assert other is not None and other.name == "gpt-oss-120b"
+    assert known_gpu("GeForce-RTX-4090") == known_gpu("RTX4090") and known_gpu("none") is None is load_model("none")

@@ -30,7 +30,7 @@ def test_unknown_columns_are_left_out() -> None:
     ("template", "printed"),
     [
         ("{{ 0.0125|ms('.3g') }} {{ 0.5|fmt('.0%') }} {{ none_known|number }}", "12.5 50% -"),
-        ("{{ ['a', 'b', 'c', 'd', 'e']|joined }}; {{ ['a']|joined }}{{ []|joined }}", "a, b, c, d and e; a"),
+        ("{{ ['a', 'b', 'c', 'd', 'e']|listed }}; {{ ['a']|listed }}{{ []|listed }}", "a, b, c and 2 others; a"),
         ("{{ 'pays'|capital }} {{ 2|counted('run') }}", "Pays 2 runs"),
     ],
 )

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+import yaml
 from pydantic import Field
 
 from pdlab.core.errors import UsageError
-from pdlab.core.schema import Frozen, load_yaml, parse_yaml, validate
+from pdlab.core.schema import Frozen, load_yaml, parse_yaml, validate, yaml_text
 
 
 class Inner(Frozen):
@@ -80,3 +81,19 @@ def test_a_key_that_is_there_twice_is_an_error(tmp_path: Path) -> None:
         load_yaml(path, Outer)
     assert parse_yaml("a: &x {b: 1}\nc: {<<: *x, b: 2}") == {"a": {"b": 1}, "c": {"b": 2}}
     assert parse_yaml("[{a: 1}, {a: 2}]") == [{"a": 1}, {"a": 2}]
+
+
+@pytest.mark.parametrize(("default_flow_style", "width"), [(False, 80), (None, 110)])
+def test_yaml_is_written_alike_with_and_without_libyaml(default_flow_style: bool | None, width: int) -> None:
+    long = [f"option-{number}" for number in range(40)]
+    texts = ["", "no", "1e3", "a: b", "# no comment", "line\nnext", "tab\there", "it's", 'say "so"', "caf\u00e9", "~/x"]
+    data = {
+        "numbers": [1, 2.5, 1e-9, float("inf")],
+        "texts": texts,
+        "long": long,
+        "words": " ".join(long),
+        "none": None,
+    }
+    data["nested"] = {"empty": [{}, [], ""], "on": True, "list": [{"a": 1, "b": [1, 2]}, data["long"]]}
+    pure = yaml.safe_dump(data, sort_keys=False, default_flow_style=default_flow_style, width=width)
+    assert yaml_text(data, default_flow_style=default_flow_style, width=width) == pure

@@ -48,7 +48,7 @@ def test_bash_reads_assignments_back(variables: dict[str, str]) -> None:
     [
         ("ms", 0.01234, "12.3"),
         ("ms", None, "-"),
-        ("minutes", 90, "1.5 minutes"),
+        ("duration", 90, "90 s"),
         ("gigabytes", 12_340_000_000, "12.3 GB"),
         ("bytes_shown", 999, "999 B"),
         ("bytes_shown", 1_572_864, "1.573 MB"),

@@ -32,13 +32,19 @@ def commands(title: str) -> list[list[str]]:
     return [shlex.split(line) for line in lines]
 
 
+def read_again() -> None:
+    """The files of GPU types have changed."""
+    catalog.known_gpus.cache_clear()
+    catalog.known_gpu.cache_clear()
+
+
 @pytest.fixture
 def configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """configs/ as in the checkout, to write into."""
     folder = tmp_path / "configs"
     shutil.copytree(CONFIGS, folder)
     monkeypatch.setattr(catalog, "CONFIGS", folder)
-    catalog.known_gpus.cache_clear()
+    read_again()
     monkeypatch.chdir(tmp_path)
     return folder
 
@@ -46,14 +52,14 @@ def configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(autouse=True)
 def forget() -> object:
     yield
-    catalog.known_gpus.cache_clear()
+    read_again()
 
 
 def test_a_gpu_type(configs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (text,) = blocks("Add a GPU type", "yaml")
     before = ClusterNode(id="n", gpu_type="MyCard", gpus=8)
     assert catalog.gpu_memory_gb(before) is None
-    catalog.known_gpus.cache_clear()
+    read_again()
     assert "`mycard.yaml` into configs/gpus/" in section("Add a GPU type")
     (configs / "gpus" / "mycard.yaml").write_text(text)
     assert (catalog.gpu_memory_gb(before), catalog.gpu_link(before)) == (64, "pcie")

@@ -37,7 +37,7 @@ def test_spread_moves_kv_and_answers_like_its_model_alone(stack: Stack) -> None:
     assert done.code == 0
     # A prompt that ends in a near tie tells nothing; which do depends on the processor's arithmetic.
     # Where an earlier test served collocated, that is the reference.
-    reference = r"\(reference: a (prefill engine alone|collocated launch)\)"
+    reference = r"\(reference: a (prefill engine by itself|collocated launch)\)"
     assert re.search(rf"canary: [1-3] of 3 prompts give the same tokens[^(]*{reference}", done.text)
     assert re.search(r"KV transfers: \d+ done, about [\d.]+ MB, 0 failed", done.text)
     manifest = stack.running().manifest

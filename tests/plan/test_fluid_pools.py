@@ -19,7 +19,7 @@ from pdlab.core.workload import Level, Open, Slo, Workload
 from pdlab.plan.facts import FluidFacts, fluid_text
 from pdlab.plan.fluid_pools import FluidPlan, ServedRate, fluid_plan, hill_climb, matched, most_rps, share_within
 from pdlab.plan.scenario import Scenario
-from pdlab.plan.traffic import trace_of_file, unlimited_hit_share
+from pdlab.plan.traffic import assumed_hit_share, trace_of_file
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.level import empty_level
 
@@ -119,7 +119,7 @@ def of_sessions(folder: Path) -> tuple[Path, Scenario]:
     trace = trace_of_file(path)
     workload = Workload(input_tokens=5000, output_tokens=60)
     slo = Slo(ttft_s=2.0, tpot_s=0.02, quantile=0.9)
-    hits = unlimited_hit_share(trace, HARDWARE, SHAPE)
+    hits = assumed_hit_share(trace, HARDWARE, SHAPE)
     return path, Scenario(HARDWARE, SHAPE, workload, slo, hits, trace=trace, scattered=False)
 
 

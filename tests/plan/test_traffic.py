@@ -9,7 +9,7 @@ import pytest
 
 from pdlab.cli import plan
 from pdlab.core.catalog import require_shape
-from pdlab.plan.traffic import has_requests, trace_of_file, unlimited_hit_share
+from pdlab.plan.traffic import assumed_hit_share, has_requests, trace_of_file
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.level import Trace
 
@@ -67,10 +67,10 @@ def test_the_share_of_a_cache_that_forgets_nothing() -> None:
     """Agents hit most of their prompts, also by the rules of windowed layers, which find less."""
     shape, hardware = require_shape("gpt-oss-120b"), load_hardware("h100-vllm-0.11")
     given = trace_of_file(DATA / "agents.yaml")
-    full = unlimited_hit_share(given, hardware, shape)
-    windowed = unlimited_hit_share(given, hardware.model_copy(update={"hybrid_kv": True}), shape)
+    full = assumed_hit_share(given, hardware, shape)
+    windowed = assumed_hit_share(given, hardware.model_copy(update={"hybrid_kv": True}), shape)
     assert 0.7 < windowed < full < 0.95
-    assert unlimited_hit_share(trace_of_file(DATA / "azure-2023.csv"), hardware, shape) == 0
+    assert assumed_hit_share(trace_of_file(DATA / "azure-2023.csv"), hardware, shape) == 0
 
 
 def test_a_plan_names_the_hit_share_that_it_assumed(capsys: pytest.CaptureFixture[str]) -> None:

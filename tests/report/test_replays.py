@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from html import unescape
 from pathlib import Path
 
@@ -12,12 +14,12 @@ import pdlab
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.replayed import Replayed
 from pdlab.core.workload import Replay, Workload
-from pdlab.report import timelines
 from pdlab.report.html import write_html
 from pdlab.report.pictures import draw
 from pdlab.report.text import render_text
 from pdlab.results.schema import Manifest, ReplayedRequest
 from pdlab.results.store import Store
+from pdlab.results.timeline import RequestTimeline
 
 
 def replay(folder: Path, label: str, *, sha256: str = "5" * 64, cached: bool = True, slower_s: float = 0.0) -> Path:
@@ -81,7 +83,7 @@ def test_a_replay_has_a_picture_over_time(tmp_path: Path) -> None:
     assert [each.path.name for each in made] == ["plot.png", "plot-roles.png", "plot-classes.png"]
     assert all(each.path.stat().st_size > 10_000 for each in made)
     (level,) = report.timelines
-    series = timelines.bins(level.records)
+    series = level.bins
     # In the sixth second: first requests of sessions 10 and 11, second ones of sessions 4 and 5.
     assert series[5].hit_share == pytest.approx(0.4) and series[0].hit_share == 0.0
     assert sum(one.in_flight for one in series) * 12.5 / len(series) == pytest.approx(20 * (1.8 + 1.2), rel=0.05)
@@ -113,3 +115,53 @@ def test_the_verdict_is_on_deployments_that_replayed_the_same_requests(tmp_path:
         assert page.count(f'"label":"{name}, ms"') == 1, name
     other = replay(tmp_path / "c", "collocated-3xtp1", sha256="6" * 64, slower_s=1.0)
     assert pdlab.build_report(pdlab.load(fast, other)).replay_verdicts == ()
+
+
+MEASURE = """
+import re, sys
+from pathlib import Path
+from pdlab.cli.viz import main
+code = main(["--exps", sys.argv[1], "--slo", "ttft_ms=500", "--report", sys.argv[1] + ".html"])
+print(code, re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+"""
+
+
+@pytest.mark.long
+def test_peak_memory_of_four_times_as_many_requests(tmp_path: Path) -> None:
+    """With timelines, and answers of 50 tokens; an object of each request would take 15 kB of memory."""
+    peaks_mb = []
+    for count in (15_000, 60_000):
+        folder = tmp_path / f"{count}"
+        many(folder, count)
+        done = subprocess.run([sys.executable, "-c", MEASURE, str(folder)], capture_output=True, text=True, check=True)
+        code, peak_kb = map(int, done.stdout.split()[-2:])
+        assert code == 0
+        peaks_mb.append(peak_kb / 1024)
+    print(peaks_mb)
+    assert peaks_mb[1] - peaks_mb[0] < 45_000 * 1500 / 2**20, peaks_mb
+
+
+def many(folder: Path, count: int, tokens: int = 50) -> None:
+    """A replay of so many requests in sessions of four, with timelines."""
+    records, told = [], []
+    for n in range(count):
+        turn, arrival_s, ttft_s = n % 4 + 1, n / 50, 0.1 + n % 97 / 100
+        own = ReplayedRequest(id=f"s{n // 4}t{turn}", session=f"s{n // 4}", turn=turn, cached_tokens=n % 3 * 16)
+        gaps_s = tuple((1 + (n + k) % 7) / 100 for k in range(tokens - 1))
+        asked = (100, tokens)
+        records.append(made.record(arrival_s, ttft_s, 0.03, tokens, itl_s=gaps_s, asked=asked, replayed=own))
+        first_ms = 1000 * ttft_s - 5
+        marks = {"queued": 1.0, "scheduled": first_ms - 20, "first": first_ms, "first_byte": first_ms + 1}
+        told.append(RequestTimeline(id=own.id, path="collocated", t=marks, arrival_s=arrival_s, ttft_s=ttft_s))
+    lengths = Replayed(
+        name="chat.yaml", sha256="5" * 64, requests=count, sessions=count // 4, groups=count // 4, last_s=count / 50,
+        mean_tokens=(100, tokens), longest_request=(100, tokens), input_range=(100, 100),
+    )  # fmt: skip
+    workload, deployment = Workload(lengths=lengths), Deployment(topology=parse_label("collocated-2xtp1"))
+    label = deployment.label
+    run = made.run(records, Replay(), label=label, workload=workload, asked_tokens=(100.0, float(tokens)))
+    store = Store(folder)
+    store.write_manifest(
+        Manifest(origin="measured", label=label, deployment=deployment, gpus=deployment.gpus, workload=workload)
+    )
+    store.write(run, records, told)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from pdlab.core.mixes import parse_mixes
 from pdlab.core.workload import Level, Open, Workload
 from pdlab.report import paper, timelines
 from pdlab.results import roles_log
+from pdlab.results.level_data import LevelData
 from pdlab.results.roles_log import RoleChange
 from pdlab.results.schema import Manifest, RequestRecord
 from pdlab.results.store import Store
@@ -41,10 +43,14 @@ def experiment(
     return Loaded(folder, store.load(), {})
 
 
+def bins(records: Sequence[RequestRecord]) -> list[timelines.TimeBin]:
+    return timelines.bins(LevelData.of(records))
+
+
 def test_requests_are_counted_when_they_come() -> None:
     early = [record(0.1 * index, ttft_s=0.2) for index in range(20)]
     late = [record(5 + 0.1 * index, ttft_s=0.1 * index) for index in range(1, 11)]
-    series = timelines.bins([*late, *early])
+    series = bins([*late, *early])
     assert len(series) == 6 and series[0].middle_s == pytest.approx(0.5)
     assert [round(one.requests_per_s) for one in series] == [10, 10, 0, 0, 0, 10]
     assert series[0].prompt_tokens_per_s == pytest.approx(1000)
@@ -53,15 +59,15 @@ def test_requests_are_counted_when_they_come() -> None:
 
 
 def test_a_long_level_has_no_more_bins_than_a_picture_shows() -> None:
-    series = timelines.bins([record(float(index)) for index in range(5000)])
+    series = bins([record(float(index)) for index in range(5000)])
     assert len(series) == timelines.BINS
     assert sum(one.requests_per_s for one in series) * 4999 / timelines.BINS == pytest.approx(5000)
-    assert timelines.bins([]) == [] and len(timelines.bins([record(0.0)])) == 1
+    assert bins([]) == [] and len(bins([record(0.0)])) == 1
 
 
 def test_answers_of_one_token_and_failed_requests_have_no_latency() -> None:
     failed = RequestRecord(arrival_s=0.2, input_tokens=10, output_tokens=0, error="refused")
-    (one,) = timelines.bins([failed, record(0.1, tokens=1)])
+    (one,) = bins([failed, record(0.1, tokens=1)])
     assert one.ttft_s == pytest.approx((0.5, 0.5)) and one.tpot_s is None
 
 
@@ -74,7 +80,7 @@ def test_levels_of_a_moving_mix_and_those_with_a_log_are_shown(tmp_path: Path) -
     ]
     found = timelines.moving(list(zip("abc", made, strict=True)))
     assert [each.changes for each in found] == [changes, ()]
-    assert all(len(each.records) == 100 for each in found)
+    assert all(sum(one.requests_per_s for one in each.bins) == pytest.approx(100 * 9 / 9.9) for each in found)
     assert "10 requests/s, simulated" in found[0].label
     assert timelines.section(found[0]).body.splitlines() == ["     0.0 s  1:1  given", "     4.0 s  1:1  1:1 stays"]
     assert timelines.section(found[1]).text.endswith("none changed")

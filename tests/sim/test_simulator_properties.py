@@ -18,7 +18,7 @@ from pdlab.core.workload import Closed, Level, Load, Open, Ramp, Workload
 from pdlab.sim.engine import Engine
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.level import Trace, empty_level, figures, records, to_run
-from pdlab.sim.simulator import simulate
+from pdlab.sim.simulator import System, _FluidSystem, simulate
 from pdlab.sim.step_time import kv_capacity_tokens
 
 pytestmark = pytest.mark.property
@@ -356,3 +356,9 @@ def test_what_requests_hold_grows_from_prefill_to_their_end() -> None:
     assert level.share_above(99) == pytest.approx(1.0, abs=0.01)
     assert level.share_above(150) == pytest.approx(0.25, abs=0.01)
     assert level.share_above(200) == 0.0
+
+
+@pytest.mark.parametrize("kind", [System, _FluidSystem])
+def test_systems_have_only_slots(kind: type) -> None:
+    """Python 3.11 calls the methods of an object with more than 30 other attributes slowly."""
+    assert all("__slots__" in vars(each) for each in kind.__mro__ if each is not object)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from pdlab.core.errors import UsageError
 from pdlab.traffic.blocks import drawn_words
 from pdlab.traffic.compiled import compiled
+from pdlab.traffic.prompts import PromptsInFlight, TrafficPrompts
 from pdlab.traffic.requests import TrafficHead, TrafficRequest, is_compiled, read_head, read_requests, write_requests
 
 ROOT = TrafficRequest("a", "s", (("sys", 64), ("a/u", 20)), 40, at_s=1.5, tenant="t")
@@ -65,3 +67,38 @@ def test_the_words_of_a_block_follow_from_seed_and_key_alone() -> None:
 
 def test_the_words_of_a_block_are_these_for_ever() -> None:
     assert drawn_words(7, "sys", 6, 1000).tolist() == [545, 908, 252, 931, 985, 240]
+
+
+def test_prompts_are_made_when_they_come_and_forgotten_when_they_end() -> None:
+    requests = [
+        TrafficRequest(
+            id=f"c{chat}t{turn}",
+            session=f"c{chat}",
+            parent=f"c{chat}t{turn - 1}" if turn else None,
+            at_s=None if turn else 1.0 * chat,
+            blocks=(("system", 40), (f"{chat}/{turn}", 30)),
+            out=9,
+        )
+        for chat in range(3)
+        for turn in range(4)
+    ]
+    known, prompts = TrafficPrompts(16), PromptsInFlight(requests, 16)
+    for number, request in enumerate(requests):
+        assert prompts.of(number) == prompts.of(number) == known.of(request)
+        prompts.forget(number)
+    assert not prompts._known and not prompts._prompts._ends and not prompts._prompts._left
+
+
+def test_blocks_have_one_key_where_all_text_until_their_end_is_the_same() -> None:
+    rng, size = random.Random(3), 4
+    seen: dict[int, tuple[tuple[str, int], ...]] = {}
+    of_text: dict[tuple[tuple[str, int], ...], int] = {}
+    for number in range(400):
+        blocks = tuple((rng.choice("abc"), rng.choice((1, 3, 4, 5, 8, 13))) for _ in range(rng.randint(1, 5)))
+        request = TrafficRequest(id=f"r{number}", session="s", blocks=blocks, out=9, at_s=0.0)
+        text = [(key, at) for key, tokens in (*blocks, (f"answer/r{number}", 8)) for at in range(tokens)]
+        keys = TrafficPrompts(size).of(request)[1].keys
+        assert len(keys) == len(text) // size
+        for count, key in enumerate(keys, start=1):
+            until = tuple(text[: count * size])
+            assert seen.setdefault(key, until) == until and of_text.setdefault(until, key) == key

@@ -9,6 +9,7 @@ import hashlib
 import math
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -226,7 +227,12 @@ def served(level: LevelFile) -> Iterator[AuditFinding]:
 
 
 @rule(
-    "records_differ", "records_empty", "records_unreadable", "records_are_none", "figures_differ", needs="our requests"
+    "records_differ",
+    "records_empty",
+    "records_unreadable",
+    "records_not_requests",
+    "figures_differ",
+    needs="our requests",
 )
 def records(level: LevelFile, recheck: AuditInputs) -> Iterator[AuditFinding]:
     """The requests beside a level must have the hash that the level stores, or give its figures.
@@ -239,34 +245,35 @@ def records(level: LevelFile, recheck: AuditInputs) -> Iterator[AuditFinding]:
     if not recheck.recompute and recheck.hashes.get(path) == level.run.raw_sha256:
         return
     files = (f"{path.parent.name}/{path.name}",)
+    digest = hashlib.sha256()
     try:
-        packed = path.read_bytes()
-        text = requests.unpack(packed) if packed else b""
+        for text in requests.texts(path) if path.stat().st_size else ():
+            digest.update(text)
     except (OSError, EOFError, zlib.error) as error:
         yield AuditFinding("records_unreadable", files, {"error": str(error)})
         return
-    if not packed:
+    if not path.stat().st_size:
         yield AuditFinding("records_empty", files)
-    elif hashlib.sha256(text).hexdigest() != level.run.raw_sha256:
+    elif digest.hexdigest() != level.run.raw_sha256:
         yield AuditFinding("records_differ", files)
     elif recheck.recompute:
-        yield from _recomputed(level, text)
+        yield from _recomputed(level, path)
 
 
-def _recomputed(level: LevelFile, text: bytes) -> Iterator[AuditFinding]:
+def _recomputed(level: LevelFile, path: Path) -> Iterator[AuditFinding]:
     """The level's figures, recomputed from its requests."""
     run = level.run
     try:
-        data = requests.parse(text)
+        data = requests.parsed(requests.texts(path))
     except (KeyError, TypeError, ValueError) as error:
-        yield AuditFinding("records_are_none", (level.name,), {"error": str(error)})
+        yield AuditFinding("records_not_requests", (level.name,), {"error": str(error)})
         return
     evidence, deviations = [], [0.0]
     if (count := len(data)) != run.num_requests:
         evidence.append(f"{count} requests were recorded, but the level has {run.num_requests}")
         deviations.append(abs(count / run.num_requests - 1) if run.num_requests else 1.0)
     elif run.completed:
-        if wrong := requests.wrong_counts(text):
+        if wrong := sum(map(requests.wrong_counts, requests.texts(path))):
             evidence.append(f"{wrong} answers do not have the requested token counts")
             deviations.append(wrong / run.completed)
         for window, stored in _windows(run):
