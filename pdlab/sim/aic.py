@@ -478,11 +478,11 @@ def _fused(operation: Any, phase: Sequence[Any]) -> Any:
     from aiconfigurator_core.sdk import operations
 
     static = {
-        each._name.split("_", 1)[1]: each
+        each._name.partition("_")[2]: each
         for each in phase
         if isinstance(each, operations.GEMM) and each._quant_mode.name == STATIC
     }
-    name = operation._name.split("_", 1)[1]
+    name = operation._name.partition("_")[2]
     if name in FUSED and name in static:
         gemm = (operation._name, operation._scale_factor, operation._n, operation._k, operation._quant_mode)
         return operations.GEMM(*gemm, low_precision_input=True)

@@ -46,6 +46,11 @@ class OtherWay(NamedTuple):
         """The seconds that the other way takes more (below 0: less)."""
         return self.other_s(tokens) - self.table_s(tokens) if tokens <= self.most else math.inf
 
+    def without_faults_s(self, tokens: float, fault: float) -> float:
+        """As `more_s`, where the table's time is a fault: at least ``fault`` times that of the other way. Else 0."""
+        other_s, table_s = self.other_s(tokens), self.table_s(tokens)
+        return other_s - table_s if table_s > fault * other_s else 0.0
+
 
 Seconds = Callable[[float], float]
 
@@ -56,11 +61,6 @@ def between(fewer_s: Seconds | None, more_s: Seconds | None) -> Seconds | None:
     if fewer_s is None or more_s is None:
         return None
     return lambda tokens: math.sqrt(fewer_s(tokens) * more_s(tokens))
-
-    def without_faults_s(self, tokens: float, fault: float) -> float:
-        """As `more_s`, where the table's time is a fault: at least ``fault`` times that of the other way. Else 0."""
-        other_s, table_s = self.other_s(tokens), self.table_s(tokens)
-        return other_s - table_s if table_s > fault * other_s else 0.0
 
 
 def mended(of: RoutedExperts, rows: Sequence[float]) -> dict[float, float]:
