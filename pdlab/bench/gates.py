@@ -453,7 +453,7 @@ def lateness(evidence: Evidence) -> Iterator[Finding]:
         return
     if isinstance(evidence.run.load, Replay):
         p99_s = metrics.percentile(late_s, 99)
-        if p99_s > LATE_FLOOR_S:
+        if p99_s >= LATE_FLOOR_S:
             yield found("replay_late", late_ms=1000 * p99_s, limit_ms=1000 * LATE_FLOOR_S)
         return
     if isinstance(evidence.run.load, Closed):

@@ -299,7 +299,7 @@ CODES: dict[str, FindingCode] = {
     ),
     "replay_late": _gate(
         "lateness",
-        "requests of a replay are sent late (p99) by at most 50 ms; they are due at their time in the file, or after "
+        "requests of a replay are sent late (p99) by less than 50 ms; they are due at their time in the file, or after "
         "the answers that they wait for and their pause",
         "load generator late: requests of the replay were sent {late_ms:.0f} ms late (p99, limit {limit_ms:.0f} ms)",
     ),

@@ -72,10 +72,14 @@ def prompts() -> list[str]:
 
 def requests(model_id: str) -> list[dict[str, Any]]:
     """The canary's OpenAI completion requests."""
-    common = {"model": model_id, "max_tokens": MAX_TOKENS, "temperature": 0.0, "seed": 0, "ignore_eos": True}
+    return [{**greedy(model_id, MAX_TOKENS), "prompt": prompt} for prompt in prompts()]
+
+
+def greedy(model_id: str, max_tokens: int) -> dict[str, Any]:
+    """A completion request without a prompt, whose answers can be compared by tokens and log-probabilities."""
+    request = {"model": model_id, "max_tokens": max_tokens, "temperature": 0.0, "seed": 0, "ignore_eos": True}
     # Ids, not texts: by themselves many tokens of a byte-level vocabulary have the same text.
-    common |= {"logprobs": TOP, "return_token_ids": True, "return_tokens_as_token_ids": True}
-    return [{**common, "prompt": prompt} for prompt in prompts()]
+    return request | {"logprobs": TOP, "return_token_ids": True, "return_tokens_as_token_ids": True}
 
 
 def ask(base_url: str, model_id: str, key: str | None = None) -> list[CanaryAnswer]:

@@ -62,11 +62,9 @@ def request_of(
     service: LoadTarget, ids: Sequence[int], salt: str | None, *, stream: bool = True, bare: bool = False
 ) -> dict[str, Any]:
     """The body of one completion request. ``bare``: without log-probabilities."""
-    body = {
-        "model": service.model_id, "prompt": list(ids), "max_tokens": service.max_tokens, "temperature": 0.0, "seed": 0,
-        "ignore_eos": True, "return_token_ids": True,
-    }  # fmt: skip
-    body |= {} if bare else {"logprobs": canary.TOP, "return_tokens_as_token_ids": True}
+    body = canary.greedy(service.model_id, service.max_tokens) | {"prompt": list(ids)}
+    if bare:
+        del body["logprobs"], body["return_tokens_as_token_ids"]
     return body | ({"stream": True} if stream else {}) | ({"cache_salt": salt} if salt else {})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,6 @@ from pdlab.core.workload import Replay
 from pdlab.plan.accuracy import MeasuredSweep
 from pdlab.plan.prediction_intervals import SEEDS
 from pdlab.plan.traffic import trace_of_file
-from pdlab.results.level_data import LevelData
 from pdlab.results.schema import Experiment, Manifest, ReplayedRequest, RequestRecord, Run, Summary
 from pdlab.results.store import Store
 from pdlab.sim.hardware import Hardware
@@ -105,8 +104,8 @@ def compared(
     found = []
     for level, simulated in zip(sweep.levels, zip(*trials, strict=True), strict=True):
         run = runs[level.key]
-        sent = Store(folder).read_records(run.key)
-        facts = replay_facts(LevelData.of(sent))
+        store = Store(folder)
+        facts = replay_facts(store.requests(run.key))
         predicted = [to_run(each, run.label, run.workload) for each in simulated]
         ttft_p50, ttft_p90, tpot_p50 = (
             _pair(predicted, run, *figure) for figure in (("ttft", "p50"), ("ttft", "p90"), ("tpot", "p50"))
@@ -121,7 +120,7 @@ def compared(
                 name=sweep.name,
                 load=run.key.stem,
                 run=predicted[0],
-                records=_as_replayed(simulated[0], sent, sweep.trace, folder),
+                records=_as_replayed(simulated[0], store.records(run.key), sweep.trace, folder),
                 ttft_p50=ttft_p50,
                 ttft_p90=ttft_p90,
                 tpot_p50=tpot_p50,
@@ -164,7 +163,7 @@ def write_simulated(out: Path, experiment: Experiment, replays: Sequence[Compare
 
 
 def _as_replayed(
-    level: SimulatedLevel, sent: Sequence[RequestRecord], trace: Trace | None, folder: Path
+    level: SimulatedLevel, sent: Iterable[RequestRecord], trace: Trace | None, folder: Path
 ) -> tuple[RequestRecord, ...]:
     """The simulated requests by arrival, as records of the requests that were sent."""
     assert trace is not None

@@ -173,10 +173,11 @@ class Store:
         return ReplacedLevel(file=f"{REPLACED}/{stem}.json", reasons=run.validity.reasons)
 
     def read_records(self, key: RunKey) -> tuple[RequestRecord, ...]:
-        """Every request of one level. Raises StoreError."""
-        return tuple(self._records(key))
+        """All of `records`. Raises StoreError."""
+        return tuple(self.records(key))
 
-    def _records(self, key: RunKey) -> Iterator[RequestRecord]:
+    def records(self, key: RunKey) -> Iterator[RequestRecord]:
+        """Every request of one level, one at a time. Raises StoreError."""
         path = self.records_path(key)
         try:
             yield from _rows(path, RequestRecord)
@@ -199,7 +200,7 @@ class Store:
 
     def requests(self, key: RunKey) -> LevelData:
         """`read_records` in columns."""
-        return LevelData.of(self._records(key))
+        return LevelData.of(self.records(key))
 
     def check_records(self, run: Run) -> None:
         """Raises StoreError unless the level's requests are there and unchanged."""

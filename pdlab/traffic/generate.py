@@ -70,9 +70,9 @@ def _random(spec: TrafficFile, asked: RandomRequests) -> Iterator[TrafficRequest
     arrivals = workload.arrivals(level)
     if arrivals is None:
         moments = islice(_gamma(spec.seed, asked), asked.requests)
-        triples = [(at_s, *pair) for at_s, pair in zip(moments, workload.draw(level), strict=True)]
+        triples = ((at_s, *pair) for at_s, pair in zip(moments, workload.draw(level), strict=True))
     else:
-        triples = [(each.due_s, each.input_tokens, each.output_tokens) for each in arrivals]
+        triples = ((each.due_s, each.input_tokens, each.output_tokens) for each in arrivals)
     shared = workload.shared_prefix_tokens
     for number, (at_s, tokens, out) in enumerate(triples):
         name = f"r{number}"

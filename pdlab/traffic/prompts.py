@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pdlab.traffic.requests import Block, TrafficRequest
 
 _HASH_BYTES = 8
+# The keys of whole blocks within one piece of text follow from the first one, without a hash of each: they differ,
+# because the step is odd.
+_STEP, _MOST = 0x9E3779B97F4A7C15, 2 ** (8 * _HASH_BYTES) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,11 @@ class _Content:
         for key, tokens in blocks:
             at = 0
             while at < tokens:
+                if not filled and (whole := (tokens - at) // size):
+                    first = _hash(keys[-1] if keys else 0, [(key, at)])
+                    keys += [(first + _STEP * number) & _MOST for number in range(whole)]
+                    at += whole * size
+                    continue
                 take = min(size - filled, tokens - at)
                 rest.append((key, at, take))
                 at, filled = at + take, filled + take

@@ -94,22 +94,23 @@ def _check_keys(spec: TrafficFile, trace_format: TraceFormat, path: Path) -> Non
     if trace_format.times == "clock":
         for key in ("rate_rps", "think_s"):
             if key in spec.model_fields_set:
-                raise UsageError(f"{path}: a {name} trace sets the times of requests; leave {key} out")
+                raise UsageError(f"{path}: the {name} format sets the times of requests; leave {key} out")
     else:
         if spec.rate_rps is None:
-            raise UsageError(f"{path}: a {name} trace has no start times of sessions; give rate_rps in a workload file")
+            why = f"the {name} format has no start times of sessions"
+            raise UsageError(f"{path}: {why}; give rate_rps in a workload file")
         if "spread_ticks" in spec.model_fields_set:
-            raise UsageError(f"{path}: a {name} file has no common clock; leave spread_ticks out")
+            raise UsageError(f"{path}: the {name} format has no common clock; leave spread_ticks out")
     if trace_format.times == "none" and spec.follow == "recorded":
-        raise UsageError(f"{path}: a {name} file has no times to follow; leave follow out")
+        raise UsageError(f"{path}: the {name} format has no times to follow; leave follow out")
     if trace_format.times == "session" and "think_s" in spec.model_fields_set:
-        raise UsageError(f"{path}: a {name} file sets the pauses of agents; leave think_s out")
+        raise UsageError(f"{path}: the {name} format sets the pauses of agents; leave think_s out")
     if not trace_format.text:
         for key in ("tokenizer", "output_tokens"):
             if key in spec.model_fields_set:
-                raise UsageError(f"{path}: a {name} trace has no text and sets its token counts; leave {key} out")
+                raise UsageError(f"{path}: the {name} format has no text and sets its token counts; leave {key} out")
     elif spec.scale != 1:
-        raise UsageError(f"{path}: a {name} file has real text, which cannot be scaled; leave scale out")
+        raise UsageError(f"{path}: the {name} format has real text, which cannot be scaled; leave scale out")
 
 
 def _survey(rows: Iterable[RecordedRequest], *, timed: bool) -> _Survey:

@@ -320,6 +320,14 @@ def test_a_few_late_requests_are_in_the_figures_and_fail_no_level() -> None:
     assert validate_level(evidence(records=late)).valid
 
 
+def test_a_replay_is_sent_less_than_50_ms_late() -> None:
+    def fails(late_s: float) -> bool:
+        records = tuple(each.model_copy(update={"lateness_s": late_s}) for each in turns()["records"])
+        return "lateness" in validate_level(evidence(**{**turns(), "records": records})).failed_gates
+
+    assert [fails(late_s) for late_s in (0.0, 0.049, 0.05, 0.06)] == [False, False, True, True]
+
+
 def test_a_schedule_that_is_not_kept_is_noted() -> None:
     def notes(p99_s: float, load: Any) -> list[tuple[str, Any]]:
         late = [request(0.5 * i, lateness_s=p99_s if i % 50 < 2 else 0.001) for i in range(100)]

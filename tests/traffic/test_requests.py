@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,18 @@ def test_prompts_are_made_when_they_come_and_forgotten_when_they_end() -> None:
         assert prompts.of(number) == prompts.of(number) == known.of(request)
         prompts.forget(number)
     assert not prompts._known and not prompts._prompts._ends and not prompts._prompts._left
+
+
+def test_blocks_have_one_key_where_all_text_until_their_end_is_the_same() -> None:
+    rng, size = random.Random(3), 4
+    seen: dict[int, tuple[tuple[str, int], ...]] = {}
+    of_text: dict[tuple[tuple[str, int], ...], int] = {}
+    for number in range(400):
+        blocks = tuple((rng.choice("abc"), rng.choice((1, 3, 4, 5, 8, 13))) for _ in range(rng.randint(1, 5)))
+        request = TrafficRequest(id=f"r{number}", session="s", blocks=blocks, out=9, at_s=0.0)
+        text = [(key, at) for key, tokens in (*blocks, (f"answer/r{number}", 8)) for at in range(tokens)]
+        keys = TrafficPrompts(size).of(request)[1].keys
+        assert len(keys) == len(text) // size
+        for count, key in enumerate(keys, start=1):
+            until = tuple(text[: count * size])
+            assert seen.setdefault(key, until) == until and of_text.setdefault(until, key) == key
