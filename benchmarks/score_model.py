@@ -1,6 +1,6 @@
 """How well stacks that nobody fitted are predicted: public points, every stack left out once. Needs the extra perf.
 
-    python benchmarks/score_model.py TABLE.csv... [--points 20] [--disaggregated] [--write] [--csv FILE]
+    python benchmarks/score_model.py TABLE.csv... [--points 20] [--disaggregated] [--jobs N] [--write] [--csv FILE]
         [--rows FILE] [--groups FILE]
 
 TABLE: rows of a published benchmark with ttft_ms and tpot_ms (stack_scores/public_points.py). Nothing of a left-out
@@ -21,6 +21,8 @@ import shutil
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 from pydantic import Field, TypeAdapter  # noqa: E402
 from stack_scores.catalog import catalog_of, covered  # noqa: E402
 from stack_scores.chance import PointsInBand, sum_of  # noqa: E402
-from stack_scores.public_points import PublicPoint, read_points, sample, throughput  # noqa: E402
+from stack_scores.public_points import PublicPoint, read_points, sample, throughput, with_whole_experts  # noqa: E402
 from stack_scores.scoring import (  # noqa: E402
     METRICS,
     START,
@@ -55,7 +57,7 @@ from stack_scores.scoring import (  # noqa: E402
     setting_of,
 )
 
-from pdlab.core.catalog import ModelShape, require_shape  # noqa: E402
+from pdlab.core.catalog import ModelShape, config_of, require_shape  # noqa: E402
 from pdlab.core.errors import UsageError  # noqa: E402
 from pdlab.core.files import cache_dir  # noqa: E402
 from pdlab.core.model_files import CONFIG, MODELOPT  # noqa: E402
@@ -141,10 +143,16 @@ def chosen(tables: list[Path], most: int, serving: Serving = "collocated") -> It
         if len(members) < FEWEST:
             continue
         hardware = bare_hardware(stack, entry.quant, entry.mode)
-        yield (
-            stack,
-            Scored(entry=entry, shape=as_served(shape_of(entry), hardware), hardware=hardware, points=tuple(members)),
-        )
+        shape = as_served(shape_of(entry), hardware)
+        whole = tuple(with_whole_experts(each, shape.expert_intermediate, scaled_block(shape)) for each in members)
+        yield stack, Scored(entry=entry, shape=shape, hardware=hardware, points=whole)
+
+
+def scaled_block(shape: ModelShape) -> int | None:
+    """The columns of a matrix that share a scale, by the model's config.json; None: each has its own."""
+    files = config_of(shape)
+    size = (files.config.get("quantization_config") or {}).get("weight_block_size") if files else None
+    return int(size[0]) if size else None
 
 
 class Alone:
@@ -192,6 +200,7 @@ def main() -> int:
     parser.add_argument("tables", nargs="+", type=Path)
     parser.add_argument("--points", type=int, default=20, help="of a collocated stack, at most")
     parser.add_argument("--disaggregated", action="store_true", help="score points of P:D")
+    parser.add_argument("--jobs", type=int, default=1, help="processes for points of P:D")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--csv", type=Path, help="write the errors of every stack there")
     parser.add_argument("--rows", type=Path, help="write what was measured and predicted of every point there")
@@ -199,7 +208,7 @@ def main() -> int:
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)  # the package logs what it reads
     if arguments.disaggregated:
-        print(page := disaggregated(arguments.tables, arguments.csv))
+        print(page := disaggregated(arguments.tables, arguments.csv, arguments.jobs))
         if arguments.write:
             write_page(page, PD_BEGIN, PD_END)
         return 0
@@ -270,43 +279,40 @@ def main() -> int:
     return 0
 
 
-def disaggregated(tables: list[Path], errors: Path | None) -> str:
-    """Markdown: the scores of P:D stacks. ``errors``: a file for the figures of every point."""
+def disaggregated(tables: list[Path], errors: Path | None, jobs: int = 1) -> str:
+    """Markdown: the scores of P:D stacks. ``errors``: a file for the figures of every point. ``jobs``: processes."""
     names = ["stack", "points", "TPOT", "engines of up to 8 GPUs", "mean TTFT", "tokens/s", "rank", "best ratio"]
     lines = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
     losses: list[float] = []
     every: list[ScoredPoint] = []
     rows: list[list[object]] = []
-    for stack, each in chosen(tables, sys.maxsize, "pd"):
-        points, refused = [], set()
-        hardware = each.hardware.with_correction(Correction(sequence_us=SEQUENCE_US))
-        for point in each.points:
-            try:
-                points.append(ScoredPoint(point, predict_point(point, hardware, each.shape)))
-            except UsageError as error:
-                refused.add(f"{stack.label}: {error}")
-        for line in sorted(refused):
-            print(line, file=sys.stderr)
-        for point, predicted, _ in points:
-            what = (stack.label, point.row.deployment.label, *setting_of(point)[1:])
-            rows.append([*what, point.tpot_s, predicted.tpot_s, point.ttft_s, predicted.ttft_s])
-        if len(points) < FEWEST:
-            continue
-        near = [
-            scored_point
-            for scored_point in points
-            if max(pool.gpus_per_replica for pool in scored_point.point.row.deployment.pools.values()) <= FEW_GPUS
-        ]
-        lost = lost_by_ratio(points)
-        losses += lost
-        every += points
-        cells = [stack.label.removesuffix(", P:D"), f"{len(points)} of {len(each.points)}"]
-        cells += [short(score_of(points, TPOT)), short(score_of(near, TPOT)) if near else "-"]
-        cells += [short(score_of(points, metric)) for metric in (TTFT, THROUGHPUT)]
-        rank = rank_of(points)
-        cells += ["-" if rank is None else f"{rank:.2f}", f"{lost.count(0)} of {len(lost)}" if lost else "-"]
-        lines.append(f"| {' | '.join(cells)} |")
-        print(lines[-1], flush=True)
+    stacks = list(chosen(tables, sys.maxsize, "pd"))
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as processes:
+        for (stack, each), (points, refused) in zip(
+            stacks, processes.map(predicted, *zip(*stacks, strict=True)), strict=True
+        ):
+            for line in sorted(refused):
+                print(line, file=sys.stderr)
+            for point, figure, _ in points:
+                what = (stack.label, point.row.deployment.label, *setting_of(point)[1:])
+                rows.append([*what, point.tpot_s, figure.tpot_s, point.ttft_s, figure.ttft_s])
+            if len(points) < FEWEST:
+                continue
+            near = [
+                scored_point
+                for scored_point in points
+                if max(pool.gpus_per_replica for pool in scored_point.point.row.deployment.pools.values()) <= FEW_GPUS
+            ]
+            lost = lost_by_ratio(points)
+            losses += lost
+            every += points
+            cells = [stack.label.removesuffix(", P:D"), f"{len(points)} of {len(each.points)}"]
+            cells += [short(score_of(points, TPOT)), short(score_of(near, TPOT)) if near else "-"]
+            cells += [short(score_of(points, metric)) for metric in (TTFT, THROUGHPUT)]
+            rank = rank_of(points)
+            cells += ["-" if rank is None else f"{rank:.2f}", f"{lost.count(0)} of {len(lost)}" if lost else "-"]
+            lines.append(f"| {' | '.join(cells)} |")
+            print(lines[-1], flush=True)
     if errors:
         with errors.open("w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows(rows)
@@ -317,6 +323,19 @@ def disaggregated(tables: list[Path], errors: Path | None) -> str:
         f"Best ratio chosen: {losses.count(0)} of {len(losses)} workloads. The worst choice loses {worst:.0%}.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def predicted(stack: Stack, each: Scored) -> tuple[list[ScoredPoint], set[str]]:
+    """The points of a P:D stack by its tables, and why others cannot run."""
+    logging.disable(logging.CRITICAL)
+    points, refused = [], set()
+    hardware = each.hardware.with_correction(Correction(sequence_us=SEQUENCE_US))
+    for point in each.points:
+        try:
+            points.append(ScoredPoint(point, predict_point(point, hardware, each.shape)))
+        except UsageError as error:
+            refused.add(f"{stack.label}: {error}")
+    return points, refused
 
 
 ERROR_COLUMNS = ("measured_tpot_ms", "tpot_error_percent", "measured_ttft_ms", "ttft_error_percent")

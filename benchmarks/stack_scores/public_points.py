@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from pdlab.core.deployment import Disaggregated, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Closed, Workload
 from pdlab.plan import csv_rows
@@ -36,6 +37,12 @@ class BenchmarkProcedure(NamedTuple):
 # InferenceX's scripts (github.com/SemiAnalysisAI/InferenceX, benchmarks/): --num-prompts 10 x --max-concurrency,
 # --random-range-ratio 0.8, --request-rate inf. Tables call its TTFT a median. It behaves as the mean: docs/model.md.
 INFERENCEX = BenchmarkProcedure(10, "uniform:0.8-1.0")
+
+
+# Rows of NVIDIA's images of Dynamo state its version. TensorRT-LLM in it is what ai-dynamo requires (its metadata on
+# PyPI): 1.1.0rc5 in 0.5.1, 1.2.0rc6.post1 in 0.8.1.
+DYNAMO = "ai-dynamo/tensorrtllm-runtime"
+IN_DYNAMO = {"0.5": "1.1", "0.8": "1.2"}
 
 
 class PublicPoint(NamedTuple):
@@ -100,12 +107,15 @@ def _point(cells: dict[str, str], row: RequestedRow, source: str) -> PublicPoint
             raise UsageError(f"{source}, line {row.line}: {name} {cells[name]!r} must be above 0")
     conduct = INFERENCEX if "InferenceX" in cells.get("ttft_stat", "") else None
     model_id, stated = row.deployment.model, row.stated
+    version = major_minor(stated.version)
+    if DYNAMO in cells.get("image", ""):
+        version = IN_DYNAMO.get(version or "", version)
     precision = stated.precision.lower()
     stack = Stack(
         model=" ".join(filter(None, (model_id.rsplit("/", 1)[-1], precision))),
         gpu=stated.hardware.split("_")[0].upper(),
         engine=stated.framework.lower(),
-        version=major_minor(stated.version) or _quarter(cells.get("measured", "")) or UNSTATED,
+        version=version or _quarter(cells.get("measured", "")) or UNSTATED,
         mode="pd" if row.deployment.transport is not None else "collocated",
     )
     return PublicPoint(
@@ -117,6 +127,26 @@ def _point(cells: dict[str, str], row: RequestedRow, source: str) -> PublicPoint
         ttft_s=values["ttft_ms"] / 1e3,
         conduct=conduct,
     )
+
+
+def with_whole_experts(point: PublicPoint, width: int | None, block: int | None) -> PublicPoint:
+    """The point with whole experts on each rank where no rank can have a part of one. ``width``: columns of an expert;
+    ``block``: how many of them share a scale (None: each has its own).
+
+    SGLang and vLLM refuse parts that are narrower than a block. With DeepEP SGLang spreads whole experts whatever its
+    flag is (``_handle_a2a_moe``, 0.5.8), so a row may state that there is no expert parallel.
+    """
+    topology = point.row.deployment.topology
+    if width is None or block is None or not isinstance(topology, Disaggregated):
+        return point
+
+    def whole(pool: Pool) -> Pool:
+        narrow = width / (pool.tp * pool.dp) < block
+        return pool.model_copy(update={"expert_parallel": True}) if narrow else pool
+
+    pools = {role: whole(getattr(topology, role)) for role in ("prefill", "decode")}
+    deployment = point.row.deployment.model_copy(update={"topology": topology.model_copy(update=pools)})
+    return point._replace(row=point.row._replace(deployment=deployment))
 
 
 def _quarter(date: str) -> str:

@@ -28,8 +28,9 @@ from pdlab.core.errors import UsageError, WriteError
 from pdlab.core.files import cache_dir, replace
 from pdlab.core.model_files import CONFIG, MODELOPT, ModelFiles
 from pdlab.core.schema import Frozen
-from pdlab.sim.expert_tables import OtherWay, RoutedExperts, mended
-from pdlab.sim.step_source import BilinearTable, Limits, LinearTable, Tabulated
+from pdlab.sim.expert_tables import OtherWay, RoutedExperts, between, mended
+from pdlab.sim.older_engines import older_kernels, with_older
+from pdlab.sim.step_source import FARTHEST, BilinearTable, Limits, LinearTable, Tabulated
 
 PACKAGE, VERSION = "aiconfigurator-core", "0.12.0"
 INSTALL = f"pip install 'pdlab[perf]', which installs {PACKAGE} {VERSION} (Python 3.11 or later)"
@@ -78,7 +79,14 @@ class _CachedTables(Frozen):
 
 
 def tabulate(
-    model: ModelShape, system: str, engine: str, version: str, pool: Pool, quant: Mapping[Any, str], mode: str
+    model: ModelShape,
+    system: str,
+    engine: str,
+    version: str,
+    pool: Pool,
+    quant: Mapping[Any, str],
+    mode: str,
+    engine_version: str | None = None,
 ) -> Tabulated:
     """The steps of one engine (one DP rank) of ``pool``, arguments as of `pdlab.sim.hardware.StepTables`. The stages of
     a pipeline count as one engine: a step passes all of them.
@@ -108,9 +116,13 @@ def tabulate(
         "parallel": f"tp{pool.tp} dp{pool.dp}{' ep' if pool.expert_parallel else ''}",
         "quant": " ".join(f"{name}={formats[name]}" for name in sorted(formats)),
     }
-    name = json.dumps(key, sort_keys=True)
+    if engine in OTHER_KERNELS:
+        key["kernels"] = str(OTHER_KERNELS[engine])
+    older = older_kernels(system, engine, engine_version)
+    name = json.dumps({**key, "older": older is not None}, sort_keys=True)
     if name not in _known:
-        _known[name] = _kept(key) or _keep(key, _filled(key, _TableSource(files, model, pool, formats)))
+        tables = _kept(key) or _keep(key, _filled(key, _TableSource(files, model, pool, formats)))
+        _known[name] = with_older(tables, older, files.config, formats, pool.tp, pool.dp) if older else tables
     return _known[name]
 
 
@@ -297,18 +309,22 @@ class _Compiling(NamedTuple):
 
 
 # Systems and engines whose tables have a kernel of routed experts that the engine has too, and its own tables lack:
-# by engine, format and system. TensorRT-LLM in 4 bits has a kernel for few tokens, which was not measured on B300 and
-# GB300; B200 and GB200 have the same kernels. In 8 bits its tables have DeepGEMM's kernels only. Its own (TRTLLM-Gen)
-# are in the tables of SGLang, which calls them through FlashInfer.
+# by engine, format and system. On Blackwell TensorRT-LLM has kernels of its own (TRTLLM-Gen). SGLang calls them through
+# FlashInfer, and its tables have them in 4 and 8 bits for up to 16,384 tokens. Of TensorRT-LLM's tables the package
+# uses them in 4 bits, on B200 and GB200, and for up to 128 tokens.
 LACKED_KERNELS = {
-    ("trtllm", "nvfp4", "b300_sxm"): ("b200_sxm", "trtllm"),
-    ("trtllm", "nvfp4", "gb300"): ("gb200", "trtllm"),
-    **{("trtllm", "fp8_block", system): (system, "sglang") for system in ("b200_sxm", "b300_sxm", "gb200", "gb300")},
+    ("trtllm", kind, system): (system, "sglang")
+    for kind in ("nvfp4", "fp8_block")
+    for system in ("b200_sxm", "b300_sxm", "gb200", "gb300")
 }
 ONE_NVLINK = {"gb200": 72, "gb300": 72}  # GPUs, where it is not one node
 NODE_GPUS = 8
 SENT_BY = ("sglang", "deepep_ll")  # whose tables have the exchange on every system
 DEEPEP_FORMAT = "fp8_block"  # of the experts that SGLang runs behind that exchange
+# The kernels behind it are DeepGEMM's: by phase, up to how many tokens of a rank. Those of decode were measured up to
+# 128, SGLang's default limit. Those of prefill were measured up to 16,384.
+BEHIND_EXCHANGE = {"generation": 128 * FARTHEST, "context": math.inf}
+OTHER_KERNELS = {"sglang": 1, "trtllm": 1}  # as `QUESTIONS`, of `_other_ways` of one engine
 
 
 def _other_ways(of: _Compiling, model_of: Callable[[str], Any]) -> tuple[tuple[OtherWay, ...], OtherWay | None]:
@@ -340,18 +356,41 @@ def _other_ways(of: _Compiling, model_of: Callable[[str], Any]) -> tuple[tuple[O
     lacked = LACKED_KERNELS.get((of.engine, kind, of.system))
     if lacked and (other_s := another(*lacked, experts_of)):
         of_experts.append(OtherWay(table_s, other_s))
-    if not gathers or of.pool.dp == 1 or of.ranks <= first._topk:
+    if not gathers or of.pool.dp == 1:
         return tuple(of_experts), None
-    # Beyond as many ranks as a token has experts, engines send each token to its experts only. The database gathers
-    # all tokens on every rank. On one NVLink the exchange of a node counts: a rank sends as much to more ranks.
-    nodes = math.ceil(of.ranks / ONE_NVLINK.get(of.system, NODE_GPUS))
-    nodes = 1 << (nodes - 1).bit_length()
+    engine, exchange = SENT_BY
     common = {
         "hidden_size": first._hidden_size,
         "topk": first._topk,
         "num_experts": first._num_experts,
     }
-    engine, exchange = SENT_BY
+
+    def behind(phase: str, ranks: int) -> Callable[[float], float] | None:
+        ops = [
+            operations.MoEExpertCompute(
+                "experts_behind_exchange",
+                first._scale_factor,
+                inter_size=first._inter_size,
+                moe_ep_size=ranks,
+                quant_mode=first._quant_mode,
+                workload_distribution="uniform",
+                attention_dp_size=of.pool.dp,
+                inference_phase=phase,
+                **common,
+            )
+        ]
+        return another(of.system, engine, lambda _: ops)
+
+    if of.engine == engine and kind == DEEPEP_FORMAT and of.ranks > 1:
+        for phase, most in BEHIND_EXCHANGE.items():
+            if other_s := behind(phase, of.ranks) or between(behind(phase, of.ranks // 2), behind(phase, of.ranks * 2)):
+                of_experts.append(OtherWay(table_s, other_s, most))
+    if of.ranks <= first._topk:
+        return tuple(of_experts), None
+    # Beyond as many ranks as a token has experts, engines send each token to its experts only. The database gathers
+    # all tokens on every rank. On one NVLink the exchange of a node counts: a rank sends as much to more ranks.
+    nodes = math.ceil(of.ranks / ONE_NVLINK.get(of.system, NODE_GPUS))
+    nodes = 1 << (nodes - 1).bit_length()
     sent = [
         operations.MoEAllToAll(
             f"exchange_{phase}",
@@ -365,20 +404,6 @@ def _other_ways(of: _Compiling, model_of: Callable[[str], Any]) -> tuple[tuple[O
         for phase in ("dispatch", "combine")
     ]
     sent_s = another(of.system, engine, lambda _: sent)
-    if of.engine == engine and kind == DEEPEP_FORMAT:
-        behind = operations.MoEExpertCompute(
-            "experts_behind_exchange",
-            first._scale_factor,
-            inter_size=first._inter_size,
-            moe_ep_size=of.ranks,
-            quant_mode=first._quant_mode,
-            workload_distribution="uniform",
-            attention_dp_size=of.pool.dp,
-            inference_phase="generation",
-            **common,
-        )
-        if other_s := another(of.system, engine, lambda _: [behind]):
-            of_experts.append(OtherWay(table_s, other_s))
     return tuple(of_experts), OtherWay(_seconds_of(of.handle, gathers), sent_s) if sent_s else None
 
 

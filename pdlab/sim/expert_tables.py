@@ -13,6 +13,7 @@ aiconfigurator-core has times of experts where a few of them get most tokens (``
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -35,14 +36,26 @@ class RoutedExperts(NamedTuple):
 
 class OtherWay(NamedTuple):
     """A part of a step that engines do in another way than the tables. Seconds of all layers by the tokens of a rank's
-    step: ``table_s`` in the tables, ``other_s`` in the other way."""
+    step: ``table_s`` in the tables, ``other_s`` in the other way, which is for at most so many tokens."""
 
     table_s: Callable[[float], float]
     other_s: Callable[[float], float]
+    most: float = math.inf
 
     def more_s(self, tokens: float) -> float:
         """The seconds that the other way takes more (below 0: less)."""
-        return self.other_s(tokens) - self.table_s(tokens)
+        return self.other_s(tokens) - self.table_s(tokens) if tokens <= self.most else math.inf
+
+
+Seconds = Callable[[float], float]
+
+
+def between(fewer_s: Seconds | None, more_s: Seconds | None) -> Seconds | None:
+    """Experts over a number of ranks of which only half and twice as many were measured, for the same tokens in all.
+    The ranks have twice and half as many experts, each of as many tokens. So their times are in proportion."""
+    if fewer_s is None or more_s is None:
+        return None
+    return lambda tokens: math.sqrt(fewer_s(tokens) * more_s(tokens))
 
 
 def mended(of: RoutedExperts, rows: Sequence[float]) -> dict[float, float]:

@@ -47,7 +47,9 @@ def has_wide_experts(pool: Pool) -> bool:
 
 def tables_of(tables: StepTables, shape: ModelShape, pool: Pool) -> Tabulated:
     """The tables of one engine of ``pool``, without a correction. Raises UsageError."""
-    return aic.tabulate(shape, tables.system, tables.engine, tables.version, pool, tables.quant, tables.mode)
+    return aic.tabulate(
+        shape, tables.system, tables.engine, tables.version, pool, tables.quant, tables.mode, tables.engine_version
+    )
 
 
 class Speculative:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from stack_scores.public_points import INFERENCEX, PublicPoint, read_points, sample
+from stack_scores.public_points import INFERENCEX, PublicPoint, read_points, sample, with_whole_experts
 
 from pdlab.core.errors import UsageError
 from pdlab.plan.stack_prior import UNSTATED
@@ -40,6 +40,22 @@ def test_a_row_of_two_pools_has_the_lengths_of_its_client() -> None:
     assert (point.row.num_requests, point.row.workload.lengths.flag_value) == (80, "uniform:0.8-1.0")
 
 
+@pytest.mark.parametrize(
+    ("width", "block", "label"),
+    [
+        (2048, 128, "pd-spread-p2xtp4-d3xdp8"),
+        (512, 128, "pd-spread-p2xtp4-d3xdp8ep"),
+        (512, None, "pd-spread-p2xtp4-d3xdp8"),
+        (None, 128, "pd-spread-p2xtp4-d3xdp8"),
+    ],
+)
+def test_ranks_that_can_have_no_part_of_an_expert_have_whole_ones(
+    width: int | None, block: int | None, label: str
+) -> None:
+    (point,) = read_points(PD_HEADER + PD_ROW, "table.csv").points
+    assert with_whole_experts(point, width, block).row.deployment.label == label
+
+
 def test_a_row_of_two_pools_whose_engines_nobody_counted_is_refused() -> None:
     table = read_points(PD_HEADER + PD_ROW.replace(",8,2,4,3,1,8,32,", ",8,,4,,8,1,,"), "table.csv")
     assert not table.points and "p_workers" in table.refused[0].reason
@@ -54,6 +70,13 @@ def test_a_benchmark_that_nobody_describes_is_simulated_as_a_known_one_and_says_
 def test_a_version_that_is_not_given_is_none() -> None:
     (point,) = points(ROW.replace("0.18.0", ""))
     assert point.stack.version == UNSTATED
+
+
+def test_the_engine_in_an_image_of_dynamo_is_the_one_that_dynamo_requires() -> None:
+    image = "nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime:0.8.1.post1"
+    table = HEADER.strip() + ",image\n" + ROW.replace("0.18.0", "0.8.1.post1").strip() + f",{image}\n"
+    (point,) = read_points(table, "table.csv").points
+    assert point.stack.version == "1.2"
 
 
 @pytest.mark.parametrize(("date", "version"), [("2025-10-29", "2025-Q4"), ("2026-04-03T00:00", "2026-Q2"), ("x", None)])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
 from itertools import pairwise
 
 import pytest
 
-from pdlab.sim.expert_tables import OtherWay, RoutedExperts, concave, mended
+from pdlab.sim.expert_tables import OtherWay, RoutedExperts, between, concave, mended
 from pdlab.sim.step_time import busiest_rank
 
 ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 48.0, 64.0, 128.0, 1024.0)
@@ -41,6 +42,17 @@ def test_another_way_takes_less_or_more() -> None:
     way = OtherWay(table_s=lambda tokens: 2 + 0.1 * tokens, other_s=lambda tokens: 4.0)
     assert way.more_s(10.0) == pytest.approx(4 - 3)
     assert way.more_s(50.0) == pytest.approx(4 - 7)
+
+
+def test_another_way_is_not_for_more_tokens_than_it_was_measured_for() -> None:
+    way = OtherWay(table_s=lambda tokens: tokens, other_s=lambda tokens: 1.0, most=128.0)
+    assert (way.more_s(128.0), way.more_s(129.0)) == (-127.0, math.inf)
+
+
+def test_experts_of_ranks_between_two_measured_numbers_take_the_time_of_their_share() -> None:
+    found = between(lambda tokens: 4 * tokens, lambda tokens: 1 * tokens)
+    assert found is not None and found(10.0) == pytest.approx(20.0)
+    assert between(None, lambda tokens: tokens) is None and between(lambda tokens: tokens, None) is None
 
 
 def test_concave_values_are_the_least_ones_above() -> None:
