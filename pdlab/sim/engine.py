@@ -124,6 +124,7 @@ class Engine:
     inbound: deque[int] = field(default_factory=deque)  # prefilled requests without room here yet for their KV
     steps_in_flight: int = 0
     hand_over: HandOver = VLLMS
+    coming: int = 0  # requests whose KV has arrived: those in ``arrived``, ``seen``, ``told`` and ``joining``
     arrived: list[int] = field(default_factory=list)  # KV has arrived, and no launch of a step has looked since
     # Arrived KV that the launch of each unfinished step has seen; empty: none has seen any.
     seen: deque[list[int]] = field(default_factory=deque)
@@ -222,7 +223,7 @@ class Engine:
         when the step ends; None if nothing can run."""
         running, costs = self.running, self.costs
         batch = len(running)
-        comes = self.arrived or self.seen or self.joining or self.told or self.stall_s or self.late
+        comes = self.coming or self.stall_s or self.late
         room = self.usable - self.held_tokens - self.block_tokens * batch
         # The first two branches are most steps. The last one would give the same.
         if batch and room >= 0 and not (comes or self.waiting):
@@ -284,6 +285,7 @@ class Engine:
                     prefill, context_sum, tokens_in = self._prefill(self.step_tokens - batch, system, now_s)
                 if joined or self.told:
                     self.joined, self.joining, self.told = joining, self.told, []
+                    self.coming -= joined
             between_steps = frees or (in_flight and (self.seen or self.joining or self.unscheduled))
             self.unscheduled = 0
             if self.late:

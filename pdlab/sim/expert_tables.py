@@ -46,6 +46,11 @@ class OtherWay(NamedTuple):
         """The seconds that the other way takes more (below 0: less)."""
         return self.other_s(tokens) - self.table_s(tokens) if tokens <= self.most else math.inf
 
+    def without_faults_s(self, tokens: float, fault: float) -> float:
+        """As `more_s`, where the table's time is a fault: at least ``fault`` times that of the other way. Else 0."""
+        other_s, table_s = self.other_s(tokens), self.table_s(tokens)
+        return other_s - table_s if table_s > fault * other_s else 0.0
+
 
 Seconds = Callable[[float], float]
 

@@ -110,6 +110,7 @@ class Stepping(EngineSurroundings):
             self.log.kv_arrived_s[number] = now_s
             self.release(number, now_s)
             engine.arrived.append(number)
+            engine.coming += 1
             self.wake(engine, now_s)
         elif kind == STEP_ENDS:
             ends_s = self.step_ends(engine, number, now_s)
