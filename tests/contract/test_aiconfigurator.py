@@ -21,7 +21,12 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aic, "_known", {})
 
 
-def test_a_grid_says_what_the_public_facade_says() -> None:
+# The rotation of q and k in each of gpt-oss-120b's 36 layers. vLLM has this kernel, and the facade does not (decision
+# 034). It takes 3 us in decode.
+ROTATIONS_MS = 36 * 3e-3
+
+
+def test_a_grid_has_the_times_of_the_public_facade_and_the_rotation() -> None:
     from aiconfigurator_core.sdk import EngineHandle
 
     handle = EngineHandle.compile(
@@ -31,10 +36,10 @@ def test_a_grid_says_what_the_public_facade_says() -> None:
     assert tables.estimated == ()
     for batch in (1, 3, 11, 50, 200, 900):
         for context in (100, 700, 5000, 12_000):
-            expected = handle.predict_decode_latency(batch, context, 2)
+            expected = handle.predict_decode_latency(batch, context, 2) + ROTATIONS_MS
             assert 1e3 * tables.step_s(batch, 0, context) == pytest.approx(expected, rel=0.03)
     for prefill in (600, 2500, 8000):
-        expected = handle.mixed_step_latency(prefill, 20, prefill, 2)
+        expected = handle.mixed_step_latency(prefill, 20, prefill, 2) + ROTATIONS_MS
         assert 1e3 * tables.step_s(20, prefill, prefill, prefill / 2) == pytest.approx(expected, rel=0.03)
 
 
