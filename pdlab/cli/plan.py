@@ -562,8 +562,6 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
         check_picture(settings.goodput_map, "--goodput-map")
     if settings.out:
         check_folder(settings.out, "--out")
-    if settings.fidelity == "vllm" and importlib.util.find_spec("vllm") is None:
-        raise UsageError("--fidelity vllm runs vLLM's own code, which is not installed here; leave it out")
     if hardware.cpu:
         not_given(settings, ("node",), f"--hardware {settings.hardware}, which is CPUs of this machine")
     scenario = _scenario(settings, hardware, shape)
@@ -577,6 +575,8 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
             f"--lengths {scenario.workload.lengths.flag_value}: a ranking looks at closed loops, in which a mix cannot "
             "move with time; add --fluid, or rank for each mix by itself"
         )
+    if settings.fidelity == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise UsageError("--fidelity vllm runs vLLM's own code, which is not installed here; leave it out")
     measured = _measured_sweeps(settings, scenario.workload)
     node = _node(settings, hardware)
     view = planned_nodes(hardware, settings.gpus, node, spread=settings.placement == "spread")
