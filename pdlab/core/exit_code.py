@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -61,7 +63,8 @@ def exit_code(
     again = f". Go on with: {resume}" if resume else ""
     failure_file()  # first, so that no child process inherits the variable
     try:
-        code = run()
+        with no_interrupt_lost():
+            code = run()
         sys.stdout.flush()
         return code
     except PdlabError as error:
@@ -115,6 +118,28 @@ def stop_by_signals() -> None:
     SIGINT."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+@contextlib.contextmanager
+def no_interrupt_lost() -> Iterator[None]:
+    """Python only reports an exception that a finalizer raises: a Ctrl-C that arrives during one has no effect. In the
+    block such a Ctrl-C is delivered again after the finalizer."""
+    others = sys.unraisablehook
+
+    def hook(raised: sys.UnraisableHookArgs) -> None:
+        if not issubclass(raised.exc_type, KeyboardInterrupt):
+            others(raised)
+            return
+        # A signal here would be handled in the finalizer again.
+        again = threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT))
+        again.daemon = True
+        again.start()
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = others
 
 
 def stdout_closed() -> bool:

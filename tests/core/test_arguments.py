@@ -69,6 +69,39 @@ def test_ctrl_c_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert capsys.readouterr().err == "interrupted\n" * 3
 
 
+DROPPED = """
+import os, signal, sys, time, weakref
+from pdlab.core.exit_code import exit_code
+
+def ctrl_c():
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0)
+
+class Owner:
+    def __del__(self):
+        if sys.argv[1] == "del":
+            ctrl_c()
+
+def run():
+    owner = Owner()
+    if sys.argv[1] == "finalize":
+        weakref.finalize(owner, ctrl_c)
+    del owner
+    time.sleep(30)
+    return 0
+
+sys.exit(exit_code(run))
+"""
+
+
+@pytest.mark.parametrize("finalizer", ["finalize", "del"])
+def test_ctrl_c_during_a_finalizer_ends_the_command(finalizer: str) -> None:
+    end = subprocess.run(
+        [sys.executable, "-c", DROPPED, finalizer], cwd=ROOT, text=True, capture_output=True, timeout=120
+    )
+    assert (end.returncode, end.stderr) == (INTERRUPTED, "interrupted\n")
+
+
 def test_a_file_is_tried_without_leaving_a_trace(tmp_path: Path) -> None:
     path = tmp_path / "x"
     check_writable(path, "--out")

@@ -6,6 +6,7 @@ streams of who started it. It ends when that one does, and the template when its
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -60,7 +61,8 @@ def _keep(connection: socket.socket) -> None:
 
     def end_it() -> None:
         connection.recv(1)  # nothing is sent: it returns when the other end is closed
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it ended at the same time
+            os.kill(pid, signal.SIGKILL)
 
     threading.Thread(target=end_it, daemon=True).start()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
