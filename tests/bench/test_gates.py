@@ -208,11 +208,11 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("restarts", {"engines_before": engines(requests=30)}, "an engine was restarted during the level"),
     (
         "restarts",
-        {"strangers": ("r9",)},
+        {"unpublished": ("r9",)},
         "a replica was replaced: r9 answers, but the launch neither started nor verified it",
     ),
     # What the published engines did not do, another did: no word of KV bytes.
-    ("restarts", {"strangers": ("r9",), **nixl(bytes_transferred=10)}, "a replica was replaced: r9 answers"),
+    ("restarts", {"unpublished": ("r9",), **nixl(bytes_transferred=10)}, "a replica was replaced: r9 answers"),
     (
         "roles",
         {"fluid": True, "roles_changed": True},

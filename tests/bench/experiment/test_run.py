@@ -267,14 +267,14 @@ def test_a_deployment_that_does_not_come_back_is_taken_down_before_the_next(
     launcher: Any = SimpleNamespace(
         launch=lambda _: calls.append("launch"),
         stop=lambda: calls.append("stop"),
-        shown=lambda _: "",
+        typed_command=lambda _: "",
         failed_configurations={},
     )
     visit: Any = SimpleNamespace(configuration=SimpleNamespace(name="x"), parts=[None], repeat=0)
     plan: Any = SimpleNamespace(file=SimpleNamespace(name="trial"))
-    keeper: Any = SimpleNamespace(update=lambda _, **changes: updates.append(changes))
+    writer: Any = SimpleNamespace(update=lambda _, **changes: updates.append(changes))
     progress: Any = SimpleNamespace(visit_done=lambda text, measured: calls.append(text))
-    run._visit(0, visit, plan, run.RunOptions(out=tmp_path), keeper, launcher, progress)
+    run._visit(0, visit, plan, run.RunOptions(out=tmp_path), writer, launcher, progress)
     assert calls == ["launch", "stop", "FAILED: p1 died; not whole again within 900 s"]
     assert updates[-1]["status"] == "failed" and "not whole again" in updates[-1]["error"]
     assert launcher.failed_configurations == {}, "the next repeat launches it anew"
