@@ -41,6 +41,15 @@ class FillTarget(Protocol):
     def fill(self, requests: int, seed: int, concurrency: int) -> float | None: ...
 
 
+def _why_not(mode: FillCache, *, local: bool, soak: bool) -> str | None:
+    """Why no pool will be filled; None if the pools decide."""
+    if mode == "no":
+        return "not filled (--fill-cache no)"
+    if mode == "auto" and soak:
+        return FOR_SOAK
+    return ON_CPUS if mode == "auto" and local else None
+
+
 def planned(
     mode: FillCache, workload: Workload, *, smoke: bool = False, local: bool = False, soak: bool = False
 ) -> str:
@@ -48,12 +57,8 @@ def planned(
     prompts = f"prompts of {levels.fill_tokens(workload)} tokens, one token each"
     if smoke:
         return "not filled: a smoke test is short"
-    if mode == "no":
-        return "not filled (--fill-cache no)"
-    if mode == "auto" and soak:
-        return FOR_SOAK
-    if mode == "auto" and local:
-        return ON_CPUS
+    if (reason := _why_not(mode, local=local, soak=soak)) is not None:
+        return reason
     if mode == "yes":
         return f"filled once before the first level ({prompts}), however long that takes"
     return (
@@ -68,16 +73,18 @@ def fill(
     mode: FillCache,
     attempt: int,
     print_line: Callable[[str], None] = lambda text: None,
+    *,
+    soak: bool = False,
 ) -> str:
     """Fill the KV pools by ``mode``. Returns what was done, and the reason, in words. ``auto``: only if it takes at
-    most AUTO_S by the pace of the first part, and not on CPUs of this machine, where it takes minutes for every start.
-    ``print_line`` gets the estimated time.
+    most AUTO_S by the pace of the first part, not on CPUs of this machine, where it takes minutes for every start, and
+    not before a ``soak``. ``print_line`` gets the estimated time.
 
     Raises UsageError if they must be filled and the size of one is unknown.
     """
+    if (reason := _why_not(mode, local=driver.local, soak=soak)) is not None:
+        return reason
     left = driver.to_fill
-    if mode == "no":
-        return "not filled (--fill-cache no)"
     if left is None:
         if mode == "yes":
             raise UsageError(
@@ -87,8 +94,6 @@ def fill(
         return "not filled, because the engines' metrics do not report the size of the pools"
     if left <= 0:
         return "filled before, every engine has been given more tokens than its pool holds"
-    if mode == "auto" and driver.local:
-        return ON_CPUS
     tokens = levels.fill_tokens(workload)
     in_flight = max(FEWEST, PER_ENGINE * driver.engines)
     needed, pace_rps, parts = _requests(left, tokens), None, 0

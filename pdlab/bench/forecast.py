@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -125,14 +125,13 @@ def placed(records: Iterable[RequestRecord], timelines: Iterable[RequestTimeline
         ids.add(timeline.id.removeprefix(prefix))
         served_by.append(numbers.setdefault(_Replicas(timeline.role_d, timeline.role_p), len(numbers)))
     replicas, places = tuple(numbers), served_by.array()
-    timeline_places, found = Places(ids.array()), Kept(RequestRecord)
-    for record in records:
-        own = record.replayed
-        at = None if own is None else timeline_places.of(own.id)
-        if own is not None and at is not None:
-            own = own.model_copy(update=replicas[places[at]]._asdict())
-        found.add(record.model_copy(update={"replayed": own}), record.arrival_s)
-    return found
+    timeline_places = Places(ids.array())
+
+    def replicas_of(record: RequestRecord) -> dict[str, object]:
+        at = None if record.replayed is None else timeline_places.of(record.replayed.id)
+        return {} if at is None else replicas[places[at]]._asdict()
+
+    return _with(records, replicas_of)
 
 
 class _Replicas(NamedTuple):
@@ -160,18 +159,23 @@ def foreseen(
     answered = _answered(records, rules)
     hits = None if answered is None else _hits(answered, reported or _planned(plan, rules.block_tokens), rules)
     if hits is not None:
-        return _with(records, "foreseen_tokens", each(hits))
+        return _with_forecast(records, "foreseen_tokens", each(hits))
     bounds = None if reported else _bounds(records, _planned(plan, rules.block_tokens), rules)
-    return records if bounds is None else _with(records, "foreseen_bounds", bounds)
+    return records if bounds is None else _with_forecast(records, "foreseen_bounds", bounds)
 
 
-def _with(records: Iterable[RequestRecord], field: str, values: Iterator[object]) -> Kept[RequestRecord]:
+def _with_forecast(records: Iterable[RequestRecord], field: str, values: Iterator[object]) -> Kept[RequestRecord]:
     """The records with that field of those that were answered."""
+    return _with(records, lambda record: {field: next(values)} if record.ok else {})
+
+
+def _with(
+    records: Iterable[RequestRecord], changes_of: Callable[[RequestRecord], Mapping[str, object]]
+) -> Kept[RequestRecord]:
+    """The records with other fields of their `ReplayedRequest`, if they have one."""
     found = Kept(RequestRecord)
     for record in records:
-        own = record.replayed
-        if own is not None and record.ok:
-            own = own.model_copy(update={field: next(values)})
+        own = record.replayed and record.replayed.model_copy(update=changes_of(record))
         found.add(record.model_copy(update={"replayed": own}), record.arrival_s)
     return found
 

@@ -112,6 +112,19 @@ class Evidence(Frozen):
     def answered(self) -> LevelData:
         return self.requests.answered
 
+    @property
+    def replays(self) -> bool:
+        return isinstance(self.run.load, Replay)
+
+    @property
+    def decodes_only(self) -> bool:
+        return self.run.workload.mode == "decode-only"
+
+    @property
+    def counts_lost(self) -> bool:
+        """Whether an engine that is gone, or one that the launch did not publish, has counted."""
+        return self.counters_reset or bool(self.unpublished)
+
     def delta(self, field: str) -> float | None:
         """The increase of a counter of the engines, all pools together; None: no pool exports it."""
         grown = [self.pool_delta(pool, field) for pool in self.run.engines_after]
@@ -213,18 +226,23 @@ def judge_warm_up(requests: LevelData, workload: Workload) -> Iterator[str]:
 
 def kv_transfers(evidence: Evidence) -> Iterator[Finding]:
     """A KV transfer failed or expired, or a PD deployment has no visible transfers."""
-    if evidence.run.nixl_after is None or evidence.counters_reset or evidence.unpublished:
-        return  # counted by an engine that is gone, or by one that the launch did not publish: see `restarts`
-    codes = {
-        "failed_transfers": "kv_transfers_failed",
-        "failed_notifications": "kv_notifications_failed",
-        "kv_expired_requests": "kv_expired",
-    }
+    if evidence.run.nixl_after is None or evidence.counts_lost:
+        return  # see `restarts`
+    yield from _counted(
+        evidence,
+        failed_transfers="kv_transfers_failed",
+        failed_notifications="kv_notifications_failed",
+        kv_expired_requests="kv_expired",
+    )
+    if evidence.kv_expected and len(evidence.answered) and not evidence.transfer_delta("bytes_transferred"):
+        yield found("kv_nothing_transferred")
+
+
+def _counted(evidence: Evidence, **codes: str) -> Iterator[Finding]:
+    """The code of each counter of the KV transfers that has grown."""
     for name, code in codes.items():
         if (count := evidence.transfer_delta(name) or 0.0) > 0:
             yield found(code, count=count)
-    if evidence.kv_expected and len(evidence.answered) and not evidence.transfer_delta("bytes_transferred"):
-        yield found("kv_nothing_transferred")
 
 
 def prefill_calls(evidence: Evidence) -> Iterator[Finding]:
@@ -252,9 +270,7 @@ def guard_recomputed(evidence: Evidence) -> Iterator[Finding]:
 
 def guard_deadline(evidence: Evidence) -> Iterator[Finding]:
     """KV receives did not end in time, and the KV guard went on without them."""
-    for name, code in (("guard_deadlines", "guard_gave_up"), ("guard_errors", "guard_no_room")):
-        if (count := evidence.transfer_delta(name) or 0.0) > 0:
-            yield found(code, count=count)
+    yield from _counted(evidence, guard_deadlines="guard_gave_up", guard_errors="guard_no_room")
 
 
 def kv_connections(evidence: Evidence) -> Iterator[Finding]:
@@ -368,15 +384,12 @@ def _replay_hits(evidence: Evidence) -> float | None:
         reported = replayed.cached_tokens[replayed.known]
         # One that is not reported makes the sum NaN.
         return float(reported.sum()) if len(reported) and reported.sum() >= 0 else None
-    computing = ["prefill"] if _has_prefill(evidence) else list(evidence.run.engines_after)
+    pools = evidence.run.engines_after
+    computing = ["prefill"] if "prefill" in pools else list(pools)
     hits = [each for pool in computing if (each := evidence.pool_delta(pool, "prefix_cache_hits")) is not None]
     # What they get from a connector comes from memory of the host.
     stored = [evidence.pool_delta(pool, "external_cache_hits") or 0.0 for pool in computing if pool != "decode"]
     return sum(hits) + sum(stored) if hits else None
-
-
-def _has_prefill(evidence: Evidence) -> bool:
-    return "prefill" in evidence.run.engines_after
 
 
 def affinity(evidence: Evidence) -> Iterator[Finding]:
@@ -405,8 +418,8 @@ def decode_context(evidence: Evidence) -> Iterator[Finding]:
 
     filled = evidence.delta("external_cache_hits")
     own = evidence.answered.asked_input
-    asked = np.where(np.isnan(own), evidence.run.workload.sent_input_tokens, own)
-    requested_tokens = int((asked - 1).sum())
+    context = np.where(np.isnan(own), evidence.run.workload.sent_input_tokens, own) - 1
+    requested_tokens = int(context.sum())
     if filled is not None and requested_tokens and filled < FILLED_LEAST * requested_tokens:
         yield found("context_computed", filled=filled, tokens=requested_tokens)
 
@@ -451,7 +464,7 @@ def lateness(evidence: Evidence) -> Iterator[Finding]:
     late_s = _known_lateness_s(evidence)
     if not len(late_s):
         return
-    if isinstance(evidence.run.load, Replay):
+    if evidence.replays:
         p99_s = metrics.percentile(late_s, 99)
         if p99_s >= LATE_FLOOR_S:
             yield found("replay_late", late_ms=1000 * p99_s, limit_ms=1000 * LATE_FLOOR_S)
@@ -620,15 +633,8 @@ def rehearsed_pace(evidence: Evidence) -> Iterator[Finding]:
         yield found("pace_late", late_ms=1000 * late_s / requests, limit=PACE_LATE)
 
 
-def _replays(evidence: Evidence) -> bool:
-    return isinstance(evidence.run.load, Replay)
-
-
 Judge = Callable[[Evidence], Iterator[Finding]]
-
-
-def _nothing_missing(evidence: Evidence) -> Finding | None:
-    return None
+Missing = Callable[[Evidence], Finding | None]
 
 
 @dataclass(frozen=True)
@@ -639,20 +645,25 @@ class Gate:
 
     name: str
     judge: Judge
-    missing: Callable[[Evidence], Finding | None] = _nothing_missing
+    missing: Missing = lambda evidence: None
     applies: Callable[[Evidence], bool] = lambda evidence: True
     counted: bool = False
 
 
-def _needs(*fields: str) -> Callable[[Evidence], Finding | None]:
-    def missing(evidence: Evidence) -> Finding | None:
-        if evidence.counters_error:
-            return found("metrics_unreadable", error=evidence.counters_error)
-        if any(evidence.delta(field) is None for field in fields):
-            return found("counter_not_exported")
-        return None
+def _unless(known: Callable[[Evidence], object], code: str) -> Missing:
+    """The finding of that code, unless the data for a gate is there."""
+    return lambda evidence: None if known(evidence) else found(code)
 
-    return missing
+
+def _unreadable(evidence: Evidence) -> Finding | None:
+    return found("metrics_unreadable", error=evidence.counters_error) if evidence.counters_error else None
+
+
+def _needs(*fields: str) -> Missing:
+    exported = _unless(
+        lambda evidence: all(evidence.delta(field) is not None for field in fields), "counter_not_exported"
+    )
+    return lambda evidence: _unreadable(evidence) or exported(evidence)
 
 
 def _context_missing(evidence: Evidence) -> Finding | None:
@@ -673,10 +684,7 @@ def _kv_missing(evidence: Evidence) -> Finding | None:
     return None if evidence.kv_expected else found("kv_counters_unknown")
 
 
-def _guard_missing(evidence: Evidence) -> Finding | None:
-    if evidence.counters_reset or evidence.unpublished:
-        return found("guard_counts_lost")
-    return None
+_guard_missing = _unless(lambda evidence: not evidence.counts_lost, "guard_counts_lost")
 
 
 def _has_guard(evidence: Evidence) -> bool:
@@ -684,18 +692,16 @@ def _has_guard(evidence: Evidence) -> bool:
 
 
 def _restarts_missing(evidence: Evidence) -> Finding | None:
-    if evidence.counters_error:
-        return found("metrics_unreadable", error=evidence.counters_error)
     has_metrics = bool(evidence.run.engines_after) or (
         evidence.run.nixl_after is not None and evidence.run.nixl_after.transfers is not None
     )
-    return None if has_metrics else found("metrics_unknown")
+    return _unreadable(evidence) or (None if has_metrics else found("metrics_unknown"))
 
 
 def _other_requests_missing(evidence: Evidence) -> Finding | None:
-    if evidence.counters_error:
-        return found("metrics_unreadable", error=evidence.counters_error)
-    if evidence.counters_reset or evidence.unpublished:
+    if (unreadable := _unreadable(evidence)) is not None:
+        return unreadable
+    if evidence.counts_lost:
         return found("engine_counts_lost")
     if evidence.settling == "late":
         return found("counters_late")
@@ -708,27 +714,13 @@ def _other_requests_missing(evidence: Evidence) -> Finding | None:
     return None
 
 
-def _roles_missing(evidence: Evidence) -> Finding | None:
-    return found("role_board_unreachable") if evidence.roles_changed is None else None
-
-
-def _client_missing(evidence: Evidence) -> Finding | None:
+def _client_measured(evidence: Evidence) -> bool:
     client = evidence.run.client
-    if client is None or (client.cpu_share is None and client.loop_lag_s is None):
-        return found("client_unmeasured")
-    return None
+    return client is not None and not (client.cpu_share is None and client.loop_lag_s is None)
 
 
-def _front_missing(evidence: Evidence) -> Finding | None:
-    return None if evidence.run.front_cores else found("front_unrecorded")
-
-
-def _lateness_missing(evidence: Evidence) -> Finding | None:
-    return None if len(_known_lateness_s(evidence)) else found("due_times_unrecorded")
-
-
-def _clock_missing(evidence: Evidence) -> Finding | None:
-    return None if evidence.run.client and evidence.run.client.clock_step_s is not None else found("clocks_uncompared")
+def _clocks_compared(evidence: Evidence) -> bool:
+    return evidence.run.client is not None and evidence.run.client.clock_step_s is not None
 
 
 def _hits_missing(evidence: Evidence) -> Finding | None:
@@ -761,14 +753,10 @@ def _affinity_missing(evidence: Evidence) -> Finding | None:
     return None
 
 
-def _dependencies_missing(evidence: Evidence) -> Finding | None:
-    return None if len(evidence.requests.replayed.after) else found("replay_recorded")
-
-
 def _short(evidence: Evidence) -> Finding | None:
     if evidence.smoke:
         return found("smoke_test")
-    if isinstance(evidence.run.load, Replay):
+    if evidence.replays:
         return found("replay_load")
     return found("ramp_load") if isinstance(evidence.run.load, Ramp) else None
 
@@ -794,7 +782,12 @@ GATES: tuple[Gate, ...] = (
     Gate("kv_connections", kv_connections, _guard_missing, applies=_has_guard, counted=True),
     Gate("guard_deadline", guard_deadline, _guard_missing, applies=_has_guard, counted=True),
     Gate("restarts", restarts, _restarts_missing),
-    Gate("roles", roles, _roles_missing, applies=lambda evidence: evidence.fluid),
+    Gate(
+        "roles",
+        roles,
+        _unless(lambda evidence: evidence.roles_changed is not None, "role_board_unreachable"),
+        applies=lambda evidence: evidence.fluid,
+    ),
     Gate("other_requests", other_requests, _other_requests_missing),
     Gate("preemptions", preemptions, _needs("preemptions"), counted=True),
     Gate(
@@ -802,29 +795,29 @@ GATES: tuple[Gate, ...] = (
         prefix_cache,
         _needs("prefix_cache_hits"),
         # decode-only is served without a prefix cache; no share states what a replay may find there
-        applies=lambda evidence: evidence.run.workload.mode != "decode-only" and not _replays(evidence),
+        applies=lambda evidence: not (evidence.decodes_only or evidence.replays),
         counted=True,
     ),
-    Gate("cache_hits", cache_hits, _hits_missing, applies=_replays, counted=True),
-    Gate("affinity", affinity, _affinity_missing, applies=lambda each: bool(each.by_session) and _replays(each)),
-    Gate(
-        "decode_context",
-        decode_context,
-        _context_missing,
-        applies=lambda evidence: evidence.run.workload.mode == "decode-only",
-    ),
-    Gate("client_saturation", client_saturation, _client_missing),
+    Gate("cache_hits", cache_hits, _hits_missing, applies=lambda evidence: evidence.replays, counted=True),
+    Gate("affinity", affinity, _affinity_missing, applies=lambda each: bool(each.by_session) and each.replays),
+    Gate("decode_context", decode_context, _context_missing, applies=lambda evidence: evidence.decodes_only),
+    Gate("client_saturation", client_saturation, _unless(_client_measured, "client_unmeasured")),
     Gate(
         "front_saturation",
         front_saturation,
-        _front_missing,
+        _unless(lambda evidence: evidence.run.front_cores, "front_unrecorded"),
         # With direct streaming what Ray exports is the router's, and a level ends before it is seen without a loss:
         # it hands on requests and no tokens.
         applies=lambda evidence: evidence.ingress_replicas is not None or bool(evidence.run.front_cores),
     ),
-    Gate("lateness", lateness, _lateness_missing),
-    Gate("dependencies", dependencies, _dependencies_missing, applies=_replays),
-    Gate("clock", clock, _clock_missing),
+    Gate("lateness", lateness, _unless(lambda each: len(_known_lateness_s(each)), "due_times_unrecorded")),
+    Gate(
+        "dependencies",
+        dependencies,
+        _unless(lambda evidence: len(evidence.requests.replayed.after), "replay_recorded"),
+        applies=lambda evidence: evidence.replays,
+    ),
+    Gate("clock", clock, _unless(_clocks_compared, "clocks_uncompared")),
     Gate("rehearsed_pace", rehearsed_pace, _pace_missing, applies=lambda each: each.run.rehearsal is not None),
     Gate("few_requests", few_requests, _short),
     Gate("steady_state", steady_state, _trend_missing),

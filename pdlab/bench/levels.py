@@ -13,7 +13,7 @@ from pdlab.core.length_distribution import LengthDistribution
 from pdlab.core.lengths import FIXED
 from pdlab.core.mixes import Mixes
 from pdlab.core.replayed import Replayed
-from pdlab.core.workload import Closed, Level, Load, Open, Replay, RunKey, Sweep, Workload
+from pdlab.core.workload import Closed, Level, Load, Open, Replay, RunKey, Workload
 
 PROMPTS_PER_CONCURRENCY = 10
 MIN_PROMPTS = 20
@@ -116,7 +116,12 @@ def warmup_concurrency(deployment: Deployment | None) -> int:
     return max(WARMUP_CONCURRENCY, *(pool.ranks for pool in deployment.pools.values()))
 
 
-def build_sweep(
+def per_gpu_loads(values: Sequence[float], gpus: int) -> tuple[Closed, ...]:
+    """Closed loops of that many requests in flight per GPU: rounded, at least one."""
+    return tuple(Closed(concurrency=max(1, round(value * gpus)), per_gpu=value) for value in values)
+
+
+def sweep_levels(
     workload: Workload,
     loads: Sequence[Load],
     *,
@@ -126,7 +131,7 @@ def build_sweep(
     attempt: int = 0,
     only_repeat: int | None = None,
     hold_s: float = HOLD_S,
-) -> Sweep:
+) -> tuple[Level, ...]:
     """Levels in the order in which they are measured: every load once, then all again per repeat
     (so that drift hits all loads alike). ``smoke``: only the first load, once, short;
     ``only_repeat``: only that repeat.
@@ -136,10 +141,6 @@ def build_sweep(
     """
     if not loads:
         raise UsageError("no load level given; use --concurrency or --request-rate")
-    if repeats < 1:
-        raise UsageError(f"--repeats: at least 1, got {repeats}")
-    if prompts_per_level is not None and prompts_per_level < 1:
-        raise UsageError(f"--prompts-per-level: at least 1, got {prompts_per_level}")
     if smoke:
         loads, repeats = loads[:1], 1
     levels = []
@@ -167,4 +168,4 @@ def build_sweep(
                     seed=level_seed(workload, key, smoke=smoke, attempt=attempt),
                 )
             )
-    return Sweep(workload=workload, levels=tuple(levels))
+    return tuple(levels)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pdlab.bench.target import Target, answers
 from pdlab.bench.watch import HEALTH_LAG_S, ReplicaHealth, read_health
-from pdlab.core.errors import DeploymentDied, UsageError
+from pdlab.core.errors import DeploymentDied
 from pdlab.deploy import canary
 from pdlab.deploy.application import APP, deployment_names
 from pdlab.deploy.endpoint import key_of, load_running, publish_replicas
@@ -106,8 +106,5 @@ def _canary(target: Target) -> tuple[bool | None, str]:
 def _current_state(target: Target) -> tuple[LiveReplicas, str]:
     """The replicas now, and what is missing: an empty text where nothing is."""
     whole = state(target, read_health(target.metrics_urls) if target.replicas else ())
-    try:
-        silent = "" if answers(target.base_url) else f"{target.base_url} does not list its models"
-    except UsageError as error:
-        silent = str(error)
+    silent = "" if answers(target.base_url) else f"{target.base_url} does not list its models"
     return whole, whole.missing or silent

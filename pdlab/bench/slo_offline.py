@@ -32,11 +32,9 @@ def search_over(
     samples: list[LevelSample] = []
     shortest_s: float | None = None
     while True:
-        looks = slo_search.looks(samples)
-        points = slo_search.points(samples, search)
-        step = slo_search.next_step(points, search, guess_rps, looks)
+        answer, step = slo_search.evaluate(samples, search, label=label, repeat=0, guess_rps=guess_rps)
         if step is None:
-            return slo_search.result(points, search, label=label, repeat=0, looks=looks)
+            return answer
         load = Open(rate_rps=step.rate_rps, burstiness=search.burstiness)
         held = levels.num_requests(load, hold_s=hold_s, e2el_s=shortest_s or 0.0)
         count = step.longer * (step.requests if search.requests is not None else max(step.requests, held))

@@ -27,6 +27,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from pydantic import Field
 
@@ -154,9 +155,25 @@ def points(samples: Iterable[LevelSample], search: SloSearchOptions) -> tuple[Sl
     return judge_all(pooled, search.slo.quantile, search.confidence, search.max_points)
 
 
-def looks(samples: Iterable[LevelSample]) -> dict[float, int]:
-    """Rate -> measured levels."""
-    return dict(Counter(sample.rate_rps for sample in samples))
+class SearchState(NamedTuple):
+    """What the samples prove, and the next level (None: the search is over)."""
+
+    answer: SloSearch
+    step: NextLevel | None
+
+
+def evaluate(
+    samples: Sequence[LevelSample],
+    search: SloSearchOptions,
+    *,
+    label: str,
+    repeat: int,
+    guess_rps: float | None = None,
+) -> SearchState:
+    """The state of a search with these samples. ``guess_rps``: the first rate if there are none."""
+    rate_points, looks = points(samples, search), dict(Counter(sample.rate_rps for sample in samples))
+    answer = result(rate_points, search, label=label, repeat=repeat, looks=looks)
+    return SearchState(answer, next_step(rate_points, search, guess_rps, looks))
 
 
 def _point(rate_rps: float, pooled: Sequence[LevelSample]) -> SloPoint:

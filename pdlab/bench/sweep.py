@@ -11,13 +11,14 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from pdlab.bench import gates, levels, slo_search
 from pdlab.bench.client.processes import LoadClient
 from pdlab.bench.client.protocol import ReplayedPlan
-from pdlab.bench.fill import FOR_SOAK, fill
+from pdlab.bench.fill import fill
 from pdlab.bench.measure import Driver, describe
 from pdlab.bench.options import SweepFlags
 from pdlab.bench.progress import Progress
@@ -30,7 +31,7 @@ from pdlab.core.findings import Finding, found
 from pdlab.core.replayed import COMPILED
 from pdlab.core.schema import Frozen
 from pdlab.core.text import duration
-from pdlab.core.workload import Closed, Level, Load, Open, Ramp, RunKey, Sweep, Workload
+from pdlab.core.workload import Closed, Level, Load, Open, Ramp, RunKey, Workload
 from pdlab.deploy import canary
 from pdlab.deploy.endpoint import key_of, measured, next_attempt
 from pdlab.results.level_data import LevelData
@@ -203,7 +204,7 @@ def with_loads(options: SweepOptions, gpus: int | None) -> SweepOptions:
         return options
     if gpus is None:
         raise UsageError("--concurrency-per-gpu: the number of GPUs of what runs there is unknown; give --gpus N")
-    loads = tuple(Closed(concurrency=max(1, round(value * gpus)), per_gpu=value) for value in options.per_gpu)
+    loads = levels.per_gpu_loads(options.per_gpu, gpus)
     counts = [load.concurrency for load in loads]
     if gpus > 1 and len(set(counts)) < len(counts):
         raise UsageError(f"--concurrency-per-gpu: on {gpus} GPUs two of them come out as one concurrency ({counts})")
@@ -214,7 +215,7 @@ def build(options: SweepOptions, attempt: int) -> tuple[Level, ...]:
     """The levels of ``options.loads`` in the order in which they are measured. Raises UsageError."""
     if not options.loads and (options.searches or options.per_gpu):
         return ()
-    sweep: Sweep = levels.build_sweep(
+    all_levels = levels.sweep_levels(
         options.workload,
         options.loads,
         repeats=options.repeats,
@@ -224,16 +225,17 @@ def build(options: SweepOptions, attempt: int) -> tuple[Level, ...]:
         only_repeat=options.only_repeat,
         hold_s=options.hold_s,
     )
-    all_levels = list(sweep.levels)
     for level in all_levels:
         if level.num_requests > MAX_REQUESTS:
             raise UsageError(
                 f"{level.load.kind} {level.load.value:g} held for {options.hold_s:g} s is {level.num_requests} "
                 f"requests, at most {MAX_REQUESTS} are drawn for a level: hold it less long, or lower the rate"
             )
-    if options.shuffle is not None:
-        random.Random(options.shuffle).shuffle(all_levels)
-    return tuple(all_levels)
+    if options.shuffle is None:
+        return all_levels
+    shuffled = list(all_levels)
+    random.Random(options.shuffle).shuffle(shuffled)
+    return tuple(shuffled)
 
 
 def _earlier(store: Store) -> Manifest | None:
@@ -350,21 +352,21 @@ class _Sweeper:
         """Measure ``todo``, then the levels of ``planned`` that are to be retried, then the searches."""
         self._driver.warm_up(self._attempt)
         options = self._options
-        if options.soak_s is not None and options.fill_cache == "auto":
-            self._progress.note(f"KV pools: {FOR_SOAK}")
-        elif not options.smoke:
-            words = fill(self._driver, options.workload, options.fill_cache, self._attempt, self._progress.note)
+        if not options.smoke:
+            words = fill(
+                self._driver, options.workload, options.fill_cache, self._attempt, self._progress.note,
+                soak=options.soak_s is not None,
+            )  # fmt: skip
             self._progress.note(f"KV pools: {words}")
-        for level in todo:
-            self._level(level)
+        for measurement in self._measurements(todo, planned):
+            measurement()
             self._store.write_manifest(manifest.model_copy(update={"finished_at": now()}))
-        # After all others: what disturbed a level may have passed by then.
-        for level in _to_retry(self._store, planned) if self._options.retry_invalid else ():
-            self._retry(level)
-            self._store.write_manifest(manifest.model_copy(update={"finished_at": now()}))
-        for search in self._options.searches:
-            self._search(search)
-            self._store.write_manifest(manifest.model_copy(update={"finished_at": now()}))
+
+    def _measurements(self, todo: Sequence[Level], planned: Sequence[Level]) -> Iterator[Callable[[], None]]:
+        yield from (partial(self._level, level) for level in todo)
+        if self._options.retry_invalid:  # after all others: what disturbed a level may have passed by then
+            yield from (partial(self._retry, level) for level in _to_retry(self._store, planned))
+        yield from (partial(self._search, search) for search in self._options.searches)
 
     def _level(self, level: Level, *, longer: int = 1) -> None:
         level = self._held(level)
@@ -375,7 +377,9 @@ class _Sweeper:
         run, records = self._outliving(level, once=soak_s is not None)
         if soak_s is not None:
             run = run.model_copy(update={"soak": soak(LevelData.of(records), run.load, soak_s)})
-        run = self._store.write(run, records, self._driver.timelines, force=self._options.force)
+        self._stored(self._store.write(run, records, self._driver.timelines, force=self._options.force))
+
+    def _stored(self, run: Run) -> None:
         self.measured.add(run.key)
         self._progress.level_done(describe(run))
 
@@ -457,9 +461,7 @@ class _Sweeper:
         self._progress.note(f"{level.key.stem}: was not valid, is measured again")
         seed = levels.derive_seed(self._options.workload, "retry", level.seed)
         run, records = self._driver.measure(level.model_copy(update={"seed": seed}))
-        run = self._store.replace(run, records, self._driver.timelines)
-        self.measured.add(run.key)
-        self._progress.level_done(describe(run))
+        self._stored(self._store.replace(run, records, self._driver.timelines))
 
     def _search(self, search: SloSearchOptions) -> None:
         """Measure rates until the search has its answer; every rate is a level like any other, kept as such."""
@@ -468,12 +470,10 @@ class _Sweeper:
         known: Known = {}
         while True:
             samples = samples_of_rates(self._store, search, repeat, known)
-            rate_points, looks = slo_search.points(samples, search), slo_search.looks(samples)
             label = self._store.read_manifest().label
-            answer = slo_search.result(rate_points, search, label=label, repeat=repeat, looks=looks)
-            if rate_points:
+            answer, step = slo_search.evaluate(samples, search, label=label, repeat=repeat, guess_rps=guess)
+            if answer.points:
                 self._store.write_search(answer)
-            step = slo_search.next_step(rate_points, search, guess, looks)
             if step is None:
                 self._progress.note(f"{search.slo.label}: {answer.detail}")
                 return
@@ -508,7 +508,7 @@ def samples_of_rates(
 def unfinished(store: Store, search: SloSearchOptions, repeat: int) -> bool:
     """Whether a search has rates left to measure."""
     samples = samples_of_rates(store, search, repeat)
-    return slo_search.next_step(slo_search.points(samples, search), search, looks=slo_search.looks(samples)) is not None
+    return slo_search.evaluate(samples, search, label="", repeat=repeat).step is not None
 
 
 def _guess(store: Store) -> float | None:

@@ -1,4 +1,4 @@
-"""``Workload`` (the requests), ``Load`` (their arrivals), ``Slo``, and ``Sweep`` (a workload under several loads)."""
+"""``Workload`` (the requests), ``Load`` (their arrivals), ``Slo``, and ``Level`` (a load with its requests)."""
 
 from __future__ import annotations
 
@@ -465,10 +465,3 @@ class Level(Frozen):
     @property
     def key(self) -> RunKey:
         return RunKey(kind=self.load.kind, value=self.load.value, repeat=self.repeat, look=self.look)
-
-
-class Sweep(Frozen):
-    """A workload under a list of levels."""
-
-    workload: Workload
-    levels: tuple[Level, ...] = Field(min_length=1)

@@ -16,9 +16,8 @@ from pdlab.analysis.requests import Requests
 from pdlab.analysis.view import View
 from pdlab.bench import slo_search
 from pdlab.bench.slo_search import LevelSample, SloSearchOptions
-from pdlab.core.errors import UsageError
 from pdlab.core.rendering import macro
-from pdlab.core.workload import Slo, parse_slo
+from pdlab.core.workload import Slo
 from pdlab.report import sections, verdicts
 from pdlab.results.schema import SloSearch
 
@@ -320,24 +319,3 @@ def test_published_tables_are_never_picked() -> None:
     other = curve("else", point(1, 9, [shared(1.0)])).model_copy(update={"published": "a report"})
     picked = slo_ranking([curve("ours", point(1, 1, [shared(1.0)])), other], SLO, View(), "closed")
     assert [each.label for each in picked.capacities] == ["ours"]
-
-
-def test_slo_is_read() -> None:
-    assert parse_slo("ttft_ms=2000, tpot_ms=50", 0.95) == Slo(ttft_s=2, tpot_s=0.05, quantile=0.95)
-    assert parse_slo("e2el_ms=1500.5", 0.5) == Slo(e2el_s=1.5005, quantile=0.5)
-
-
-@pytest.mark.parametrize(
-    ("text", "quantile", "message"),
-    [
-        ("", 0.95, "is no bound"),
-        ("ttft=2000", 0.95, "'ttft=2000' is no bound"),
-        ("ttft_ms=0", 0.95, "is no bound"),
-        ("ttft_ms=1.2.3", 0.95, "is no bound"),
-        ("ttft_ms=1,ttft_ms=2", 0.95, "there twice"),
-        ("ttft_ms=1", 1.0, "quantile"),
-    ],
-)
-def test_bad_slo(text: str, quantile: float, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        parse_slo(text, quantile)

@@ -15,7 +15,7 @@ from support import records as made
 from support.queues import served
 
 from pdlab.bench import slo_search
-from pdlab.bench.slo_search import LevelSample, NextLevel, SloSearchOptions, next_step, points, result
+from pdlab.bench.slo_search import LevelSample, NextLevel, SloSearchOptions, evaluate, next_step, points
 from pdlab.core.findings import Finding, found
 from pdlab.core.workload import Level, Open, RunKey, Slo
 from pdlab.results import slo as results_slo
@@ -32,14 +32,20 @@ def drive(
 ) -> list[LevelSample]:
     """Measure until the search is over."""
     samples: list[LevelSample] = []
-    while (step := next_step(points(samples, search), search, guess)) is not None:
+    while (step := next_of(samples, search, guess)) is not None:
         samples.append(measure(step))
         assert len(samples) <= search.max_points
     return samples
 
 
+def next_of(
+    samples: list[LevelSample], search: SloSearchOptions = SEARCH, guess: float | None = None
+) -> NextLevel | None:
+    return evaluate(samples, search, label="x", repeat=0, guess_rps=guess).step
+
+
 def answer(samples: list[LevelSample], search: SloSearchOptions = SEARCH) -> Any:
-    return result(points(samples, search), search, label="x", repeat=0)
+    return evaluate(samples, search, label="x", repeat=0).answer
 
 
 @pytest.mark.parametrize(
@@ -102,7 +108,7 @@ def test_a_sharp_knee_is_found_to_the_resolution_and_both_ends_are_confirmed(kne
 def rate_after(
     samples: list[LevelSample], search: SloSearchOptions = SEARCH, guess: float | None = None
 ) -> float | None:
-    step = next_step(points(samples, search), search, guess)
+    step = next_of(samples, search, guess)
     return None if step is None else step.rate_rps
 
 
@@ -140,7 +146,7 @@ def test_measured_points_are_not_measured_again() -> None:
     assert rate_after(first) is None
     some = first[:3]
     rest: list[LevelSample] = []
-    while (step := next_step(points(some, SEARCH), SEARCH)) is not None:
+    while (step := next_of(some)) is not None:
         rest.append(measure(step))
         some.append(rest[-1])
     assert rest == first[3:]

@@ -272,7 +272,7 @@ class Fake:
         self.levels: list[Level] = []
         self.once: list[bool] = []
 
-    to_fill = None  # how much is not known
+    local, to_fill = False, None  # how much is not known
     timelines = ()
 
     def warm_up(self, attempt: int) -> None:
@@ -297,7 +297,7 @@ def sweeper(folder: Path, driver: Fake, **changes: Any) -> _Sweeper:
 
 def test_rates_are_held_longer_where_answers_take_long(tmp_path: Path) -> None:
     loads = (Closed(concurrency=2), Open(rate_rps=2))
-    planned = levels.build_sweep(Workload(), loads).levels
+    planned = levels.sweep_levels(Workload(), loads)
     for e2el_s, requests in ((1.0, 120), (9.0, 180)):
         driver = Fake(e2el_s)
         sweeper(tmp_path / str(e2el_s), driver, loads=loads).run(planned, planned, manifest())
@@ -305,9 +305,9 @@ def test_rates_are_held_longer_where_answers_take_long(tmp_path: Path) -> None:
         options = SweepOptions(loads=loads, resume=True)
         assert _todo(Store(tmp_path / str(e2el_s)), planned, options) == []
     with pytest.raises(StoreError, match="was measured with 180 requests, this command has 1200"):
-        _todo(Store(tmp_path / "9.0"), levels.build_sweep(Workload(), loads, hold_s=600).levels, options)
+        _todo(Store(tmp_path / "9.0"), levels.sweep_levels(Workload(), loads, hold_s=600), options)
     counted = Fake(9.0)
-    all_levels = levels.build_sweep(Workload(), loads, prompts_per_level=30).levels
+    all_levels = levels.sweep_levels(Workload(), loads, prompts_per_level=30)
     sweeper(tmp_path / "counted", counted, loads=loads, prompts_per_level=30).run(all_levels, all_levels, manifest())
     assert [level.num_requests for level in counted.levels] == [30, 30]
 

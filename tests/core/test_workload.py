@@ -17,7 +17,7 @@ from pdlab.core.workload import Closed, Level, Load, Open, Slo, Workload, parse_
 @pytest.mark.parametrize(
     ("text", "slo"),
     [
-        ("ttft_ms=2000,tpot_ms=50", Slo(ttft_s=2.0, tpot_s=0.05)),
+        ("ttft_ms=2000, tpot_ms=50", Slo(ttft_s=2.0, tpot_s=0.05)),
         ("e2el_ms=1.5", Slo(e2el_s=0.0015)),
         ("ttft_ms=1e-9", Slo(ttft_s=1e-12)),
         ("ttft_ms=2e3", Slo(ttft_s=2.0)),
@@ -27,10 +27,20 @@ def test_bounds(text: str, slo: Slo) -> None:
     assert parse_slo(text, 0.95) == slo
 
 
-@pytest.mark.parametrize("text", ["", "ttft_ms=0", "ttft_ms=-1", "ttft_ms=inf", "ttft=5", "ttft_ms=5;tpot_ms=5"])
+@pytest.mark.parametrize(
+    "text", ["", "ttft_ms=0", "ttft_ms=-1", "ttft_ms=inf", "ttft=5", "ttft_ms=1.2.3", "ttft_ms=5;tpot_ms=5"]
+)
 def test_what_is_none(text: str) -> None:
     with pytest.raises(UsageError, match=r"is no bound; expected ttft_ms=2000"):
         parse_slo(text, 0.95)
+
+
+@pytest.mark.parametrize(
+    ("text", "quantile", "words"), [("ttft_ms=1,ttft_ms=2", 0.95, "there twice"), ("ttft_ms=1", 1.0, "quantile")]
+)
+def test_bounds_that_are_refused(text: str, quantile: float, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        parse_slo(text, quantile)
 
 
 def level(load: Load | None = None, count: int = 40, **more: Any) -> Level:

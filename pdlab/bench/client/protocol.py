@@ -122,9 +122,11 @@ class ClientLevel(Frozen):
     @property
     def own_concurrency(self) -> int | None:
         """This process's share of the concurrency; the first processes take the remainder."""
-        if self.concurrency is None:
-            return None
-        return self.concurrency // self.parts + (self.part < self.concurrency % self.parts)
+        return None if self.concurrency is None else self._places(self.part)
+
+    def _places(self, part: int) -> int:
+        total = self.concurrency or 0
+        return total // self.parts + (part < total % self.parts)
 
     @property
     def own_requests(self) -> range:
@@ -132,10 +134,9 @@ class ClientLevel(Frozen):
         in a closed loop as many as its share of the concurrency."""
         if self.concurrency is None:
             return range(self.part, self.num_requests, self.parts)
-        before = sum(self.concurrency // self.parts + (k < self.concurrency % self.parts) for k in range(self.part))
-        own = self.own_concurrency or 0
-        total = self.num_requests
-        return range(total * before // self.concurrency, total * (before + own) // self.concurrency)
+        total, before = self.num_requests, sum(map(self._places, range(self.part)))
+        end = before + self._places(self.part)
+        return range(total * before // self.concurrency, total * end // self.concurrency)
 
     @property
     def most_parts(self) -> int:
@@ -250,21 +251,16 @@ def in_simulated_time(answer: ClientAnswer, slow_down: float) -> ClientAnswer:
     """The answer to a level that was `slowed`, with all times in simulated seconds."""
 
     def shorter(record: RequestRecord) -> RequestRecord:
-        changed: dict[str, object] = {
-            name: value / slow_down
-            for name in ("arrival_s", "first_token_s", "finish_s", "lateness_s")
-            if (value := getattr(record, name)) is not None
-        }
-        return record.model_copy(update={**changed, "itl_s": tuple(gap_s / slow_down for gap_s in record.itl_s)})
+        times = divided(record, "arrival_s", "first_token_s", "finish_s", "lateness_s")
+        return record.model_copy(update={**times, "itl_s": tuple(gap_s / slow_down for gap_s in record.itl_s)})
 
-    changed: dict[str, object] = {
-        name: value / slow_down
-        for name in ("loop_lag_s", "clock_step_s", "origin_s", "schedule_s")
-        if (value := getattr(answer, name)) is not None
-    }
+    def divided(of: RequestRecord | ClientAnswer, *names: str) -> dict[str, float]:
+        return {name: value / slow_down for name in names if (value := getattr(of, name)) is not None}
+
     requests = CollectedRequests()
     requests.add(map(shorter, answer.records), answer.timelines, answer.prompts)
-    return requests.of(answer.model_copy(update=changed))
+    times = divided(answer, "loop_lag_s", "clock_step_s", "origin_s", "schedule_s")
+    return requests.of(answer.model_copy(update=times))
 
 
 def merged(answers: Sequence[ClientAnswer]) -> ClientAnswer:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from pdlab.bench.levels import per_gpu_loads
 from pdlab.bench.options import LevelOptions, SearchOptions
 from pdlab.bench.slo_search import SloSearchOptions
 from pdlab.bench.traffic import read_traffic, replayed
@@ -193,7 +194,7 @@ class LoadSettings(Frozen):
         if self.concurrency is not None:
             return tuple(Closed(concurrency=value) for value in self.concurrency)
         if self.concurrency_per_gpu is not None:
-            return tuple(Closed(concurrency=max(1, round(v * gpus)), per_gpu=v) for v in self.concurrency_per_gpu)
+            return per_gpu_loads(self.concurrency_per_gpu, gpus)
         if self.rate_rps is not None:
             return tuple(Open(rate_rps=value, burstiness=self.burstiness) for value in self.rate_rps)
         ramps = self.ramp or ()
