@@ -140,22 +140,31 @@ def _met(requests: Requests, slo: Slo) -> NDArray[np.bool_]:
     return within(slo, requests.ttft_s, requests.tpot_s, requests.e2el_s)
 
 
+def _requests_of(point: Point, slo: Slo) -> list[Requests]:
+    """Of every repeat; none if one was not loaded, or for bounds on gaps."""
+    requests = [sample.requests for sample in point.samples if sample.requests is not None]
+    return [] if len(requests) < point.repeats or slo.of_gaps else requests
+
+
 def share_at(point: Point, slo: Slo) -> Estimate | None:
     """Share of a level's requests within the SLO, mean over repeats; None if requests are unknown."""
-    known = [sample.requests for sample in point.samples if sample.requests is not None]
-    if len(known) < point.repeats or slo.of_gaps:
+    requests = _requests_of(point, slo)
+    if not requests:
         return None
-    return of_repeats([met_share(each, slo) for each in known]) if len(known) > 1 else met_estimate(known[0], slo)
+    return (
+        of_repeats([met_share(each, slo) for each in requests]) if len(requests) > 1 else met_estimate(requests[0], slo)
+    )
 
 
 def goodput_at(point: Point, slo: Slo) -> Estimate | None:
     """Requests/s within the SLO at one level, whole deployment; None if requests are unknown."""
-    known = [(sample.requests, sample) for sample in point.samples if sample.requests is not None]
-    if len(known) < point.repeats or slo.of_gaps:
+    requests = _requests_of(point, slo)
+    if not requests:
         return None
-    if len(known) > 1:
-        return of_repeats([met_share(requests, slo) * sample.requests_per_s for requests, sample in known])
-    share, rate = met_estimate(known[0][0], slo), point.rate_estimate("requests")
+    if len(requests) > 1:
+        served = zip(requests, point.samples, strict=True)
+        return of_repeats([met_share(each, slo) * sample.requests_per_s for each, sample in served])
+    share, rate = met_estimate(requests[0], slo), point.rate_estimate("requests")
     value = share.value * rate.value
     if share.standard_error is None or rate.standard_error is None:
         return Estimate(value=value)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pdlab.analysis.bootstrap import MAX_UNREACHED, DrawnLine
 from pdlab.analysis.comparable import COMPARED_LOADS, alike_at, groups, nature, one_model
 from pdlab.analysis.curves import Curve, Point, Sample, rankable
-from pdlab.analysis.intervals import Array, Comparison, Estimate, compare
+from pdlab.analysis.intervals import Array, Comparison, Estimate, compare, of_repeats
 from pdlab.analysis.power import SINGLE_REPEAT_SD
 from pdlab.analysis.ranking import line_of
 from pdlab.analysis.view import View
@@ -490,12 +490,10 @@ def _over_loads(
                 if not value or value < 0:
                     return None
                 logs[sample.repeat].append(math.log(value))
-    means = [math.fsum(values) / len(values) for values in logs.values()]
-    middle = math.fsum(means) / len(means)
-    value = math.exp(middle)
-    if len(means) > 1:
-        variance = math.fsum((mean - middle) ** 2 for mean in means) / (len(means) - 1)
-        return Estimate(value, math.sqrt(variance / len(means)) * value, len(means) - 1, "repeats")
+    of_logs = of_repeats([math.fsum(values) / len(values) for values in logs.values()])
+    value = math.exp(of_logs.value)
+    if of_logs.standard_error is not None:
+        return of_logs._replace(value=value, standard_error=of_logs.standard_error * value)
     estimates = [
         point.rate_estimate(view.throughput_metric)
         if figure == "throughput"

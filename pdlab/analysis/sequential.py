@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 from pdlab.analysis.headline import Figure, Headline, PairComparison, Ratio
 from pdlab.analysis.intervals import Comparison, Estimate, compare
 from pdlab.analysis.power import LookSchedule
+from pdlab.analysis.shrinkage import repeat_variance
 from pdlab.core.schema import Frozen
 
 # Probability of a resolution at the last look below which further repeats are a waste.
@@ -123,7 +124,7 @@ def scatter(headlines: Sequence[Headline], figure: Figure = "throughput") -> Sta
             for label, estimate in ((each.label, ratio.first), (headline.reference, ratio.second)):
                 if estimate is not None and estimate.basis == "repeats":
                     estimates[f"{headline.kind} {label}"] = estimate
-    parts = [((e.relative_error or 0.0) ** 2 * ((e.dof or 0.0) + 1), e.dof or 0.0) for e in estimates.values()]
+    parts = [(repeat_variance(e), e.dof or 0.0) for e in estimates.values()]
     dof = math.fsum(part[1] for part in parts)
     if not dof:
         return None

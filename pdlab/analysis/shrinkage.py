@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from pdlab.analysis.intervals import Estimate
+from pdlab.analysis.intervals import Estimate, of_repeats
 
 S = TypeVar("S")
 # With fewer levels their likeness cannot be estimated: coverage is one or two per cent below nominal.
@@ -57,7 +57,7 @@ class RepeatStudy(Generic[S]):
         variances = []
         for level in self._levels:
             values = [value for sample in level if (value := value_of(sample)) is not None]
-            if len(values) == len(level) and (variance := _relative_variance(values)):
+            if len(values) == len(level) and (variance := repeat_variance(of_repeats(values))):
                 variances.append(LevelVariance(variance, len(values) - 1))
         return estimate_prior(variances)
 
@@ -68,7 +68,7 @@ def moderate_all(estimates: Sequence[Estimate | None]) -> list[Estimate | None]:
     Unchanged for fewer than five, for estimates without repeats, and at the edge of what was measured.
     """
     usable = [e for e in estimates if e is not None and _rests_on_repeats(e)]
-    witnesses = [LevelVariance(_variance(e), round(e.dof or 1)) for e in usable if _variance(e) > 0]
+    witnesses = [LevelVariance(repeat_variance(e), round(e.dof or 1)) for e in usable if repeat_variance(e) > 0]
     prior = estimate_prior(witnesses)
     if prior is None:
         return list(estimates)
@@ -83,7 +83,7 @@ def _rests_on_repeats(estimate: Estimate) -> bool:
     return estimate.basis == "repeats" and known and not estimate.edge
 
 
-def _variance(estimate: Estimate) -> float:
+def repeat_variance(estimate: Estimate) -> float:
     """Relative variance of one repeat, from the error of the mean of dof + 1."""
     return (estimate.relative_error or 0.0) ** 2 * ((estimate.dof or 0.0) + 1)
 
@@ -94,9 +94,9 @@ def _shrunk(estimate: Estimate, prior: VariancePrior, most_dof: float) -> Estima
         variance, dof = prior.variance, math.inf
     else:
         dof = prior.dof + estimate.dof
-        variance = (prior.dof * prior.variance + estimate.dof * _variance(estimate)) / dof
+        variance = (prior.dof * prior.variance + estimate.dof * repeat_variance(estimate)) / dof
     return estimate._replace(
-        standard_error=math.sqrt(max(variance, _variance(estimate)) / (estimate.dof + 1)) * abs(estimate.value),
+        standard_error=math.sqrt(max(variance, repeat_variance(estimate)) / (estimate.dof + 1)) * abs(estimate.value),
         dof=max(estimate.dof, min(dof, most_dof)),
     )
 
@@ -125,13 +125,6 @@ def estimate_prior(variances: Sequence[LevelVariance]) -> VariancePrior | None:
         return VariancePrior(pooled, math.inf)
     half = inverse_trigamma(excess)
     return VariancePrior(math.exp(mean + digamma(half) - math.log(half)), 2 * half)
-
-
-def _relative_variance(values: Sequence[float]) -> float:
-    mean = math.fsum(values) / len(values)
-    if not mean:
-        return 0.0
-    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / mean**2
 
 
 def trigamma(x: float) -> float:

@@ -15,7 +15,7 @@ from pdlab.bench.client.replay import id_prefix
 from pdlab.bench.forecast import CacheRules, cache_rules, foreseen, placed
 from pdlab.bench.progress import Progress
 from pdlab.bench.recovery import await_whole
-from pdlab.bench.target import Target, complaint, require_answering
+from pdlab.bench.target import Target, completion_error, require_answering
 from pdlab.bench.watch import HEALTH_LAG_S, Watch
 from pdlab.core.deployment import Fluid
 from pdlab.core.errors import BenchError, ClusterError
@@ -111,7 +111,7 @@ class Driver:
         if len(failed) == warmup.num_requests:
             require_answering(self._target.base_url)
             self._watch.require_replicas(HEALTH_LAG_S)
-            why = complaint(self._target.base_url, self._target.model_id)
+            why = completion_error(self._target.base_url, self._target.model_id)
             raise BenchError(f"no warm-up request was answered (first: {failed[0]}){f'; {why}' if why else ''}")
         self.warm_e2el_s = min((r.e2el_s for r in answer.records if r.ok and r.e2el_s is not None), default=None)
         for note in gates.judge_warm_up(LevelData.of(answer.records), self._workload):

@@ -292,7 +292,7 @@ def check_name(name: str | None) -> None:
         )
 
 
-def complaint(url: str, model: str) -> str | None:
+def completion_error(url: str, model: str) -> str | None:
     """The server's answer to one short streamed completion, if it is not a stream of tokens; None: it is one, or there
     is no answer within TIMEOUT_S.
     """

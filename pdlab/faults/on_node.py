@@ -53,22 +53,6 @@ else:
 """
 
 
-class NodeActor:
-    """A Ray actor on a node: with it an act does not need the start of a process."""
-
-    def survey(self, mark: str | None, ports: bool) -> dict[str, Any]:
-        return survey(mark, ports)
-
-    def send(self, processes: list[tuple[int, int]], number: int) -> list[int]:
-        return send(processes, number)
-
-    def send_later(self, processes: list[tuple[int, int]], signals: list[tuple[float, int]]) -> tuple[int, int]:
-        return send_later(processes, signals)
-
-    def run(self, command: list[str]) -> str:
-        return run(command)
-
-
 def survey(mark: str | None, ports: bool = True) -> dict[str, Any]:
     """Processes of this node: descendants of its raylet, and those with ``mark`` (``NAME=VALUE``) in the environment.
 
@@ -149,8 +133,8 @@ def run(command: list[str]) -> str:
     """Standard output of a short command. Raises OSError with its error output if it fails."""
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
     if done.returncode:
-        complaint = " ".join((done.stderr or done.stdout).split())
-        raise OSError(f"`{' '.join(command)}` fails: {complaint or f'exit code {done.returncode}'}")
+        reason = " ".join((done.stderr or done.stdout).split())
+        raise OSError(f"`{' '.join(command)}` fails: {reason or f'exit code {done.returncode}'}")
     return done.stdout
 
 
@@ -162,3 +146,10 @@ def _listening(process: Any) -> list[int]:
         found = process.net_connections("tcp")
         return sorted({each.laddr.port for each in found if each.status == psutil.CONN_LISTEN})
     return []
+
+
+class NodeActor:
+    """A Ray actor on a node: with it an act does not need the start of a process."""
+
+    survey, send = staticmethod(survey), staticmethod(send)
+    send_later, run = staticmethod(send_later), staticmethod(run)

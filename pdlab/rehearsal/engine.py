@@ -43,12 +43,13 @@ from pdlab.rehearsal.realtime import RealTime, SimulatedRequest, Source
 from pdlab.rehearsal.shared_state import RehearsalFolder, SharedLinks
 from pdlab.rehearsal.spec import read_spec
 from pdlab.rehearsal.stand_ins import RENDERER
-from pdlab.rehearsal.tokens import Vocabulary, answer, block_keys, digest, likeliest
+from pdlab.rehearsal.tokens import Vocabulary, answer, digest, likeliest
 from pdlab.sim.ingress import Ingress
 from pdlab.sim.kv_transfer import LinkKind, link_of, transfer_costs
 from pdlab.sim.simulator import engine_of
 from pdlab.sim.step_time import engine_cache
 from pdlab.traffic.oracle import HitOracle, oracle_of
+from pdlab.traffic.prompts import token_keys
 
 FRESH_S = 10.0  # simulated seconds for which the published use of a front end is valid: its engine may have ended
 NOTICE_TRIES, NOTICE_AGAIN_S = 200, 0.02
@@ -213,7 +214,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         served = SimulatedRequest(
             input_tokens=len(ids),
             output_tokens=1 if moves_on else max(output_tokens, 1),
-            blocks=block_keys([*ids, *tokens], self.core.block_tokens),
+            blocks=token_keys([*ids, *tokens], self.core.block_tokens),
             on_tokens=lambda moment_s, tokens: made.put_nowait((moment_s, tokens)),
             moves_on=moves_on,
         )

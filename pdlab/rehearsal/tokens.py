@@ -46,12 +46,3 @@ def likeliest(token: int, vocabulary: int) -> dict[int, float]:
     """Token id -> log-probability of an answer's token and of four others; the token first."""
     others = {(token + step) % vocabulary: OTHER_LOGPROB - step for step in range(1, TOP)}
     return {token: CHOSEN_LOGPROB} | others
-
-
-def block_keys(ids: Sequence[int], size: int) -> list[int]:
-    """A key per whole block of ``size`` tokens; two prompts have equal keys for their common beginning."""
-    keys, key = [], 0
-    for start in range(0, len(ids) - size + 1, size):
-        key = hash((key, *ids[start : start + size]))
-        keys.append(key)
-    return keys

@@ -62,17 +62,13 @@ class WorkloadFigures(NamedTuple):
             ("output tokens", _lengths(self.outputs)),
             ("ideal hit share", f"{self.hit_share:.3f} of prompt tokens ({cache})"),
             ("latest start time", f"{self.latest_s:.1f} s"),
-            ("ticks", "none" if head.ticks_s is None else f"{head.ticks_s:g} s, {_spread(head)}"),
+            ("ticks", "none" if head.ticks_s is None else f"{head.ticks_s:g} s, {'' if head.spread else 'not '}spread"),
         ]
         if head.left_out:
             rows.append(("left out", f"{head.left_out} requests of the source that were not answered"))
         if head.inferred:
             rows.append(("parents", "inferred from shared blocks"))
         return "\n".join(aligned(rows, left={0, 1}))
-
-
-def _spread(head: TrafficHead) -> str:
-    return "spread" if head.spread else "not spread"
 
 
 def _lengths(values: LengthPercentiles) -> str:

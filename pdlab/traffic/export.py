@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from pdlab.core.errors import UsageError
 from pdlab.traffic.blocks import drawn_words
+from pdlab.traffic.formats.texts import load_tokenizer
 from pdlab.traffic.requests import TrafficHead, TrafficRequest
 
 # Common words, which tokenizers of English have as one token with the space before.
@@ -29,14 +29,7 @@ def vocabulary(folder: str | None) -> Sequence[str]:
     """
     if folder is None:
         return [f" {word}" for word in WORDS.split()]
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise UsageError(f"--tokenizer {folder}: the package tokenizers is not installed; leave it out") from error
-    try:
-        tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
-    except Exception as error:  # it raises Exception itself
-        raise UsageError(f"--tokenizer {folder}: no tokenizer.json that can be read ({error})") from error
+    tokenizer = load_tokenizer(folder, "--tokenizer")
     texts = tokenizer.decode_batch([[number] for number in range(tokenizer.get_vocab_size())])
     words = [(number, text) for number, text in enumerate(texts) if text[:1] == " " and text[1:].isalpha()]
     encoded = tokenizer.encode_batch([text for _, text in words], add_special_tokens=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 
 from pdlab.core.workload import Level, Open
@@ -29,12 +30,13 @@ def generated(spec: TrafficFile, name: str) -> tuple[TrafficHead, Iterator[Traff
         speed=spec.speed,
         window_s=spec.window,
     )
-    if spec.random is not None:
-        return head, _at_speed(spec, _random(spec, spec.random))
-    if spec.conversations is not None:
-        return head, _at_speed(spec, _conversations(spec, spec.conversations))
-    assert spec.agents is not None
-    return head, _at_speed(spec, _agents(spec, spec.agents))
+    source = spec.random or spec.conversations or spec.agents
+    assert source is not None
+    if isinstance(source, RandomRequests):
+        requests = _random(spec, source)
+    else:
+        requests = _conversations(spec, source) if isinstance(source, Conversations) else _agents(spec, source)
+    return head, _at_speed(spec, requests)
 
 
 def _at_speed(spec: TrafficFile, requests: Iterator[TrafficRequest]) -> Iterator[TrafficRequest]:
@@ -47,17 +49,12 @@ def _at_speed(spec: TrafficFile, requests: Iterator[TrafficRequest]) -> Iterator
                 return
             inside = request.at_s >= begin_s
         if inside:
-            yield TrafficRequest(
-                id=request.id,
-                session=request.session,
+            yield replace(
+                request,
                 blocks=scaled(request.blocks, spec.scale),
                 out=scaled_tokens(request.out, spec.scale),
                 at_s=None if request.at_s is None else (request.at_s - begin_s) / spec.speed,
-                parent=request.parent,
                 gap_s=request.gap_s / spec.speed,
-                waits=request.waits,
-                fresh=request.fresh,
-                tenant=request.tenant,
             )
 
 

@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from pdlab.traffic.oracle import FULL, WINDOWED
+from pdlab.traffic.oracle import FULL, WINDOWED, window_end
 from pdlab.traffic.prompts import PromptBlocks
 
 _Key = tuple[str, int]
@@ -93,14 +93,7 @@ class HostCache:
             end += 1
         most = min(most, end * size)
         if self.window:
-            run = 0
-            for at in range(end - 1, begin - 1, -1):
-                run = run + 1 if (WINDOWED, keys[at]) in held else 0
-                if run == self.needed:
-                    most = min(most, (at + run) * size)
-                    break
-            else:
-                most = min(most, (begin + run) * size)
+            most = min(most, window_end(keys, held, begin, end, self.needed) * size)
         tokens = most - device
         return tokens if tokens >= size else 0
 

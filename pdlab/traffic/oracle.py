@@ -16,13 +16,24 @@ The last token of a prompt is always computed, for its logits.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 from pdlab.core.engine_cache import EngineCache
 from pdlab.traffic.prompts import PromptBlocks
 
 FULL, WINDOWED = "full", "window"
 _Key = tuple[str, int]
+
+
+def window_end(keys: Sequence[int], held: Container[_Key], begin: int, end: int, needed: int) -> int:
+    """Where the last run of ``needed`` blocks of the window ends that is held, from ``begin`` to ``end``; without one
+    where the run ends that starts at ``begin``."""
+    run = 0
+    for at in range(end - 1, begin - 1, -1):
+        run = run + 1 if (WINDOWED, keys[at]) in held else 0
+        if run == needed:
+            return at + run
+    return begin + run
 
 
 class HitOracle:
@@ -54,22 +65,19 @@ class HitOracle:
         """Tokens of the prompt that need not be computed now. Changes nothing."""
         return self._found(prompt)[0] * self.block_tokens
 
+    def _end(self, prompt: PromptBlocks) -> int:
+        """Whole blocks before its last token."""
+        return min((prompt.tokens - 1) // self.block_tokens, len(prompt.keys))
+
     def _found(self, prompt: PromptBlocks) -> tuple[int, int]:
         """Blocks that are hit, and that the layers with full attention would hit alone."""
-        keys, held = prompt.keys, self._held
-        most = min((prompt.tokens - 1) // self.block_tokens, len(keys))
+        keys, held, most = prompt.keys, self._held, self._end(prompt)
         full = 0
         while full < most and (FULL, keys[full]) in held:
             full += 1
         if not self.needed:
             return full, full
-        # From the right: a run of blocks of the window that is long enough, or that begins the prompt.
-        run = 0
-        for at in range(full - 1, -1, -1):
-            run = run + 1 if (WINDOWED, keys[at]) in held else 0
-            if run == self.needed:
-                return at + run, full
-        return run, full
+        return window_end(keys, held, 0, full, self.needed), full
 
     def compute(self, prompt: PromptBlocks, computed: PromptBlocks | None = None, loaded: int = 0) -> int:
         """The engine computes the prompt. Returns the tokens that it hits, and stores the blocks that are held from now
@@ -91,7 +99,7 @@ class HitOracle:
         self._evict(min(room, self.blocks - len(hits)))  # what is hit is in use
         kept = []
         if self.needed:
-            ends = {min((prompt.tokens - 1) // self.block_tokens, len(prompt.keys)), full if full > hit else hit}
+            ends = {self._end(prompt), full if full > hit else hit}
             # What lies before the hit is not there: windowed layers have no use for it.
             reached = {*self._windows(ends), *self._retained(len(whole.keys))}
             windows = self._as_freed((at for at in reached if at >= begin - self.needed), prompt.tokens, whole.tokens)
@@ -110,9 +118,7 @@ class HitOracle:
         """The answer to a prompt that was computed here has ended: its blocks are held too, and all blocks count as
         just used.
         """
-        ends = self._windows(
-            {min((prompt.tokens - 1) // self.block_tokens, len(prompt.keys))} if self.needed else set()
-        )
+        ends = self._windows({self._end(prompt)} if self.needed else set())
         windows = [(WINDOWED, computed.keys[at]) for at in ends if (WINDOWED, computed.keys[at]) in self._held]
         for key in [*windows, *((FULL, key) for key in reversed(computed.keys))]:
             if key in self._held:

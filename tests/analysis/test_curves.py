@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from support import records as made
-from support.curves import most, read, sentences, within
+from support.curves import read, sentences, within
 from support.validity import failing
 
 from pdlab.analysis import ranking
@@ -229,19 +229,6 @@ def test_frontier_is_over_all_valid_points() -> None:
     assert [(drawn.x, drawn.y) for drawn in points] == [(5, 10), (6, 15), (9, 20), (20, 25)]
     ((_, by_interactivity),) = ranking.frontiers(curves([fast, slow]), View(use_interactivity=True))
     assert {id(s.point) for s in by_interactivity} and [s.y for s in by_interactivity] == [25, 20, 15, 10]
-
-
-def test_throughput_at_a_bound_is_interpolated_never_extended() -> None:
-    curve = one(closed(4, 1, 10), closed(8, 2, 20), label="collocated-8xtp1")
-
-    def throughput_at(bound: float) -> float | None:
-        estimate = most(curve, bound)
-        return estimate and estimate.value
-
-    assert throughput_at(9) is None
-    assert throughput_at(10) == 10
-    assert throughput_at(15) == pytest.approx(15)
-    assert throughput_at(99) == 20
 
 
 def test_every_bound_holds_between_levels_too() -> None:

@@ -86,7 +86,7 @@ def test_three_deployments_share_the_error() -> None:
     assert three.numbers["limit"] == pytest.approx(1.1718, abs=1e-3)
 
 
-def test_repeats_make_a_smaller_lead_tell() -> None:
+def test_repeats_make_a_smaller_lead_significant() -> None:
     pair = [replayed(name, ttft_s=ttft_s, repeats=4) for name, ttft_s in (("slow", 0.55), ("fast", 0.5))]
     assert verdict("w", pair)[0].code == "replay_best"
     assert verdict("w", [pair[0], replayed("fast")])[0].code == "replay_tie", "the fewest count"

@@ -254,7 +254,7 @@ def test_another_applications_replica_is_none(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_warm_up_without_an_answer_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "require_answering", lambda url: None)
-    monkeypatch.setattr(measure, "complaint", lambda url, model: None)
+    monkeypatch.setattr(measure, "completion_error", lambda url, model: None)
     with pytest.raises(BenchError, match=r"no warm-up request was answered \(first: x\)"):
         made(Client(fails=True)).warm_up(0)
 

@@ -69,7 +69,7 @@ def test_other_pauses_are_another_workload(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "complaint"),
+    ("flags", "message"),
     [
         (["-c", "4"], "leave --concurrency out"),
         (["--itl", "5"], "leave --itl out"),
@@ -77,8 +77,8 @@ def test_other_pauses_are_another_workload(tmp_path: Path) -> None:
         (["--smoke"], "leave --smoke out"),
     ],
 )
-def test_what_the_file_says_is_not_said_twice(tmp_path: Path, flags: list[str], complaint: str) -> None:
-    with pytest.raises(UsageError, match=complaint):
+def test_what_the_file_sets_is_refused_as_a_flag(tmp_path: Path, flags: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         options(["--workload", str(a_file(tmp_path)), *flags])
 
 
@@ -161,7 +161,7 @@ def test_an_experiment_replays_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"),
+    ("change", "message"),
     [
         (("loads: [{concurrency: [2]}]", ""), "loads: is missing"),
         (("[2]}]", "[2], workloads: [chat]}]"), "workload chat is replayed"),
@@ -169,9 +169,9 @@ def test_an_experiment_replays_a_file(tmp_path: Path) -> None:
         (("file: chat.jsonl", "file: other.jsonl"), "other.jsonl: no such file"),
     ],
 )
-def test_wrong_experiments_are_refused(tmp_path: Path, change: tuple[str, str], complaint: str) -> None:
+def test_wrong_experiments_are_refused(tmp_path: Path, change: tuple[str, str], message: str) -> None:
     a_file(tmp_path)
     path = tmp_path / "chats.yaml"
     path.write_text(EXPERIMENT.replace(*change))
-    with pytest.raises(UsageError, match=complaint):
+    with pytest.raises(UsageError, match=message):
         load_experiment_file(str(path))

@@ -13,7 +13,7 @@ import pytest
 import tokenizers
 from support.web import web_server
 
-from pdlab.bench.target import PROBE, complaint, require_answering, resolve_target
+from pdlab.bench.target import PROBE, completion_error, require_answering, resolve_target
 from pdlab.core.errors import BenchError, UsageError
 from pdlab.core.workload import Workload
 from pdlab.deploy.cpu_engine.tiny_model import build_tokenizer
@@ -28,7 +28,7 @@ def broken() -> Iterator[str]:
         yield url
 
 
-def test_a_server_that_answers_500_is_told_as_that(broken: str) -> None:
+def test_a_server_that_answers_500_is_reported_as_such(broken: str) -> None:
     with pytest.raises(BenchError, match=r"no longer answers: the running level is not kept \(.*answers HTTP 500"):
         require_answering(broken)
     with pytest.raises(UsageError, match=r"/v1/models answers HTTP 500; is the deployment ready"):
@@ -46,7 +46,7 @@ def test_a_server_that_answers_500_is_told_as_that(broken: str) -> None:
         ("a" * 5000, "cannot be read"),
     ],
 )
-def test_what_cannot_be_a_tokenizer_is_told_before_anything_is_asked(
+def test_what_cannot_be_a_tokenizer_is_reported_before_any_request(
     name: str, message: str, broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -63,7 +63,7 @@ def test_a_folder_with_a_tokenizer_and_an_id_are_left_to_the_loader(broken: str,
 
 @contextlib.contextmanager
 def served(counted: object) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """A server of the model ``m`` that counts so many tokens in every prompt, and what it is asked."""
+    """A server of the model ``m`` that counts so many tokens in every prompt, and the requests that it gets."""
     bodies: list[dict[str, Any]] = []
 
     def answer(call: BaseHTTPRequestHandler) -> None:
@@ -103,7 +103,7 @@ def test_special_tokens_around_a_text_and_a_server_that_does_not_count_are_no_fa
 
 
 @pytest.mark.parametrize("vocabulary", [1024, 4096])
-def test_a_tokenizer_is_held_against_the_published_one_without_a_request(
+def test_a_tokenizer_is_compared_with_the_published_one_without_a_request(
     vocabulary: int, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PDLAB_CACHE_DIR", str(tmp_path / "cache"))
@@ -122,14 +122,14 @@ def test_a_tokenizer_is_held_against_the_published_one_without_a_request(
     assert bodies == []
 
 
-def test_a_damaged_tokenizer_is_told_before_the_load_generator_starts(tmp_path: Path) -> None:
+def test_a_damaged_tokenizer_is_reported_before_the_load_generator_starts(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"model": ')
     with served(1) as (url, _), pytest.raises(UsageError, match=r"tokenizer\.json cannot be read"):
         resolve_target(url, workload=Workload(), name="x", tokenizer=str(tmp_path))
 
 
-def test_what_a_completion_is_answered_with_is_asked_with_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_completion_that_is_checked_is_sent_with_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PDLAB_API_KEY", "k" * 32)
     with served(1) as (url, bodies):
-        complaint(url, "m")
+        completion_error(url, "m")
     assert [each["key"] for each in bodies] == [f"Bearer {'k' * 32}"]

@@ -194,7 +194,7 @@ def test_failed_and_never_called_healthy_again_is_dead(server: Server) -> None:
         watched.require_replicas()
 
 
-def test_one_count_for_all_replicas_tells_of_none() -> None:
+def test_one_count_for_all_replicas_shows_no_death() -> None:
     page = 'ray_serve_deployment_replica_healthy{application="a",deployment="d"} 2.0\n'
     assert replica_health([page]) == []
     assert [health.healthy for health in replica_health([PAGE % "0.0", FAILED])] == [False, True]

@@ -56,12 +56,12 @@ def test_ranks_that_can_have_no_part_of_an_expert_have_whole_ones(
     assert with_whole_experts(point, width, block).row.deployment.label == label
 
 
-def test_a_row_of_two_pools_whose_engines_nobody_counted_is_refused() -> None:
+def test_a_row_of_two_pools_of_unknown_engine_counts_is_refused() -> None:
     table = read_points(PD_HEADER + PD_ROW.replace(",8,2,4,3,1,8,32,", ",8,,4,,8,1,,"), "table.csv")
     assert not table.points and "p_workers" in table.refused[0].reason
 
 
-def test_a_benchmark_that_nobody_describes_is_simulated_as_a_known_one_and_has_no_ttft() -> None:
+def test_a_benchmark_without_a_description_is_simulated_as_a_known_one_and_has_no_ttft() -> None:
     (point,) = points(ROW.replace("median (InferenceX)", "unstated"))
     assert point.conduct is None
     assert (point.row.num_requests, point.row.workload.lengths.flag_value) == (80, "uniform:0.8-1.0")

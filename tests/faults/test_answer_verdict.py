@@ -68,7 +68,7 @@ def test_where_no_log_probabilities_were_requested_the_references_show_what_is_r
     assert judge(bare._replace(tokens=TOKENS), REFERENCE).rounded is False
 
 
-def test_a_long_complaint_is_cut() -> None:
+def test_a_long_error_is_cut() -> None:
     detail = judge(ReceivedAnswer(status=500, error="x" * 1000), REFERENCE).detail
     assert detail is not None and len(detail) < 200
 

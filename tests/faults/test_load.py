@@ -142,7 +142,7 @@ def test_what_does_not_end_hangs(fake: tuple[Fake, str]) -> None:
     assert all(request.end_s - request.sent_s >= 0.5 for request in load.finished)
 
 
-def test_nobody_there_is_an_error_and_gets_no_thousand_requests(fake: tuple[Fake, str]) -> None:
+def test_without_a_server_each_request_is_an_error_and_few_are_sent(fake: tuple[Fake, str]) -> None:
     with loaded("http://127.0.0.1:9") as load:  # the port of discard, where nothing listens
         wait_for(load, 3)
         assert load.now_s() >= 0.4, "two pauses"

@@ -43,7 +43,7 @@ def test_the_reason_comes_back(nodes: LocalNodes, monkeypatch: pytest.MonkeyPatc
         request_restart(nodes, 2)
 
 
-def test_nobody_outside(nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_command_outside_the_node(nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RESTART_TIMEOUT_S", 0.1)
     with pytest.raises(ClusterError, match="node 2 was not started again within"):
         request_restart(nodes, 2)

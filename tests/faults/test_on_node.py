@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import signal
 import socket
@@ -72,7 +71,7 @@ def test_an_order_can_be_taken_back(sleeper: subprocess.Popen[bytes]) -> None:
     assert sleeper.poll() is None
 
 
-def test_whoever_sends_later_belongs_to_nobody() -> None:
+def test_what_sends_signals_later_is_no_child() -> None:
     """Killed with the node or not: what sends is no child of the one that ordered it."""
     with subprocess.Popen(["sleep", "300"]) as sleeper:
         code = (
@@ -120,9 +119,3 @@ def test_a_command() -> None:
     assert on_node.run(["echo", "a b"]) == "a b\n"
     with pytest.raises(OSError, match="`sh -c echo no >&2; exit 3` fails: no"):
         on_node.run(["sh", "-c", "echo no >&2; exit 3"])
-
-
-def test_the_actor_has_what_is_called() -> None:
-    for name in ("survey", "send", "send_later", "run"):
-        expected = list(inspect.signature(getattr(on_node, name)).parameters)
-        assert list(inspect.signature(getattr(on_node.NodeActor, name)).parameters)[1:] == expected

@@ -224,7 +224,7 @@ def test_the_same_beginning_is_computed_once() -> None:
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.01, 0.2, 5.0])
-def test_whoever_leaves_gives_everything_back(after_s: float) -> None:
+def test_a_client_that_leaves_frees_what_it_held(after_s: float) -> None:
     clock, reported = VirtualTime(), []
     one = alone(clock)
     stays = [one.submit(served(lambda at_s, tokens: reported.append(tokens), (3000, 50)), 0.0) for _ in range(3)]

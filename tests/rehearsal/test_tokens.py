@@ -9,19 +9,20 @@ from pathlib import Path
 import pytest
 
 from pdlab.rehearsal.fake_cluster import ensure_tokenizer
-from pdlab.rehearsal.tokens import FIRST_WORD, Vocabulary, answer, block_keys, digest, likeliest
+from pdlab.rehearsal.tokens import FIRST_WORD, Vocabulary, answer, digest, likeliest
+from pdlab.traffic.prompts import token_keys
 
 
 def test_an_answer_is_the_same_in_every_process() -> None:
     code = (
-        "from pdlab.rehearsal.tokens import answer, digest, block_keys;"
-        "print(answer(digest([5, 6, 7]), 8, 1024), block_keys(list(range(40)), 16))"
+        "from pdlab.rehearsal.tokens import answer, digest; from pdlab.traffic.prompts import token_keys;"
+        "print(answer(digest([5, 6, 7]), 8, 1024), token_keys(list(range(40)), 16))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2],
         env={"PYTHONHASHSEED": "77"},
     )  # fmt: skip
-    assert done.stdout.strip() == f"{answer(digest([5, 6, 7]), 8, 1024)} {block_keys(list(range(40)), 16)}"
+    assert done.stdout.strip() == f"{answer(digest([5, 6, 7]), 8, 1024)} {token_keys(list(range(40)), 16)}"
 
 
 def test_other_prompts_have_other_answers_and_longer_ones_begin_alike() -> None:
@@ -40,9 +41,9 @@ def test_the_token_is_the_likeliest_of_several() -> None:
 
 def test_blocks_are_known_by_all_that_is_before_them() -> None:
     ids = list(range(70))
-    keys = block_keys(ids, 16)
+    keys = token_keys(ids, 16)
     assert len(keys) == 4
-    changed = block_keys([*ids[:20], 999, *ids[21:]], 16)
+    changed = token_keys([*ids[:20], 999, *ids[21:]], 16)
     assert changed[0] == keys[0]
     assert not set(changed[1:]) & set(keys)
 

@@ -202,19 +202,19 @@ TEXT = {"rate_rps": 1.0}
 
 
 @pytest.mark.parametrize(
-    ("text", "keys", "complaint"),
+    ("text", "keys", "message"),
     [
         (MOONCAKE + '{"x": ' + 10**5 * "[" + 10**5 * "]" + "}", {}, "line 2: is no JSON"),
         (CSV + "0,5,1\n0,5," + 200_000 * "9" + "\n", {}, "line 3: is no CSV (field larger than field limit"),
         ("[" + 10**5 * "[", TEXT, "conversation 1: is no JSON"),
     ],
 )  # fmt: skip
-def test_a_bad_line_of_any_length_is_named(tmp_path: Path, text: str, keys: dict[str, Any], complaint: str) -> None:
+def test_a_bad_line_of_any_length_is_named(tmp_path: Path, text: str, keys: dict[str, Any], message: str) -> None:
     path = tmp_path / "trace"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UsageError) as refused:
         replay(path, **keys)
-    assert complaint in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 

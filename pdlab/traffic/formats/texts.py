@@ -26,22 +26,25 @@ IN_PROMPT = ("tools", "reasoning_effort", "chat_template_kwargs")
 Counts = Callable[[str], int]
 
 
+def load_tokenizer(folder: str, key: str) -> Any:
+    """The tokenizer of a folder, by the library tokenizers. ``key``: what named the folder. Raises UsageError."""
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise UsageError(f"{key} {folder}: the package tokenizers is not installed; leave {key} out") from error
+    try:
+        return Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+    except Exception as error:  # it raises Exception itself
+        raise UsageError(f"{key} {folder}: no tokenizer.json that can be read ({error})") from error
+
+
 def counter(folder: str | None) -> Counts:
     """A function that counts the tokens of a text, at least 1. Raises UsageError for a folder without
     tokenizer.json.
     """
     if folder is None:
         return lambda text: max(1, -(-len(text) // CHARS_PER_TOKEN))
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise UsageError(
-            f"tokenizer {folder}: the package tokenizers is not installed; install it, or leave tokenizer out"
-        ) from error
-    try:
-        tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
-    except Exception as error:  # it raises Exception itself
-        raise UsageError(f"tokenizer {folder}: no tokenizer.json that can be read ({error})") from error
+    tokenizer = load_tokenizer(folder, "tokenizer")
     return lambda text: max(1, len(tokenizer.encode(text, add_special_tokens=False).ids))
 
 
