@@ -57,9 +57,7 @@ def test_several_readers_do_not_disturb_each_other() -> None:
 def test_files_of_results_are_the_same_from_memory_and_from_a_file(tmp_path: Path) -> None:
     """Old files hold one line of JSON per request, packed at once."""
     records = [made.record(float(n), itl_s=(0.1,) * 5, error=None if n % 3 else "x\u2028y") for n in range(500)]
-    expected = [
-        RequestTimeline(id=str(n), path="local", t={"first_byte": n / 3}, arrival_s=float(n)) for n in range(500)
-    ]
+    own = [RequestTimeline(id=str(n), path="local", t={"first_byte": n / 3}, arrival_s=float(n)) for n in range(500)]
     timelines = StoredRows(RequestTimeline)
     for number in random.Random(1).sample(range(500), 500):
         timelines.add(own[number], float(number))
