@@ -69,7 +69,7 @@ def cache_rules(
     deployment: Deployment | None, pools: Mapping[str, KvPool], *, local: bool, rehearsal: Rehearsal | None = None
 ) -> CacheRules | None:
     """Of a deployment whose engines have these KV pools, by replica; ``local``: on CPUs of this machine. Simulated
-    engines have the caches that the launch of their ``rehearsal`` told.
+    engines have the caches that the launch of their ``rehearsal`` published.
 
     None for several engines to a replica, for other stores of KV cache than memory of the host, and where the model or
     the size of a block is not known."""
@@ -81,10 +81,10 @@ def cache_rules(
     computing = {replica: int(held.tokens) for replica, held in pools.items() if held.role == role}
     answers = isinstance(deployment.topology, Collocated)
     if rehearsal is not None:
-        told = rehearsal.caches.get(role)
-        if told is None or not computing:
+        cache = rehearsal.caches.get(role)
+        if cache is None or not computing:
             return None
-        return CacheRules(dict.fromkeys(computing, told), answers, grows=told.window is None)
+        return CacheRules(dict.fromkeys(computing, cache), answers, grows=cache.window is None)
     arguments = {**(cpu_engine_kwargs() if local else {}), **deployment.engine_kwargs, **pool.engine_kwargs}
     block_tokens, shape = arguments.get("block_size"), served_model(deployment).shape
     if deployment.kv_connectors or any(name in arguments for name in OTHER_RULES):
@@ -120,17 +120,17 @@ def _most_bytes(shape: ModelShape, tp: int) -> float:
 def placed(
     records: Iterable[RequestRecord], timelines: Iterable[RequestTimeline], prefix: str
 ) -> StoredRows[RequestRecord]:
-    """The records of a replay with the replicas that served them, as their timelines tell; ids there begin with
+    """The records of a replay with the replicas that served them, by their timelines; ids there begin with
     ``prefix``."""
     ids, served_by, numbers = Texts(), GrowingArray("q"), dict[_Replicas, int]()
     for timeline in timelines:
         ids.add(timeline.id.removeprefix(prefix))
         served_by.append(numbers.setdefault(_Replicas(timeline.role_d, timeline.role_p), len(numbers)))
     replicas, places = tuple(numbers), served_by.array()
-    told, found = TextIndex(ids.array()), StoredRows(RequestRecord)
+    timeline_places, found = TextIndex(ids.array()), StoredRows(RequestRecord)
     for record in records:
         own = record.replayed
-        at = None if own is None else told.of(own.id)
+        at = None if own is None else timeline_places.of(own.id)
         if own is not None and at is not None:
             own = own.model_copy(update=replicas[places[at]]._asdict())
         found.add(record.model_copy(update={"replayed": own}), record.arrival_s)
@@ -145,25 +145,25 @@ class _Replicas(NamedTuple):
 
 
 def foreseen(
-    records: Sequence[RequestRecord], plan: Path, rules: CacheRules, told: Sequence[ComputedTokens]
+    records: Sequence[RequestRecord], plan: Path, rules: CacheRules, reported: Sequence[ComputedTokens]
 ) -> Sequence[RequestRecord]:
-    """The records with what the cache had of each prompt that was answered. ``told``: prompts that the plan does not
-    foresee.
+    """The records with what the cache had of each prompt that was answered. ``reported``: prompts that the plan does
+    not determine.
 
     Only bounds (`pdlab.bench.hit_bounds`) if it is not known which engine computed one of them. Also where an
     engine of a fluid pool computed one after it had decoded others: what it pulled for those is in its cache too, and
     no test compares that with vLLM. And where memory of the host may have had no room for all: which block goes first
-    depends there on the order of a set in vLLM. Prompts that were ``told`` have no bounds: their text may be in the
+    depends there on the order of a set in vLLM. Prompts that were ``reported`` have no bounds: their text may be in the
     caches before the replay begins. The records are as they were where it is not known what a prompt was.
 
     Otherwise caches are empty when the replay begins; requests meet them in the order in which they come, each when
     the one before has ended.
     """
     answered = _answered(records, rules)
-    hits = None if answered is None else _hits(answered, told or _planned(plan, rules.block_tokens), rules)
+    hits = None if answered is None else _hits(answered, reported or _planned(plan, rules.block_tokens), rules)
     if hits is not None:
         return _with(records, "foreseen_tokens", elements(hits))
-    bounds = None if told else _bounds(records, _planned(plan, rules.block_tokens), rules)
+    bounds = None if reported else _bounds(records, _planned(plan, rules.block_tokens), rules)
     return records if bounds is None else _with(records, "foreseen_bounds", bounds)
 
 

@@ -62,11 +62,11 @@ def workload_of_level(level: LevelFile) -> Iterator[AuditFinding]:
         # Requests in flight at the window's ends have part of their output in it.
         slack = RATE_SLACK + run.load.concurrency / steady.completed
         token_rates.append(("output", steady.output_tokens_per_s, steady, outputs, slack))
-    for side, rate, window, asked, slack in token_rates:
+    for side, rate, window, requested, slack in token_rates:
         actual = rate * window.duration_s / window.completed
-        if abs(actual / asked - 1) > slack:
-            numbers: Numbers = {"asked": asked, "side": side, "actual": actual}
-            yield AuditFinding("tokens_contradict", (level.name,), numbers, 100 * abs(actual / asked - 1))
+        if abs(actual / requested - 1) > slack:
+            numbers: Numbers = {"asked": requested, "side": side, "actual": actual}
+            yield AuditFinding("tokens_contradict", (level.name,), numbers, 100 * abs(actual / requested - 1))
 
 
 @rule("lengths", needs="folder")
