@@ -30,7 +30,7 @@ METRICS = {
 
 
 def latency_key(statistic: str, metric: str) -> str:
-    """The key of the record for ``mean`` or a percentile (``p95``; ``p50`` is ``median``)."""
+    """The key of the record for ``mean`` or a percentile such as ``p50``, whose key is that of the median."""
     return f"{'median' if statistic == 'p50' else statistic}_{metric}_ms"
 
 
