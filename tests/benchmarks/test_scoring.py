@@ -163,7 +163,7 @@ def stated(off_by: dict[str, float] | None = None) -> dict[Stack, list[Response]
     return found
 
 
-def test_a_group_that_is_left_out_says_nothing_of_its_own_band() -> None:
+def test_a_group_that_is_left_out_is_not_in_its_own_band() -> None:
     """Levels of 64 in flight are far off: their band is made of the others and holds none of them."""
     plain, far = ({each.group: each for each in group_scores(stated(by), ("load",))} for by in (None, {"64": 3.0}))
     assert plain["64"].held[TPOT].of == 20 and plain["64"].stacks == 10
@@ -228,7 +228,7 @@ def test_lengths_with_one_deployment_leave_nothing_to_choose() -> None:
     assert regret([chosen(1, 4, 5e-3, 5e-3), chosen(1, 16, 9e-3, 9e-3)]) is None
 
 
-def test_the_shipped_catalog_knows_what_it_has_seen() -> None:
+def test_the_shipped_catalog_lists_what_it_has_seen() -> None:
     catalog = public_errors()
     known = next(each.stack for each in catalog.stacks if each.version == "0.18")
     assert catalog.unseen(known) == ()
