@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # ./setup.sh cpu|gpu: make .venv exactly what requirements-cpu.txt or requirements.txt says, and the tools of the
 # tests (requirements-dev.txt). Needs Python 3.10 to 3.13 and a package index. `make setup` calls it; a second call
-# finds its stamp and ends at once. ./setup.sh uv: only see to uv, in .uv/ unless a recent one is on PATH.
+# finds its stamp and ends at once. ./setup.sh uv: only see to uv, in .uv/ unless a recent one is on PATH. ./setup.sh
+# extras: into .venv/extras/ the packages that only `make test-extras` needs.
 set -euo pipefail
 export PIP_ROOT_USER_ACTION=ignore
 cd -- "$(dirname -- "$(readlink -f -- "$0")")"
@@ -89,6 +90,26 @@ except OSError:
 PY
 }
 
+# Beside .venv's packages and not among them: `make test` has to pass without these. The wheels of the GPU stack are read
+# and not installed; uv cannot download a wheel.
+install_extras() {
+    local packages wheels python uv
+    packages="grafana-foundation-sdk==1769699379!11.6.0 $(grep -o 'aiconfigurator-core==[^ "]*' pyproject.toml)"
+    wheels=$(grep -oE '^(vllm|nixl-cu13|flashinfer-python)==[^ ]*' requirements.txt | tr '\n' ' ')
+    [[ "$(cat .venv/extras/.made 2>/dev/null)" != "$packages $wheels" ]] || return 0
+    python=$(find_python)
+    uv=$(find_uv "$python")
+    use_index_of_pip
+    say "installing into .venv/extras/: $packages, and 400 MB of wheels"
+    rm -rf .venv/extras
+    # shellcheck disable=SC2086
+    "$uv" pip install --quiet --python .venv/bin/python --no-deps --target .venv/extras $packages
+    # shellcheck disable=SC2086
+    "$uv" tool run --quiet --python .venv/bin/python pip download --quiet --disable-pip-version-check --no-deps \
+        --dest .venv/extras/wheels $wheels
+    echo "$packages $wheels" >.venv/extras/.made
+}
+
 main() {
     local stack=${1:-} files python uv
     case $stack in
@@ -99,7 +120,11 @@ main() {
             uv=$(find_uv "$python")
             return
             ;;
-        *) fail "say which stack: ./setup.sh cpu or ./setup.sh gpu" ;;
+        extras)
+            install_extras
+            return
+            ;;
+        *) fail "name the stack: ./setup.sh cpu or ./setup.sh gpu" ;;
     esac
     local wanted
     wanted="$stack $(cat setup.sh "${files[@]}" | sha256sum | cut -d ' ' -f 1)"

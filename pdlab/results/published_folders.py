@@ -17,7 +17,7 @@ from pdlab.core.commands import BENCH, VIZ
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, unguarded
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.text import choices, listed, printable
-from pdlab.results.description import DESCRIPTION, DescribedResults, Stated, of_folder, said_of
+from pdlab.results.description import DESCRIPTION, DescribedResults, Stated, description_for, of_folder
 from pdlab.results.published_curves import BARE, Difference, PublishedCurve, separated
 from pdlab.results.published_files import FileLevels, PublishedLevel, read_levels
 from pdlab.results.published_names import parse_name
@@ -62,7 +62,7 @@ def sourced_experiments(path: Path, stated: Stated | int | None = None) -> tuple
         ours = (path / MANIFEST).is_file()
         empty = not ours and not any(True for _ in result_files(path))
     if ours:
-        label = said_of(path, Path(MANIFEST), entries).label
+        label = description_for(path, Path(MANIFEST), entries).label
         return (SourcedExperiment(_pdlab_experiment(path, gpus).model_copy(update={"label": label})),)
     if empty:
         raise StoreError(f"{path} holds no result files{_hint_at_subfolders(path)}")
@@ -159,10 +159,10 @@ def _read_within(path: Path, folder: Path, entries: tuple[DescribedResults, ...]
     with searched(folder):
         files, folders = contents(folder)
     for file in files:
-        said = said_of(path, file.relative_to(path), entries)
-        reading = (
-            FileLevels((), "left out by its description") if said.skip else read_levels(path, file, name, named, said)
-        )
+        described = description_for(path, file.relative_to(path), entries)
+        reading = FileLevels((), "left out by its description")
+        if not described.skip:
+            reading = read_levels(path, file, name, named, described)
         found.levels.extend(reading.levels)
         if not reading.levels:
             found.skipped[file] = reading.skipped
@@ -257,7 +257,7 @@ def _experiment(
     settings = {key: value for key, value in curve.settings.items() if key not in BARE}
     experiment = Experiment(
         name=f"{folder} ({curve.part})" if curve.part else folder,
-        label=first.said.label,
+        label=first.stated.label,
         part=curve.part,
         settings=settings,
         manifest=manifest,
