@@ -8,6 +8,8 @@ from typing import NamedTuple
 # Sums of the same numbers in different orders differ by less than this.
 ROUNDING = 1e-9
 
+_SPACES = "\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}"  # which Python counts among what cannot be printed
+
 Row = Sequence[str]
 
 
@@ -76,6 +78,12 @@ def byte_size(count: float, digits: int = 3) -> str:
 def last_line(text: str) -> str:
     """The last line that is not blank, stripped; empty if there is none."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def printable(text: str) -> str:
+    """The text with escapes in place of ends of lines, control characters, and bytes of a file's name that are no
+    UTF-8."""
+    return "".join(char if char.isprintable() or char in _SPACES else repr(char)[1:-1] for char in text)
 
 
 def plain(value: float) -> str:
