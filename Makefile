@@ -7,10 +7,10 @@ PYTEST := $(PYTHON_VENV) -m pytest --timeout 900
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu demo wire chaos test test-unit test-long test-fast check golden bench lock clean
+.PHONY: help setup setup-gpu demo wire chaos test test-extras test-unit test-long test-fast check golden bench lock clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup:  ## install the pinned CPU stack and the tools of the tests into .venv; instant when that is done
 	@./setup.sh cpu
@@ -40,6 +40,15 @@ test: setup  ## 20 minutes: all but the long tests, the live ones (Ray, vLLM, NI
 test-long: setup  ## every test, with more kills, more faults and every serving path
 	@export PDLAB_TEST_LONG=1; status=0; $(PYTEST) -m "not live" $(APART) || status=$$?; \
 	$(PYTEST) -m live || status=$$?; exit $$status
+
+# What machines and locks need not have: a browser, Prometheus, Grafana's types, the step times of other GPUs.
+EXTRAS := tests/report/test_html_in_browser.py tests/deploy/test_dashboard.py tests/contract/test_grafana_types.py \
+	tests/contract/test_aiconfigurator.py tests/sim/test_aic.py tests/benchmarks/test_scoring.py \
+	tests/cli/test_startup.py tests/test_packaging.py
+
+test-extras: setup  ## the tests that need Chromium, Prometheus (apt-get install chromium prometheus) or optional packages
+	@./setup.sh extras
+	@PYTHONPATH=.venv/extras $(PYTEST) -m "not long" -rs $(EXTRAS)
 
 test-unit: setup  ## 3 minutes: the tests that need neither Ray nor vLLM, and start neither
 	@PDLAB_TEST_UNIT=1 $(PYTEST) -m "not long" $(APART)

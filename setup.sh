@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # ./setup.sh cpu|gpu: make .venv exactly what requirements-cpu.txt or requirements.txt says, and the tools of the
 # tests (requirements-dev.txt). Needs Python 3.10 to 3.13 and a package index. `make setup` calls it; a second call
-# finds its stamp and ends at once. ./setup.sh uv: only see to uv, in .uv/ unless a recent one is on PATH.
+# finds its stamp and ends at once. ./setup.sh uv: only see to uv, in .uv/ unless a recent one is on PATH. ./setup.sh
+# extras: into .venv/extras/ the packages that only `make test-extras` needs.
 set -euo pipefail
 export PIP_ROOT_USER_ACTION=ignore
 cd -- "$(dirname -- "$(readlink -f -- "$0")")"
@@ -89,6 +90,19 @@ except OSError:
 PY
 }
 
+# Beside .venv's packages and not among them: `make test` has to pass without these.
+install_extras() {
+    local wanted uv
+    wanted="grafana-foundation-sdk==1769699379!11.6.0 $(grep -o 'aiconfigurator-core==[^ "]*' pyproject.toml)"
+    [[ "$(cat .venv/extras/.made 2>/dev/null)" != "$wanted" ]] || return 0
+    uv=$(find_uv "$(find_python)")
+    use_index_of_pip
+    rm -rf .venv/extras
+    # shellcheck disable=SC2086
+    "$uv" pip install --quiet --python .venv/bin/python --no-deps --target .venv/extras $wanted
+    echo "$wanted" >.venv/extras/.made
+}
+
 main() {
     local stack=${1:-} files python uv
     case $stack in
@@ -99,7 +113,11 @@ main() {
             uv=$(find_uv "$python")
             return
             ;;
-        *) fail "say which stack: ./setup.sh cpu or ./setup.sh gpu" ;;
+        extras)
+            install_extras
+            return
+            ;;
+        *) fail "name the stack: ./setup.sh cpu or ./setup.sh gpu" ;;
     esac
     local wanted
     wanted="$stack $(cat setup.sh "${files[@]}" | sha256sum | cut -d ' ' -f 1)"

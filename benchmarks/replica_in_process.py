@@ -37,13 +37,13 @@ from pdlab.core.catalog import load_cluster, resolve_model  # noqa: E402
 from pdlab.core.deployment import Deployment, Serving, parse_label  # noqa: E402
 from pdlab.deploy.serve_config import cpu_env, render  # noqa: E402
 from pdlab.deploy.serving.ray_names import ENGINE_MODELS  # noqa: E402
-from pdlab.guard.marks import CORE, READ, WIRE, boot  # noqa: E402
+from pdlab.marks.engine_marks import CORE, READ, WIRE, boot_id  # noqa: E402
 from pdlab.placement.place import place  # noqa: E402
 
 HOST = "127.0.0.1"
 LABELS = {"collocated": "collocated-1xtp1", "pd": "pd-spread-p1xtp1-d1xtp1"}
 DONE = b"data: [DONE]\n\n"
-_BOOT = boot()
+_BOOT = boot_id()
 # NIXL's telemetry of a read.
 _READ = SimpleNamespace(xferDuration=900.0, postDuration=50.0, totalBytes=2**20, descCount=16)
 

@@ -16,7 +16,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from pdlab.deploy.serving.step_watch import connector_stats
-from pdlab.deploy.serving.timeline import CORE, SENDING, WIRE, SendsTimeline, TimelineMiddleware, TimingBook
+from pdlab.deploy.serving.timeline import SENDING, SendsTimeline, TimelineMiddleware, TimingBook
+from pdlab.marks.engine_marks import CORE, WIRE
 
 
 def switch_by(off: Callable[[], bool]) -> None:

@@ -31,7 +31,7 @@ WORDS: dict[str, set[str]] = {
     "pdlab/core/workload.py": {"concurrency8"},
     "pdlab/deploy/serving/elastic.py": {"external_scaler_enabled"},
     "pdlab/deploy/serving/sequences.py": {"j"},
-    "pdlab/guard/questions.py": {"perf_counter"},
+    "pdlab/guard/lease_queries.py": {"perf_counter"},
     "pdlab/rehearsal/protocol.py": {"pd_tokenize_once"},
     "pdlab/rehearsal/spec.py": {"kv_lease_duration"},
     "pdlab/results/schema.py": {"p90"},
@@ -564,8 +564,7 @@ HOMES = {
         "pdlab/cluster/namespaces.py",
         "pdlab/cluster/two_hosts.py",  # namespaces that are entered
         "pdlab/cluster/priority.py",
-        "pdlab/deploy/serving/timeline.py",
-        "pdlab/guard/marks.py",  # neither may import pdlab.remote
+        "pdlab/marks/engine_marks.py",  # it may not import pdlab.remote
         "pdlab/transfer/rank/rank.py",  # a name that UCX opens
     },
     "data: ": {"pdlab/deploy/serving/events.py"},

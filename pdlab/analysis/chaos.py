@@ -143,7 +143,7 @@ def served_by_healthy(chaos: Chaos) -> ServedByHealthy | None:
     deployment had recovered and all its replicas ran again (or the next fault began). No other fault that spared no
     replica was in effect when it was sent.
 
-    Requests in flight when the fault began are left out: the client does not know whether a hit replica worked on them.
+    Requests in flight when the fault began are left out: the client cannot see whether a hit replica worked on them.
     So are those whose client left. A fault of a single act (a kill) counts from its end, because it takes effect
     between its begin and its end, tens of milliseconds apart on a busy machine.
     """
@@ -166,13 +166,13 @@ def served_by_healthy(chaos: Chaos) -> ServedByHealthy | None:
 def whole_s(samples: Sequence[ChaosSample], since_s: float) -> float | None:
     """When all replicas ran again after one was missing after ``since_s``, by the samples. None: none was missing, or
     they never all ran again."""
-    wanted = next((each.running for each in samples if each.running), None)
+    all_running = next((each.running for each in samples if each.running), None)
     missed = False
     for each in samples:
         if each.at_s >= since_s and each.running:
-            if missed and each.running == wanted:
+            if missed and each.running == all_running:
                 return each.at_s
-            missed = missed or each.running != wanted
+            missed = missed or each.running != all_running
     return None
 
 

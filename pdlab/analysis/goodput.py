@@ -309,5 +309,5 @@ def _line(
         LevelFigure(rates, lambda p: [rate(s) for s in p.samples]),
         y_factor=factor,
     )
-    assert drawn is not None, "a curve without points was asked for"
+    assert drawn is not None, "a curve without points has no line"
     return drawn

@@ -94,8 +94,8 @@ def require_latency(all_curves: Sequence[Curve], view: View) -> None:
         names = listed([curve.name for curve in all_curves])
         raise UsageError(f"no request was answered in any level of {names}: nothing can be compared; measure again")
     if any(point.latency_ms for point in points):
-        asked = [workload for curve in all_curves for workload in workloads_of(curve)]
-        only_prefill = asked and all(workload.sent_output_tokens == 1 for workload in asked)
+        workloads = [workload for curve in all_curves for workload in workloads_of(curve)]
+        only_prefill = workloads and all(workload.sent_output_tokens == 1 for workload in workloads)
         why = " (prefill-only runs have no TPOT)" if only_prefill else ""
         if is_tail(view.statistic) and any(s.latency(view) is not None for point in points for s in point.samples):
             why = f" ({view.statistic} takes {requests_for(view.statistic)} requests in every repeat of a level)"

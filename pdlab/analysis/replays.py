@@ -12,7 +12,7 @@ from pdlab.results.level_data import LevelData
 from pdlab.results.metrics import distribution
 from pdlab.results.schema import Distribution
 from pdlab.results.slo import bounds_of_one, stresses
-from pdlab.results.texts import numbered
+from pdlab.results.texts import text_codes
 
 if TYPE_CHECKING:
     from pdlab.results.level_data import Codes, Column, Mask
@@ -105,7 +105,7 @@ def replay_facts(requests: LevelData, slos: Iterable[Slo] = ()) -> ReplayFacts |
     hits = hit_tokens(replayed)
     # A share over only some of the requests would not be the replay's.
     whole = bool(ok.any()) and not np.isnan(hits[ok]).any()
-    told = bool((~np.isnan(replayed.replayed.cached_tokens[ok])).any())
+    reported = bool((~np.isnan(replayed.replayed.cached_tokens[ok])).any())
     complete = int(sessions.complete.sum())
     return ReplayFacts(
         requests=len(replayed),
@@ -121,7 +121,7 @@ def replay_facts(requests: LevelData, slos: Iterable[Slo] = ()) -> ReplayFacts |
         by_turn=_classes(replayed, np.minimum(replayed.replayed.turns, LAST_TURN)),
         by_length=_classes(replayed, _longest_of_class(replayed)),
         hit_share=hit_share(replayed, ok) if whole else None,
-        hits_from=("server" if told else "rules") if whole else None,
+        hits_from=("server" if reported else "rules") if whole else None,
         by_hit=RequestsByHit(TimesOfSome.of(replayed, ok & (hits > 0)), TimesOfSome.of(replayed, ok & (hits == 0)))
         if whole
         else None,
@@ -151,7 +151,7 @@ class _Sessions(NamedTuple):
 
     @classmethod
     def of(cls, requests: LevelData) -> _Sessions:
-        numbers = numbered(requests.replayed.sessions)
+        numbers = text_codes(requests.replayed.sessions)
         return cls(numbers, np.bincount(numbers, weights=~requests.ok) == 0)
 
     def spans_s(self, requests: LevelData) -> Column:

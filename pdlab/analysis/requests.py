@@ -231,7 +231,7 @@ def _without_gaps(text: bytes) -> bytes:
 
 
 def wrong_counts(text: bytes) -> int:
-    """Number of answers whose token counts are not those asked of the request; 0 if lengths do not vary."""
+    """Number of answers whose token counts are not the requested ones; 0 if lengths do not vary."""
     if b'"asked":' not in text:
         return 0
     records = from_json(b"[" + _without_gaps(text.removesuffix(b"\n")).replace(b"\n", b",") + b"]")

@@ -18,10 +18,10 @@ from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.served_model import served_model
 from pdlab.deploy.engine_metrics import KvPool
 from pdlab.deploy.serve_config import cpu_engine_kwargs
-from pdlab.results.columns import Growing, each, room, sorted_order
-from pdlab.results.kept import Kept
+from pdlab.results.columns import GrowingArray, allocated, elements, sorted_order
 from pdlab.results.schema import RequestRecord
-from pdlab.results.texts import Places, Texts
+from pdlab.results.stored_rows import StoredRows
+from pdlab.results.texts import TextIndex, Texts
 from pdlab.results.timeline import RequestTimeline
 from pdlab.traffic.bounded import LatestKeys
 
@@ -69,7 +69,7 @@ def cache_rules(
     deployment: Deployment | None, pools: Mapping[str, KvPool], *, local: bool, rehearsal: Rehearsal | None = None
 ) -> CacheRules | None:
     """Of a deployment whose engines have these KV pools, by replica; ``local``: on CPUs of this machine. Simulated
-    engines have the caches that the launch of their ``rehearsal`` told.
+    engines have the caches that the launch of their ``rehearsal`` published.
 
     None for several engines to a replica, for other stores of KV cache than memory of the host, and where the model or
     the size of a block is not known."""
@@ -81,10 +81,10 @@ def cache_rules(
     computing = {replica: int(held.tokens) for replica, held in pools.items() if held.role == role}
     answers = isinstance(deployment.topology, Collocated)
     if rehearsal is not None:
-        told = rehearsal.caches.get(role)
-        if told is None or not computing:
+        cache = rehearsal.caches.get(role)
+        if cache is None or not computing:
             return None
-        return CacheRules(dict.fromkeys(computing, told), answers, grows=told.window is None)
+        return CacheRules(dict.fromkeys(computing, cache), answers, grows=cache.window is None)
     arguments = {**(cpu_engine_kwargs() if local else {}), **deployment.engine_kwargs, **pool.engine_kwargs}
     block_tokens, shape = arguments.get("block_size"), served_model(deployment).shape
     if deployment.kv_connectors or any(name in arguments for name in OTHER_RULES):
@@ -117,18 +117,20 @@ def _most_bytes(shape: ModelShape, tp: int) -> float:
     )
 
 
-def placed(records: Iterable[RequestRecord], timelines: Iterable[RequestTimeline], prefix: str) -> Kept[RequestRecord]:
-    """The records of a replay with the replicas that served them, as their timelines tell; ids there begin with
+def placed(
+    records: Iterable[RequestRecord], timelines: Iterable[RequestTimeline], prefix: str
+) -> StoredRows[RequestRecord]:
+    """The records of a replay with the replicas that served them, by their timelines; ids there begin with
     ``prefix``."""
-    ids, served_by, numbers = Texts(), Growing("q"), dict[_Replicas, int]()
+    ids, served_by, numbers = Texts(), GrowingArray("q"), dict[_Replicas, int]()
     for timeline in timelines:
         ids.add(timeline.id.removeprefix(prefix))
         served_by.append(numbers.setdefault(_Replicas(timeline.role_d, timeline.role_p), len(numbers)))
     replicas, places = tuple(numbers), served_by.array()
-    told, found = Places(ids.array()), Kept(RequestRecord)
+    timeline_places, found = TextIndex(ids.array()), StoredRows(RequestRecord)
     for record in records:
         own = record.replayed
-        at = None if own is None else told.of(own.id)
+        at = None if own is None else timeline_places.of(own.id)
         if own is not None and at is not None:
             own = own.model_copy(update=replicas[places[at]]._asdict())
         found.add(record.model_copy(update={"replayed": own}), record.arrival_s)
@@ -143,31 +145,31 @@ class _Replicas(NamedTuple):
 
 
 def foreseen(
-    records: Sequence[RequestRecord], plan: Path, rules: CacheRules, told: Sequence[ComputedTokens]
+    records: Sequence[RequestRecord], plan: Path, rules: CacheRules, reported: Sequence[ComputedTokens]
 ) -> Sequence[RequestRecord]:
-    """The records with what the cache had of each prompt that was answered. ``told``: prompts that the plan does not
-    foresee.
+    """The records with what the cache had of each prompt that was answered. ``reported``: prompts that the plan does
+    not determine.
 
     Only bounds (`pdlab.bench.hit_bounds`) if it is not known which engine computed one of them. Also where an
     engine of a fluid pool computed one after it had decoded others: what it pulled for those is in its cache too, and
     no test compares that with vLLM. And where memory of the host may have had no room for all: which block goes first
-    depends there on the order of a set in vLLM. Prompts that were ``told`` have no bounds: their text may be in the
+    depends there on the order of a set in vLLM. Prompts that were ``reported`` have no bounds: their text may be in the
     caches before the replay begins. The records are as they were where it is not known what a prompt was.
 
     Otherwise caches are empty when the replay begins; requests meet them in the order in which they come, each when
     the one before has ended.
     """
     answered = _answered(records, rules)
-    hits = None if answered is None else _hits(answered, told or _planned(plan, rules.block_tokens), rules)
+    hits = None if answered is None else _hits(answered, reported or _planned(plan, rules.block_tokens), rules)
     if hits is not None:
-        return _with(records, "foreseen_tokens", each(hits))
-    bounds = None if told else _bounds(records, _planned(plan, rules.block_tokens), rules)
+        return _with(records, "foreseen_tokens", elements(hits))
+    bounds = None if reported else _bounds(records, _planned(plan, rules.block_tokens), rules)
     return records if bounds is None else _with(records, "foreseen_bounds", bounds)
 
 
-def _with(records: Iterable[RequestRecord], field: str, values: Iterator[object]) -> Kept[RequestRecord]:
+def _with(records: Iterable[RequestRecord], field: str, values: Iterator[object]) -> StoredRows[RequestRecord]:
     """The records with that field of those that were answered."""
-    found = Kept(RequestRecord)
+    found = StoredRows(RequestRecord)
     for record in records:
         own = record.replayed
         if own is not None and record.ok:
@@ -189,7 +191,7 @@ def _answered(records: Iterable[RequestRecord], rules: CacheRules) -> _Answered 
     """None where an engine is not known, or had decoded others before."""
     decodes_s = {} if rules.answers else _first_decoded(records)
     known = {name: number for number, name in enumerate(rules.caches)}
-    ids, arrival_s, engines = Texts(), Growing("d"), Growing("q")
+    ids, arrival_s, engines = Texts(), GrowingArray("d"), GrowingArray("q")
     for record in records:
         if record.replayed is None or not record.ok:
             continue
@@ -210,8 +212,8 @@ def _hits(answered: _Answered, prompts: Iterable[ComputedTokens], rules: CacheRu
     if len(by_arrival) < len(order):
         return None
     caches = [(rules.oracle(replica), rules.host(replica)) for replica in rules.caches]
-    hits = room(len(order), "q")
-    for at, come in zip(each(order), by_arrival, strict=True):
+    hits = allocated(len(order), "q")
+    for at, come in zip(elements(order), by_arrival, strict=True):
         oracle, host = caches[answered.engines[at]]
         prompt = PromptBlocks(come.tokens, come.keys[: come.tokens // rules.block_tokens])
         device = oracle.hit(prompt)
@@ -227,14 +229,14 @@ def _hits(answered: _Answered, prompts: Iterable[ComputedTokens], rules: CacheRu
 
 def _by_arrival(
     ids: TextColumn, arrival_s: Column, prompts: Iterable[ComputedTokens]
-) -> tuple[Codes, Kept[ComputedTokens]]:
+) -> tuple[Codes, StoredRows[ComputedTokens]]:
     """The requests' places in the order in which they came, and what was computed for them in that order: for fewer
     where that is not known of each."""
-    places, order = Places(ids), sorted_order(arrival_s)
-    turn = room(len(order), "q")
-    for number, at in enumerate(each(order)):
+    places, order = TextIndex(ids), sorted_order(arrival_s)
+    turn = allocated(len(order), "q")
+    for number, at in enumerate(elements(order)):
         turn[at] = number
-    computed = Kept(ComputedTokens)
+    computed = StoredRows(ComputedTokens)
     for prompt in prompts:
         place = places.of(prompt.id)
         if place is not None:

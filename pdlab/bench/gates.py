@@ -22,10 +22,10 @@ from pdlab.core.mixes import Mixes
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Closed, Open, Ramp, Replay, Workload
 from pdlab.results import metrics
-from pdlab.results.columns import by_parts, each, sorted_known, taken
+from pdlab.results.columns import by_parts, elements, sorted_known, taken
 from pdlab.results.level_data import LevelData, ReplayedData
 from pdlab.results.schema import CanaryResult, Run, Trend, Validity
-from pdlab.results.texts import Places, numbered, text_of
+from pdlab.results.texts import TextIndex, text_codes, text_of
 from pdlab.results.timeline import DISORDER_S, RequestTimeline
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ MAX_CPU_SHARE = 0.9
 # At the 95th percentile a quarter of a median that is measured: the median itself is then off by far less. And the
 # 50 ms after which Ray Serve LLM hands tokens on, for no latency is measured finer than that.
 LATE_SHARE, LATE_FLOOR_S = 0.25, 0.05
-# At the 99th percentile of an open loop: from there on a note says that the load generator does not keep the schedule.
+# At the 99th percentile of an open loop: from there on a note states that the load generator is behind the schedule.
 NOTED_LATE_S = 0.02
 # Linux slews a clock by at most 500 ppm (adjtimex(2)): twice that, and a little, is a step.
 CLOCK_PPM, CLOCK_SLACK_S = 1000e-6, 0.02
@@ -65,8 +65,8 @@ PACE_KNOWN = 0.95  # of the answers must be in the model's sums
 # Ray Serve LLM hands tokens on every 50 ms, so a short answer may come in one piece. 64 tokens in 50 ms are 0.8 ms
 # each: no engine decodes one request so fast. Chunks that arrive together are microseconds apart.
 LEAST_STREAMED, AT_ONCE_S = 64, 1e-4
-# Of the answers, where their servers tell timelines.
-TOLD_LEAST = 0.99
+# Of the answers, where their servers send timelines.
+TIMELINES_LEAST = 0.99
 # The client takes its time when it has read the first chunk and parsed it; its clock is the server's or ticks as fast.
 FRONT_LEAST_S = -1e-3
 
@@ -81,7 +81,7 @@ class Evidence(Frozen):
     """The data for gates: a level's ``run`` without a verdict, its requests, and data that a run does not store.
 
     ``kv_expected``: the deployment moves KV cache, and its counters can be read, or ``counters_error`` has the reason
-    why not. ``settling``: state of the counters after the level. ``strangers`` are replicas that the launch did not
+    why not. ``settling``: state of the counters after the level. ``unpublished`` are replicas that the launch did not
     publish and that answered in the level, or appeared in it. ``ingress_replicas`` None: there are none; HAProxy calls
     a router. ``roles_changed``: for a ``fluid`` pool, whether somebody has set other roles than those of its launch.
     ``smoke``: short by intention. ``timelines``: the servers' timelines of requests. ``by_session``: pools whose
@@ -90,7 +90,7 @@ class Evidence(Frozen):
     run: Run
     requests: InstanceOf[LevelData]
     kv_expected: bool = False
-    strangers: tuple[str, ...] = ()
+    unpublished: tuple[str, ...] = ()
     counters_error: str | None = None
     settling: Settling = "whole"
     ingress_replicas: int | None = Field(default=None, ge=1)
@@ -114,24 +114,24 @@ class Evidence(Frozen):
 
     def delta(self, field: str) -> float | None:
         """The increase of a counter of the engines, all pools together; None: no pool exports it."""
-        grown = [self.growth(pool, field) for pool in self.run.engines_after]
+        grown = [self.pool_delta(pool, field) for pool in self.run.engines_after]
         increases = [each for each in grown if each is not None]
         return sum(increases) if increases else None
 
-    def growth(self, pool: str, field: str) -> float | None:
+    def pool_delta(self, pool: str, field: str) -> float | None:
         """The increase of a counter of one pool's engines; None: they do not export it."""
         after: float | None = getattr(self.run.engines_after[pool], field)
         before: float | None = getattr(self.run.engines_before.get(pool), field, None)
         return None if after is None else after - (before or 0.0)
 
-    def moved(self, field: str) -> float | None:
+    def transfer_delta(self, field: str) -> float | None:
         """The increase of a counter of the KV transfers; None: no page has it."""
         before, after = self.run.nixl_before, self.run.nixl_after
         value: float | None = getattr(after, field, None)
         return None if value is None else value - (getattr(before, field, None) or 0.0)
 
     @property
-    def went_back(self) -> bool:
+    def counters_reset(self) -> bool:
         """Whether a counter is lower than before, because it has started again from 0."""
         pairs: list[tuple[Frozen | None, Frozen | None]] = [(self.run.nixl_before, self.run.nixl_after)]
         pairs += [(self.run.engines_before.get(pool), after) for pool, after in self.run.engines_after.items()]
@@ -173,14 +173,14 @@ def _wrong_counts(answered: LevelData, nominal: Pair) -> Iterator[Finding]:
     import numpy as np
 
     sides = {
-        "input": (answered.input_tokens, answered.asked_input, nominal[0]),
-        "output": (answered.output_tokens, answered.asked_output, nominal[1]),
+        "input": (answered.input_tokens, answered.requested_input, nominal[0]),
+        "output": (answered.output_tokens, answered.requested_output, nominal[1]),
     }
     for side, (counts, own, every) in sides.items():
-        asked = np.where(np.isnan(own), every, own)
-        wrong = np.flatnonzero(counts != asked)
+        requested = np.where(np.isnan(own), every, own)
+        wrong = np.flatnonzero(counts != requested)
         if len(wrong):
-            first = {"count": int(counts[wrong[0]]), "asked": int(asked[wrong[0]])}
+            first = {"count": int(counts[wrong[0]]), "asked": int(requested[wrong[0]])}
             yield found("token_count_wrong", side=side, wrong=len(wrong), answers=len(answered), **first)
 
 
@@ -213,17 +213,17 @@ def judge_warm_up(requests: LevelData, workload: Workload) -> Iterator[str]:
 
 def kv_transfers(evidence: Evidence) -> Iterator[Finding]:
     """A KV transfer failed or expired, or a PD deployment has no visible transfers."""
-    if evidence.run.nixl_after is None or evidence.went_back or evidence.strangers:
-        return  # counted by an engine that is gone, or by one that nobody knows: see `restarts`
+    if evidence.run.nixl_after is None or evidence.counters_reset or evidence.unpublished:
+        return  # counted by an engine that is gone, or by one that the launch did not publish: see `restarts`
     codes = {
         "failed_transfers": "kv_transfers_failed",
         "failed_notifications": "kv_notifications_failed",
         "kv_expired_requests": "kv_expired",
     }
     for name, code in codes.items():
-        if (count := evidence.moved(name) or 0.0) > 0:
+        if (count := evidence.transfer_delta(name) or 0.0) > 0:
             yield found(code, count=count)
-    if evidence.kv_expected and len(evidence.answered) and not evidence.moved("bytes_transferred"):
+    if evidence.kv_expected and len(evidence.answered) and not evidence.transfer_delta("bytes_transferred"):
         yield found("kv_nothing_transferred")
 
 
@@ -245,15 +245,15 @@ def prefill_calls(evidence: Evidence) -> Iterator[Finding]:
 
 def guard_recomputed(evidence: Evidence) -> Iterator[Finding]:
     """The KV guard made decode compute prompts: the answers are right, but the figures are not only those of PD."""
-    count = evidence.moved("guard_recomputed") or 0.0
+    count = evidence.transfer_delta("guard_recomputed") or 0.0
     if count > 0:
-        yield found("guard_recomputed", count=count, receives=evidence.moved("guard_receives") or 0.0)
+        yield found("guard_recomputed", count=count, receives=evidence.transfer_delta("guard_receives") or 0.0)
 
 
 def guard_deadline(evidence: Evidence) -> Iterator[Finding]:
     """KV receives did not end in time, and the KV guard went on without them."""
     for name, code in (("guard_deadlines", "guard_gave_up"), ("guard_errors", "guard_no_room")):
-        if (count := evidence.moved(name) or 0.0) > 0:
+        if (count := evidence.transfer_delta(name) or 0.0) > 0:
             yield found(code, count=count)
 
 
@@ -264,7 +264,7 @@ def kv_connections(evidence: Evidence) -> Iterator[Finding]:
         "guard_failed_reads": "prompts were computed on decode because of failed reads",
         "guard_handshakes_renewed": "connections were replaced",
     }
-    counts = {name: evidence.moved(name) or 0.0 for name in names}
+    counts = {name: evidence.transfer_delta(name) or 0.0 for name in names}
     if counts["guard_failed_reads"] > 0 or counts["guard_handshakes_renewed"] > 0:
         done = ", ".join(f"{count:g} {names[name]}" for name, count in counts.items())
         yield found("kv_connection_failed", done=done, **counts)
@@ -272,9 +272,9 @@ def kv_connections(evidence: Evidence) -> Iterator[Finding]:
 
 def restarts(evidence: Evidence) -> Iterator[Finding]:
     """A replica was replaced, or an engine was restarted: its caches and connections were cold."""
-    if evidence.strangers:
-        yield found("replica_replaced", replicas=", ".join(evidence.strangers))
-    elif evidence.went_back:
+    if evidence.unpublished:
+        yield found("replica_replaced", replicas=", ".join(evidence.unpublished))
+    elif evidence.counters_reset:
         yield found("engine_restarted")
 
 
@@ -297,7 +297,7 @@ def other_requests(evidence: Evidence) -> Iterator[Finding]:
 
 def _finished(evidence: Evidence) -> dict[str, float]:
     """Requests that each pool's engines finished during the level, of the pools that count them."""
-    grown = {pool: evidence.growth(pool, "requests") for pool in evidence.run.engines_after}
+    grown = {pool: evidence.pool_delta(pool, "requests") for pool in evidence.run.engines_after}
     return {pool: count for pool, count in grown.items() if count is not None}
 
 
@@ -317,8 +317,8 @@ def prefix_cache(evidence: Evidence) -> Iterator[Finding]:
     if not input_tokens:
         return
     declared = evidence.run.workload.shared_prefix_tokens * len(evidence.answered) / input_tokens
-    hits = {pool: evidence.growth(pool, "prefix_cache_hits") for pool in evidence.run.engines_after}
-    if "prefill" in hits and (stored := evidence.growth("prefill", "external_cache_hits")):
+    hits = {pool: evidence.pool_delta(pool, "prefix_cache_hits") for pool in evidence.run.engines_after}
+    if "prefill" in hits and (stored := evidence.pool_delta("prefill", "external_cache_hits")):
         hits["prefill"] = (hits["prefill"] or 0.0) + stored
     lookups = 2 if "fluid" in hits else 1
     share = max((count for count in hits.values() if count is not None), default=0.0) / (lookups * input_tokens)
@@ -365,13 +365,13 @@ def _replay_hits(evidence: Evidence) -> float | None:
     would else transfer, and the counters of a fluid pool are of both."""
     if evidence.fluid:
         replayed = evidence.answered.replayed
-        told = replayed.cached_tokens[replayed.known]
-        # One that is not told makes the sum NaN.
-        return float(told.sum()) if len(told) and told.sum() >= 0 else None
+        reported = replayed.cached_tokens[replayed.known]
+        # One that is not reported makes the sum NaN.
+        return float(reported.sum()) if len(reported) and reported.sum() >= 0 else None
     computing = ["prefill"] if _has_prefill(evidence) else list(evidence.run.engines_after)
-    hits = [each for pool in computing if (each := evidence.growth(pool, "prefix_cache_hits")) is not None]
+    hits = [each for pool in computing if (each := evidence.pool_delta(pool, "prefix_cache_hits")) is not None]
     # What they get from a connector comes from memory of the host.
-    stored = [evidence.growth(pool, "external_cache_hits") or 0.0 for pool in computing if pool != "decode"]
+    stored = [evidence.pool_delta(pool, "external_cache_hits") or 0.0 for pool in computing if pool != "decode"]
     return sum(hits) + sum(stored) if hits else None
 
 
@@ -387,7 +387,7 @@ def affinity(evidence: Evidence) -> Iterator[Finding]:
     for pool in evidence.by_session:
         replicas = _served_by(replayed, pool)
         named = replicas >= 0
-        sessions = numbered(taken(replayed.sessions, named.nonzero()[0]))
+        sessions = text_codes(taken(replayed.sessions, named.nonzero()[0]))
         count = int(replicas.max(initial=0)) + 1
         homes = np.bincount(np.unique(sessions * count + replicas[named]) // count)
         moved = int((homes > 1).sum())
@@ -404,7 +404,7 @@ def decode_context(evidence: Evidence) -> Iterator[Finding]:
     import numpy as np
 
     filled = evidence.delta("external_cache_hits")
-    own = evidence.answered.asked_input
+    own = evidence.answered.requested_input
     asked = np.where(np.isnan(own), evidence.run.workload.sent_input_tokens, own)
     requested_tokens = int((asked - 1).sum())
     if filled is not None and requested_tokens and filled < FILLED_LEAST * requested_tokens:
@@ -471,10 +471,10 @@ def dependencies(evidence: Evidence) -> Iterator[Finding]:
     """Requests of a replay were sent before the last token of what they wait for: their prompts cannot hold its
     answer, and the engines got another load than the sessions make."""
     requests, replayed = evidence.requests, evidence.requests.replayed
-    places, others = Places(replayed.ids), iter(replayed.after)
+    places, others = TextIndex(replayed.ids), iter(replayed.after)
     waiting, violated, first = 0, 0, ""
     columns = (requests.arrival_s, replayed.sent, replayed.after_counts)
-    for number, (arrival_s, sent, count) in enumerate(zip(*map(each, columns), strict=True)):
+    for number, (arrival_s, sent, count) in enumerate(zip(*map(elements, columns), strict=True)):
         if not count:
             continue
         ended_s = [requests.finish_s[at] for other in islice(others, count) if (at := places.of(other)) is not None]
@@ -547,7 +547,7 @@ def steady_state(evidence: Evidence) -> Iterator[Finding]:
     if behind := list(_falls_behind(evidence)):
         yield from behind
         return
-    if drift is None or _turns(evidence.run.workload):
+    if drift is None or _alternating_mixes(evidence.run.workload):
         return
     limit = partial(metrics.student_t, dof=drift.slices - 2)
     if isinstance(evidence.run.load, Closed):
@@ -557,7 +557,7 @@ def steady_state(evidence: Evidence) -> Iterator[Finding]:
     least = max(MAX_GROWTH * drift.arrivals, 3 * (2 * drift.in_flight_mean) ** 0.5)
     if drift.in_flight_growth > least and drift.in_flight_t > limit(GROWS):
         yield found("in_flight_grows", growth=drift.in_flight_growth, arrivals=drift.arrivals)
-    yield from _little(evidence, drift)
+    yield from _littles_law(evidence, drift)
 
 
 def _falls_behind(evidence: Evidence) -> Iterator[Finding]:
@@ -565,9 +565,9 @@ def _falls_behind(evidence: Evidence) -> Iterator[Finding]:
     if not isinstance(evidence.run.load, Open):
         return
     moments = evidence.requests.arrival_s
-    turns = _turns(evidence.run.workload)
+    turns = _alternating_mixes(evidence.run.workload)
     for which, requests in _by_mix(evidence.requests, turns) if turns else [("", evidence.requests)]:
-        delays = metrics.delays_s(requests)
+        delays = metrics.first_and_last_e2el(requests)
         if delays is None:
             continue
         first_s, last_s, lasted_s = *delays, float(moments[-1] - moments[0])
@@ -576,7 +576,7 @@ def _falls_behind(evidence: Evidence) -> Iterator[Finding]:
             return
 
 
-def _turns(workload: Workload) -> Mixes | None:
+def _alternating_mixes(workload: Workload) -> Mixes | None:
     """Mixes of which each stays as it is while it has its turn: throughput and what is in flight change with them."""
     mixes = workload.lengths
     return mixes if isinstance(mixes, Mixes) and len(mixes.mixes) > 1 and not mixes.drift else None
@@ -589,7 +589,7 @@ def _by_mix(requests: LevelData, mixes: Mixes) -> Iterator[tuple[str, LevelData]
         yield f" to {mix.input_tokens}:{mix.output_tokens}", requests.part(numbers == number)
 
 
-def _little(evidence: Evidence, drift: Trend) -> Iterator[Finding]:
+def _littles_law(evidence: Evidence, drift: Trend) -> Iterator[Finding]:
     """The number in flight is not rate x time in the system."""
     by_rate = drift.in_flight_by_rate
     if by_rate is None or drift.in_flight_error is None:
@@ -674,7 +674,7 @@ def _kv_missing(evidence: Evidence) -> Finding | None:
 
 
 def _guard_missing(evidence: Evidence) -> Finding | None:
-    if evidence.went_back or evidence.strangers:
+    if evidence.counters_reset or evidence.unpublished:
         return found("guard_counts_lost")
     return None
 
@@ -692,10 +692,10 @@ def _restarts_missing(evidence: Evidence) -> Finding | None:
     return None if has_metrics else found("metrics_unknown")
 
 
-def _others_missing(evidence: Evidence) -> Finding | None:
+def _other_requests_missing(evidence: Evidence) -> Finding | None:
     if evidence.counters_error:
         return found("metrics_unreadable", error=evidence.counters_error)
-    if evidence.went_back or evidence.strangers:
+    if evidence.counters_reset or evidence.unpublished:
         return found("engine_counts_lost")
     if evidence.settling == "late":
         return found("counters_late")
@@ -787,7 +787,7 @@ GATES: tuple[Gate, ...] = (
         "prefill_calls",
         prefill_calls,
         _needs("prefill_calls"),
-        applies=lambda evidence: evidence.kv_expected and not evidence.went_back,  # else see `restarts`
+        applies=lambda evidence: evidence.kv_expected and not evidence.counters_reset,  # else see `restarts`
         counted=True,
     ),
     Gate("guard_recomputed", guard_recomputed, _guard_missing, applies=_has_guard, counted=True),
@@ -795,13 +795,13 @@ GATES: tuple[Gate, ...] = (
     Gate("guard_deadline", guard_deadline, _guard_missing, applies=_has_guard, counted=True),
     Gate("restarts", restarts, _restarts_missing),
     Gate("roles", roles, _roles_missing, applies=lambda evidence: evidence.fluid),
-    Gate("other_requests", other_requests, _others_missing),
+    Gate("other_requests", other_requests, _other_requests_missing),
     Gate("preemptions", preemptions, _needs("preemptions"), counted=True),
     Gate(
         "prefix_cache",
         prefix_cache,
         _needs("prefix_cache_hits"),
-        # decode-only is served without a prefix cache; what a replay may find there no share says
+        # decode-only is served without a prefix cache; no share states what a replay may find there
         applies=lambda evidence: evidence.run.workload.mode != "decode-only" and not _replays(evidence),
         counted=True,
     ),
@@ -831,7 +831,7 @@ GATES: tuple[Gate, ...] = (
 )
 
 
-CANARY = "canary"  # asked once, behind all levels of a sweep
+CANARY = "canary"  # sent once, behind all levels of a sweep
 
 
 def after_canary(validity: Validity, result: CanaryResult) -> Validity:
@@ -846,7 +846,7 @@ def after_canary(validity: Validity, result: CanaryResult) -> Validity:
     return validity.failing(found("answers_wrong", detail=result.detail))
 
 
-OF_TIMES = {"few_requests", "steady_state"}
+TIMING_GATES = {"few_requests", "steady_state"}
 """Gates that need nothing but when requests came and went."""
 
 
@@ -880,13 +880,13 @@ def validate_level(
 
 
 def _timelines(evidence: Evidence) -> Iterator[Finding]:
-    """What contradicts the timelines that the servers told. A server that tells none is no fault."""
-    told, answers = evidence.timelines, len(evidence.answered)
-    if not told or not answers:
+    """What contradicts the timelines that the servers sent. A server that sends none is no fault."""
+    timelines, answers = evidence.timelines, len(evidence.answered)
+    if not timelines or not answers:
         return
     whole = wrong = reads = 0
     worst_s = 0.0
-    for timeline in told:
+    for timeline in timelines:
         whole += timeline.whole
         reads += sum(read.reads for read in timeline.wire)
         if timeline.err is not None:
@@ -895,12 +895,12 @@ def _timelines(evidence: Evidence) -> Iterator[Finding]:
         if disorder_s > DISORDER_S or front_s < FRONT_LEAST_S:
             wrong += 1
             worst_s = max(worst_s, disorder_s, -front_s)
-    if whole < TOLD_LEAST * answers:
+    if whole < TIMELINES_LEAST * answers:
         yield found("timelines_lacking", whole=whole, answers=answers)
     if wrong:
-        yield found("timelines_disordered", wrong=wrong, told=len(told), worst_ms=1e3 * worst_s)
-    counted = evidence.moved("transfers")
-    if counted is None or whole < answers or evidence.settling != "whole" or evidence.went_back:
+        yield found("timelines_disordered", wrong=wrong, told=len(timelines), worst_ms=1e3 * worst_s)
+    counted = evidence.transfer_delta("transfers")
+    if counted is None or whole < answers or evidence.settling != "whole" or evidence.counters_reset:
         return
     if reads != counted:
         yield found("timelines_miss_reads", reads=reads, counted=counted)

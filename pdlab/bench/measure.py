@@ -28,7 +28,7 @@ from pdlab.results.provenance import now
 from pdlab.results.schema import RequestRecord, Run, Summary, Validity
 from pdlab.results.timeline import RequestTimeline
 
-# Gates that say that the load generator was the bottleneck.
+# Gates that find that the load generator was the bottleneck.
 OVERLOAD = {"client_saturation", "lateness"}
 # Counters that count fewer requests than were answered are judged when they have stood still for so long: two exports
 # of Ray's metrics agent (10 s each by default) and a page. An exporter on a busy machine may be later than that.
@@ -83,12 +83,12 @@ class Driver:
         """E2EL of the warm-up's fastest answer: the first ones may be slow."""
         self._error: str | None = None
         self._settling: gates.Settling = "whole"
-        self._owed = 0
+        self._uncounted = 0
         """Answers that the counters had not counted when they were read last, because they were late."""
         self._sent: Sequence[RequestRecord] = ()
         self._timeline = timeline and target.manifest.rehearsal is None
         self.timelines: Sequence[RequestTimeline] = ()
-        """Of the level that was driven last, where its servers told them."""
+        """Of the level that was driven last, where its servers sent them."""
         self._exports = bool(target.metrics_urls)
         self._rehearsal = target.manifest.rehearsal
         # Many made-up nodes export as rarely as a cluster's.
@@ -132,7 +132,7 @@ class Driver:
         """
         self._target = await_whole(self._target, why, limit_s, self._progress.note)
         self._watch = Watch(self._target.base_url, self._target.metrics_urls, self._target.replicas)
-        self._snapshot, self._error, self._settling, self._owed = None, None, "whole", 0
+        self._snapshot, self._error, self._settling, self._uncounted = None, None, "whole", 0
         self._client.restart()
         self.warm_up(attempt)
 
@@ -160,7 +160,7 @@ class Driver:
         )
 
     def _without_chunk_gaps(self, figures: Summary) -> Summary:
-        """In a rehearsal an answer comes in three chunks, which say nothing of gaps between tokens."""
+        """In a rehearsal an answer comes in three chunks, which have no gaps between tokens."""
         return figures if self._rehearsal is None else figures.model_copy(update={"itl": None})
 
     @property
@@ -320,13 +320,13 @@ class Driver:
         after = self._snapshot
         requests = LevelData.of(answer.records)
         completed = int(requests.ok.sum())
-        new = self._strangers(before, after, completed)
+        new = self._unpublished(before, after, completed)
         window = metrics.steady_window(requests, level.load)
         steady = metrics.steady(requests, level.load, window)
         run = self._run_of(
             level,
             completed,
-            asked_tokens=metrics.asked_tokens(requests),
+            asked_tokens=metrics.mean_requested_tokens(requests),
             whole=self._without_chunk_gaps(metrics.whole(requests)),
             steady=steady and self._without_chunk_gaps(steady),
             steady_window_s=window,
@@ -346,7 +346,7 @@ class Driver:
             run=run,
             requests=requests,
             kv_expected=self._moves_kv and bool(self._target.metrics_urls),
-            strangers=new,
+            unpublished=new,
             counters_error=self._error,
             settling=self._settling,
             ingress_replicas=self._ingress_replicas,
@@ -358,7 +358,7 @@ class Driver:
         )
         return run.model_copy(update={"validity": gates.validate_level(evidence, notes, moves_kv=self._moves_kv)})
 
-    def _strangers(self, before: Snapshot | None, after: Snapshot | None, answered: int) -> tuple[str, ...]:
+    def _unpublished(self, before: Snapshot | None, after: Snapshot | None, answered: int) -> tuple[str, ...]:
         """Replicas that the launch did not publish and that took part: new ones; and, where the published ones did
         not finish what was answered, those that finished requests meanwhile (another application's may, too)."""
         published = set(self._target.replicas)
@@ -377,7 +377,7 @@ class Driver:
         if not self._exports:
             return
         target, before = self._target, self._snapshot
-        due = answered + self._owed
+        due = answered + self._uncounted
 
         def scrape() -> Snapshot:
             return read_snapshot(target.metrics_urls, target.replicas, target.pools)
@@ -397,15 +397,15 @@ class Driver:
         try:
             read = settled(scrape, complete, still_s) if due else SettledCounters[Snapshot](scrape(), "whole")
             late = _counted(before, read.counters) if read.settling == "late" and before else []
-            self._owed = due - int(min(late, default=due))
+            self._uncounted = due - int(min(late, default=due))
             self._snapshot, self._settling = read
             self._error = None
         except ClusterError as error:
             self._error = str(error)
 
 
-def _any_known(*told: bool | None) -> bool | None:
-    known = [each for each in told if each is not None]
+def _any_known(*values: bool | None) -> bool | None:
+    known = [each for each in values if each is not None]
     return any(known) if known else None
 
 

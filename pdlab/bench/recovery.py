@@ -19,7 +19,7 @@ from pdlab.deploy.application import APP, deployment_names
 from pdlab.deploy.endpoint import key_of, load_running, publish_replicas
 
 LOOK_EVERY_S = 2.0
-SAY_EVERY_S = 15.0
+NOTE_EVERY_S = 15.0
 
 
 class LiveReplicas(NamedTuple):
@@ -40,10 +40,10 @@ def state(target: Target, health: Sequence[ReplicaHealth]) -> LiveReplicas:
     healthy = [one for one in health if one.healthy and one.application in ("", APP)]
     counts = Counter(one.deployment for one in healthy)
     # Ray Serve LLM makes one replica per data parallel rank.
-    wanted = {name: deployment.pools[role].ranks for name, role in roles.items()}
+    expected = {name: deployment.pools[role].ranks for name, role in roles.items()}
     beside = sum(count for name, count in counts.items() if name not in roles)
     published_beside = len(set(target.replicas) - set(target.pools))
-    lacking = [f"{counts[name]} of {count} of {name}" for name, count in wanted.items() if counts[name] != count]
+    lacking = [f"{counts[name]} of {count} of {name}" for name, count in expected.items() if counts[name] != count]
     if beside < published_beside:
         lacking.append(f"{beside} of {published_beside} that hand requests on")
     return LiveReplicas(
@@ -87,7 +87,7 @@ def await_whole(target: Target, why: str, limit_s: float, note: Callable[[str], 
                 missing = detail
         if now - began >= limit_s:
             raise DeploymentDied(f"{why}; not whole again within {limit_s:g} s (--recover-s): {missing}")
-        if now - noted_at >= SAY_EVERY_S:
+        if now - noted_at >= NOTE_EVERY_S:
             noted_at = now
             note(
                 f"waiting for the deployment, {now - began:.0f} s of {limit_s:g}: {missing or 'whole, let it stay so'}"

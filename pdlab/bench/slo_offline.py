@@ -69,4 +69,4 @@ def run_of(level: Level, requests: LevelData, workload: Workload, label: str) ->
         trend=metrics.trend(requests, level.load, window),
     )
     evidence = gates.Evidence(run=run, requests=requests)
-    return run.model_copy(update={"validity": gates.validate_level(evidence, only=gates.OF_TIMES)})
+    return run.model_copy(update={"validity": gates.validate_level(evidence, only=gates.TIMING_GATES)})

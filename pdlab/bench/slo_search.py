@@ -55,9 +55,9 @@ MOST_RPS = 100_000.0
 STEADY_SHARE = 0.7  # of an open loop's requests are in its steady window, where it is held for 10 times E2EL
 POWER = 2.0
 MOST_LOOKS = 3  # at one rate
-SURER = 3  # times as many requests
-ALONE = 0.2  # requests in flight: who misses then gains nothing from a lower rate
-# What these find is what the search asks about: that the server cannot keep up.
+FURTHER_LOOK = 3  # times as many requests
+NO_QUEUE = 0.2  # requests in flight: who misses then gains nothing from a lower rate
+# What these find is what the search measures: that the server cannot keep up.
 PERFORMANCE_GATES = {"failed_requests", "few_requests", "steady_state", "preemptions"}
 
 
@@ -163,7 +163,7 @@ def _point(rate_rps: float, pooled: Sequence[LevelSample]) -> SloPoint:
     good = sorted(
         (sample for sample in pooled if sample.invalid is None), key=lambda sample: (sample.look, sample.repeat)
     )
-    # A level too short to be checked says nothing that a longer one does not say better.
+    # A level too short to be checked adds nothing to a longer one.
     counted = [sample for sample in good if sample.steady is not None] or good
     judged, met = sum(sample.judged for sample in counted), sum(sample.met for sample in counted)
     piled = bool(counted) and all(sample.steady is False for sample in counted)
@@ -242,7 +242,7 @@ def _next_rate(
     if low is None:
         if _unclear(bottom, taken) or _promising(bottom, taken, search):
             return bottom.rate_rps
-        alone = bottom.verdict == "misses" and bottom.in_flight is not None and bottom.in_flight < ALONE
+        alone = bottom.verdict == "misses" and bottom.in_flight is not None and bottom.in_flight < NO_QUEUE
         lower = rounded(bottom.rate_rps / factor, DIGITS)
         return lower if not alone and bottom.rate_rps / factor >= LEAST_RPS else None
     between = [point for point in points if low < point.rate_rps < high]
@@ -259,16 +259,16 @@ def _next_rate(
 
 
 def _unclear(point: SloPoint, taken: dict[float, int]) -> bool:
-    """Whether a longer look, rather than another rate, is what tells more: it was not in a steady state."""
+    """Whether a longer look, rather than another rate, decides more: it was not in a steady state."""
     return point.verdict == "undecided" and point.steady is not True and taken.get(point.rate_rps, 1) < MOST_LOOKS
 
 
 def _promising(point: SloPoint, taken: dict[float, int], search: SloSearchOptions) -> bool:
-    """Whether a rate that is undecided would meet if a further look, `SURER` times as much in all, says the same: that
-    tells more than a lower rate, at which as few independent requests would leave it undecided again."""
+    """Whether a rate that is undecided would meet if a further look, `FURTHER_LOOK` times as much in all, has the same
+    share: that decides more than a lower rate, at which as few independent requests would leave it undecided again."""
     if point.verdict != "undecided" or point.steady is not True or taken.get(point.rate_rps, 1) >= MOST_LOOKS:
         return False
-    sized = {"effective": SURER * point.effective, "reason": None}
+    sized = {"effective": FURTHER_LOOK * point.effective, "reason": None}
     more = judge(point.model_copy(update=sized), search.slo.quantile, search.confidence, search.max_points)
     return more.verdict == "meets"
 

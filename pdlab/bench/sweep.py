@@ -1,7 +1,7 @@
 """Drive a sweep against a running deployment: warm up, measure every level and search, store the results.
 
 One level is kept at a time, so that an interruption loses only the level that was running. The
-folder's manifest is written before the first request: a later start knows that prompts were used.
+folder's manifest is written before the first request: a later start then has a record of the used prompts.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def run_sweep(options: SweepOptions, progress: Progress | None = None, client: L
     """
     progress = progress or Progress()
     workload = options.workload
-    build(with_loads(options, 1), attempt=0)  # bad input is said before anything is asked of the server
+    build(with_loads(options, 1), attempt=0)  # bad input is refused before the server gets a request
     with measured(normal_url(options.base_url)):
         target = resolve_target(
             options.base_url,
@@ -435,7 +435,7 @@ class _Sweeper:
         return level.model_copy(update={"num_requests": count})
 
     def _held(self, level: Level) -> Level:
-        """The level, longer where what is known of E2EL asks for it."""
+        """The level, longer where the known E2EL requires it."""
         options = self._options
         timed = isinstance(level.load, Open | Ramp)
         if not timed or options.smoke or options.prompts_per_level is not None:

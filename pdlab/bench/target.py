@@ -115,8 +115,8 @@ def _require_same_tokens(url: str, model: str, tokenizer: str, served: str | Non
     """Raises UsageError where ``tokenizer`` is another model's, before the load generator starts.
 
     Its vocabulary is held against that of ``served``, the one that the launcher published; where that is not on this
-    machine, its count of a text against the server's, asked with one short completion. Nothing is said where neither
-    can be told: the warm-up will.
+    machine, its count of a text against the server's, which one short completion returns. Where neither can be
+    compared, the warm-up finds it.
     """
     ours = _loaded(tokenizer)
     if ours is None:
@@ -124,11 +124,11 @@ def _require_same_tokens(url: str, model: str, tokenizer: str, served: str | Non
     theirs = None if served is None else _loaded(served)
     if theirs is not None:
         # Without added tokens, of which a newer copy of the same tokenizer may have more.
-        mine, known = ours.get_vocab(False), theirs.get_vocab(False)
-        if mine != known:
+        own, published = ours.get_vocab(False), theirs.get_vocab(False)
+        if own != published:
             raise UsageError(
-                f"--tokenizer {tokenizer}: belongs to another model: its vocabulary ({len(mine)} tokens) is not that "
-                f"of {served} ({len(known)} tokens), with which {model} at {url} is served; leave --tokenizer out"
+                f"--tokenizer {tokenizer}: belongs to another model: its vocabulary ({len(own)} tokens) is not that "
+                f"of {served} ({len(published)} tokens), with which {model} at {url} is served; leave --tokenizer out"
             )
         return
     count, counted = len(ours.encode(PROBE).ids), _counted(url, model)
@@ -162,7 +162,7 @@ def _loaded(tokenizer: str) -> Any:
 
 
 def _counted(url: str, model: str) -> int | None:
-    """Tokens of `PROBE`, as the server counts them; None where it does not tell."""
+    """Tokens of `PROBE`, as the server counts them; None where it does not report them."""
     try:
         request = {"model": model, "prompt": PROBE, "max_tokens": 1}
         count = http_client.complete(url, request, key_of(url), TIMEOUT_S)["usage"]["prompt_tokens"]

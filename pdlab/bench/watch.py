@@ -53,16 +53,16 @@ def front_cpu(page: str) -> dict[str, float]:
 
 
 def _read(pages: Iterable[str], names: Collection[str], prefix: str) -> Iterator[MetricSample]:
-    """Samples of those names. A damaged page says nothing, as one that does not answer."""
+    """Samples of those names. A damaged page has none, as one that does not answer."""
     for page in pages:
         with contextlib.suppress(ClusterError):
             yield from list(samples(page, names.__contains__, (prefix,)))
 
 
 class ReplicaHealth(NamedTuple):
-    """One Ray Serve replica, as its controller's metrics tell it: ``healthy`` None where they say nothing now, which
-    is no sign by itself, for Ray drops a gauge two exports after its last report. ``failures`` of health checks are
-    counted for ever. ``application``: empty where the page does not say."""
+    """One Ray Serve replica, as its controller's metrics report it. ``healthy``: None where they have no sample now.
+    That is no sign by itself, for Ray drops a gauge two exports after its last report. ``failures`` of health checks
+    are counted for ever. ``application``: empty where the page does not name it."""
 
     replica: str
     deployment: str
@@ -72,7 +72,7 @@ class ReplicaHealth(NamedTuple):
 
 
 def replica_health(pages: Iterable[str]) -> list[ReplicaHealth]:
-    """The replicas that Prometheus pages tell of. Empty where Ray Serve exports no series per replica."""
+    """The replicas that Prometheus pages list. Empty where Ray Serve exports no series per replica."""
     deployments: dict[str, tuple[str, str]] = {}
     healthy: dict[str, bool] = {}
     failures: dict[str, float] = {}
@@ -182,7 +182,7 @@ class Watch:
             began = time.monotonic()
             silent = _silence(self._base_url)
             if silent and silent.limit_s == SILENT_S and self._answered > answered:
-                silent = None  # too busy to say so, but it answers requests
+                silent = None  # too busy to list its models, but it answers requests
             answered = self._answered
             died = server.death_after(silent, began)
             for url, patience in nodes.items():
@@ -276,7 +276,7 @@ def _silence(base_url: str) -> _FailureLimit | None:
         return None
     except NoAnswer as error:
         if error.code is not None:
-            # A server that wants credentials lives; one that is too busy may have no time for this.
+            # A server that requires credentials lives; one that is too busy may have no time for this.
             return _FailureLimit(f"HTTP {error.code}", SILENT_S) if error.code >= 500 else None
         if error.timed_out:
             return _FailureLimit(f"no answer within {ANSWER_TIMEOUT_S:g} s", SILENT_S)

@@ -86,7 +86,7 @@ class Injector:
         """Continue stopped processes and restore the link. An unreachable process continues by itself later."""
         for member in list(self._stopped):
             with contextlib.suppress(ClusterError):
-                self.go_on(member)
+                self.continue_process(member)
             self._stopped.pop(member, None)
         if self.link is not None and self._link_touched:
             with contextlib.suppress(ClusterError):
@@ -109,7 +109,7 @@ class Injector:
         if not self.node_actors.call(member.node, "send", process, int(signal.SIGSTOP)):
             raise NoTarget(f"process {member.pid} ended before SIGSTOP reached it")
 
-    def go_on(self, member: DeploymentProcess) -> None:
+    def continue_process(self, member: DeploymentProcess) -> None:
         """Send SIGCONT, and end the process that would send another one during a later stop."""
         self.node_actors.call(member.node, "send", [(member.pid, member.started)], int(signal.SIGCONT))
         watcher = self._stopped.pop(member, None)
@@ -218,7 +218,7 @@ class _FaultInProgress:
     def _continue(self, act: FaultAction) -> None:
         member = self._of(act)
         if member.part != "raylet":
-            self.injector.go_on(member)
+            self.injector.continue_process(member)
 
     def _restart(self) -> None:
         if self.injector.context.restart is None or not self._node_name:

@@ -189,7 +189,7 @@ class Load:
         body = request_of(self.service, prompt.ids, f"{self._salt}-{number}", bare=bare)
         if phase is not None:
             body["max_tokens"] *= LEAVING_TIMES
-        received = (await reading.ask(self._client, self.service, body))._replace(bare=bare)
+        received = (await reading.send(self._client, self.service, body))._replace(bare=bare)
         if phase is not None:  # compare only up to the length of the reference
             known = len(prompt.reference.tokens)
             received = received._replace(tokens=received.tokens[:known], tops=received.tops[:known])
@@ -224,7 +224,7 @@ class _RequestReader:
         self._done = False
         self._error: str | None = None
 
-    async def ask(self, client: Any, service: LoadTarget, body: dict[str, Any]) -> ReceivedAnswer:
+    async def send(self, client: Any, service: LoadTarget, body: dict[str, Any]) -> ReceivedAnswer:
         """Send the request and read until the answer ends, the limit is reached, or the client must leave."""
         work = asyncio.ensure_future(self._read(client, service, body))
         waits = {work} if self._leave is None else {work, asyncio.ensure_future(self._leave.wait())}

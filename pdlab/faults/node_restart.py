@@ -16,35 +16,35 @@ from pdlab.cluster.local_nodes import LocalNodes
 from pdlab.core.errors import ClusterError, PdlabError
 from pdlab.core.files import replace
 
-WISH, ANSWER = "restart-node", "restarted-node"
+REQUEST_FILE, RESULT_FILE = "restart-node", "restarted-node"
 POLL_S = 0.2
-ANSWER_TIMEOUT_S = local_nodes.START_TIMEOUT_S + 30.0
+RESTART_TIMEOUT_S = local_nodes.START_TIMEOUT_S + 30.0
 
 
 @contextlib.contextmanager
 def restarting_nodes(nodes: LocalNodes) -> Iterator[None]:
     """Serve `request_restart` in a thread of this process, which is outside the hosts, for a block."""
     folder = Path(nodes.temp_dir)
-    _forget(folder)
+    _remove_files(folder)
 
     def watch(over: threading.Event) -> None:
         now = nodes
         while not over.wait(POLL_S):
             with contextlib.suppress(FileNotFoundError, ValueError):
-                number = int((folder / WISH).read_text(encoding="utf-8"))
-                (folder / WISH).unlink()
-                complaint = ""
+                number = int((folder / REQUEST_FILE).read_text(encoding="utf-8"))
+                (folder / REQUEST_FILE).unlink()
+                error_text = ""
                 try:
                     now = local_nodes.restart(now, number)
                 except (PdlabError, OSError) as error:
-                    complaint = str(error) or type(error).__name__
-                replace(folder / ANSWER, complaint.encode())
+                    error_text = str(error) or type(error).__name__
+                replace(folder / RESULT_FILE, error_text.encode())
 
     try:
-        with in_background(watch, "restarting-nodes", ANSWER_TIMEOUT_S):
+        with in_background(watch, "restarting-nodes", RESTART_TIMEOUT_S):
             yield
     finally:
-        _forget(folder)
+        _remove_files(folder)
 
 
 @contextlib.contextmanager
@@ -63,21 +63,21 @@ def in_background(work: Callable[[threading.Event], None], name: str, join_s: fl
 def request_restart(nodes: LocalNodes, number: int) -> None:
     """Let the outside process start that node again; returns when the node has joined. Raises ClusterError."""
     folder = Path(nodes.temp_dir)
-    (folder / ANSWER).unlink(missing_ok=True)
-    replace(folder / WISH, str(number).encode())
-    deadline = time.monotonic() + ANSWER_TIMEOUT_S
-    while not (folder / ANSWER).exists():
+    (folder / RESULT_FILE).unlink(missing_ok=True)
+    replace(folder / REQUEST_FILE, str(number).encode())
+    deadline = time.monotonic() + RESTART_TIMEOUT_S
+    while not (folder / RESULT_FILE).exists():
         if time.monotonic() > deadline:
-            (folder / WISH).unlink(missing_ok=True)
-            raise ClusterError(f"node {number} was not started again within {ANSWER_TIMEOUT_S:g} s")
+            (folder / REQUEST_FILE).unlink(missing_ok=True)
+            raise ClusterError(f"node {number} was not started again within {RESTART_TIMEOUT_S:g} s")
         time.sleep(POLL_S)
-    complaint = (folder / ANSWER).read_text(encoding="utf-8")
-    (folder / ANSWER).unlink()
-    if complaint:
-        raise ClusterError(complaint)
+    error_text = (folder / RESULT_FILE).read_text(encoding="utf-8")
+    (folder / RESULT_FILE).unlink()
+    if error_text:
+        raise ClusterError(error_text)
 
 
-def _forget(folder: Path) -> None:
-    for name in (WISH, ANSWER):
+def _remove_files(folder: Path) -> None:
+    for name in (REQUEST_FILE, RESULT_FILE):
         with contextlib.suppress(OSError):
             (folder / name).unlink(missing_ok=True)

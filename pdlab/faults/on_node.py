@@ -1,7 +1,7 @@
 """Find and signal processes of a node.
 
-Sent to the nodes by value: imports only the standard library, `pdlab.remote` and psutil, which Ray brings. A process is
-identified by its number and its start time (`pdlab.remote.kernel_files.started_ticks`).
+Sent to the nodes by value: imports only the standard library, `pdlab.remote` and psutil, which Ray installs. A process
+is identified by its number and its start time (`pdlab.remote.kernel_files.started_ticks`).
 """
 
 from __future__ import annotations

@@ -61,10 +61,10 @@ ROLE_OF = {
 LAST_RECOVERY_S = 180.0
 CALM_S = 5.0  # ordinary load between a recovery and the next fault
 SAMPLE_S = 5.0
-LEFT_POLL_S, LEFT_ASK_S = 0.5, 3.0
-LEFT_ANSWER_S = 10.0
+LEFT_POLL_S, LEFT_REQUESTS_EVERY_S = 0.5, 3.0
+LEFT_REQUEST_TIMEOUT_S = 10.0
 LEFT_GRACE_S = 5.0  # in addition to the lease
-ASK_S = 120.0
+REQUEST_TIMEOUT_S = 120.0
 SETTLE_S = 90.0  # limit for processes to end
 POOL_GAUGE = "kv_cache_usage_perc"
 COUNTERS = ("nixl_num_failed_transfers", "nixl_num_failed_notifications", "nixl_num_kv_expired_reqs")
@@ -281,12 +281,12 @@ class _FaultRun:
         if "prefill" in replicas or "fluid" in replicas:
             answers = self.app.ask_alone("prefill" if "prefill" in replicas else "fluid", service.model_id, alone)
         else:
-            answers = [self._ask(service, request) for request in alone]
+            answers = [self._complete(service, request) for request in alone]
         references = [canary.read_answer(answer) for answer in answers]
         canary_answers = []
         for place, each in enumerate(ids):
             salted = request_of(service, each, f"before-{time.time_ns()}-{place}", stream=False)
-            canary_answers.append(canary.read_answer(self._ask(service, salted)))
+            canary_answers.append(canary.read_answer(self._complete(service, salted)))
         result = canary.compare(
             canary_answers, references, "one engine by itself", rounding=service.rounding, bounded=False
         )
@@ -295,9 +295,9 @@ class _FaultRun:
         self.progress(f"references: {result.detail}")
         return [Prompt(tuple(each), answer) for each, answer in zip(ids, references, strict=True)]
 
-    def _ask(self, service: LoadTarget, request: dict[str, Any]) -> dict[str, Any]:
+    def _complete(self, service: LoadTarget, request: dict[str, Any]) -> dict[str, Any]:
         try:
-            answer: dict[str, Any] = complete(service.base_url, request, service.key, ASK_S)
+            answer: dict[str, Any] = complete(service.base_url, request, service.key, REQUEST_TIMEOUT_S)
         except NoAnswer as error:
             raise DeployError(f"a request before any fault {error}") from error
         return answer
@@ -457,13 +457,13 @@ class _FaultRun:
         short = min(prompts, key=lambda each: len(each.ids))
         self.progress("waiting until KV blocks, processes and ports are released")
         while time.monotonic() - ended <= limit_s:
-            if time.monotonic() - requested_at > LEFT_ASK_S:
+            if time.monotonic() - requested_at > LEFT_REQUESTS_EVERY_S:
                 # Ray's pages drop a gauge that is not set again, as that of an idle engine.
                 requested_at = time.monotonic()
                 for number in range(2 * max(1, len(self._engines()))):
                     request = request_of(service, short.ids, f"after-{time.time_ns()}-{number}", stream=False)
                     with contextlib.suppress(NoAnswer):
-                        complete(service.base_url, request | {"max_tokens": 1}, service.key, LEFT_ANSWER_S)
+                        complete(service.base_url, request | {"max_tokens": 1}, service.key, LEFT_REQUEST_TIMEOUT_S)
             with contextlib.suppress(PdlabError):
                 last |= self.kv_use()
             if all(last.get(replica) == 0 for replica in self._engines()) and last:

@@ -21,8 +21,8 @@ ENGINE_TITLE = "VLLM::EngineCore"
 WORKER_TITLE = "VLLM::Worker"
 WORKER_ACTORS = ("RayWorkerWrapper", "RayWorkerProc")
 PROXY_ACTOR = "SERVE_PROXY_ACTOR"
-HANDS_TIMEOUT_S = 120.0
-LOOK_TIMEOUT_S = 20.0
+CALL_TIMEOUT_S = 120.0
+SURVEY_TIMEOUT_S = 20.0
 _HAPROXY = re.compile(r"(?:\S*/)?haproxy\s")
 _ENDED = ("DEAD",)
 
@@ -220,7 +220,7 @@ class NodeActors:
                 self._actors[node] = actor.options(scheduling_strategy=pinned_to(node)).remote()
             return self._actors[node]
 
-    def call(self, node: str, method: str, *args: Any, timeout_s: float = HANDS_TIMEOUT_S) -> Any:
+    def call(self, node: str, method: str, *args: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         """Result of a method of `pdlab.faults.on_node.NodeActor` on that node. Raises ClusterError."""
         import ray
 
@@ -242,7 +242,7 @@ class NodeActors:
         nodes = {node["NodeID"]: node for node in self.cluster.alive()}
         calls = {node: self.on(node).survey.remote(self.mark, ports) for node in nodes}
         # The first survey starts the actors' processes; later an actor without an answer is down.
-        timeout_s = LOOK_TIMEOUT_S if self._surveyed else HANDS_TIMEOUT_S
+        timeout_s = SURVEY_TIMEOUT_S if self._surveyed else CALL_TIMEOUT_S
         self._surveyed = True
         ray.wait(list(calls.values()), num_returns=len(calls), timeout=timeout_s)
         surveys = []

@@ -10,21 +10,22 @@ import logging
 import threading
 from typing import Any
 
+from pdlab.guard.lease_queries import AnswerTable, SideChannelClient
 from pdlab.guard.leases import LEASE_KEY, LeaseBook
-from pdlab.guard.marks import CORE, REFUSED, ReceiveMarks
+from pdlab.guard.marks import ReceiveMarks
 from pdlab.guard.metrics import GuardPromMetrics, GuardStats
-from pdlab.guard.questions import AnswerTable, SideChannelClient
-from pdlab.guard.read_ends import ENDS_ADDRESS, POLL_KEY, ReadEndReceiver
+from pdlab.guard.read_ends import POLL_KEY, READ_ENDS_ADDRESS, ReadEndReceiver
 from pdlab.guard.receives import Admission, ReceiveBook
 from pdlab.guard.vllm_names import KVConnectorRole, NixlBaseConnector, NixlPullConnector, NixlPullConnectorScheduler
 from pdlab.guard.vllm_names import MultiConnector as VllmMultiConnector
-from pdlab.guard.worker import GIVEN_BACK, GuardWorker, WorkerReport
+from pdlab.guard.worker import RELEASED, GuardWorker, WorkerReport
+from pdlab.marks.engine_marks import CORE, REFUSED
 
 logger = logging.getLogger("vllm.pdlab.guard")
 
 DEADLINE_KEY = "pdlab_deadline_s"
 DEADLINE_S = 10.0
-LISTEN_AGAIN_S = 0.2
+RELISTEN_PAUSE_S = 0.2
 
 
 class GuardConnectorScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
@@ -32,14 +33,14 @@ class GuardConnectorScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
-        given = vllm_config.kv_transfer_config.get_from_extra_config
-        deadline_s = float(given(DEADLINE_KEY, DEADLINE_S))
+        extra_config = vllm_config.kv_transfer_config.get_from_extra_config
+        deadline_s = float(extra_config(DEADLINE_KEY, DEADLINE_S))
         self.leases = LeaseBook(engine_id)
         self.receives = ReceiveBook(SideChannelClient(), reader=engine_id, deadline_s=deadline_s)
         self.marks = ReceiveMarks()
-        self.ends: ReadEndReceiver | None = None
-        if float(given(POLL_KEY, 0.0)) > 0:
-            self.ends = ReadEndReceiver(vllm_config.parallel_config.world_size)
+        self.read_ends: ReadEndReceiver | None = None
+        if float(extra_config(POLL_KEY, 0.0)) > 0:
+            self.read_ends = ReadEndReceiver(vllm_config.parallel_config.world_size)
         self._listener_error: BaseException | None = None
 
     # Decode.
@@ -59,7 +60,7 @@ class GuardConnectorScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             if admission is Admission.REFUSE:
                 params["do_remote_prefill"] = False
                 self._stop_heartbeat(request.request_id)
-                self.marks.over(request.request_id, REFUSED)
+                self.marks.finish(request.request_id, REFUSED)
                 logger.warning("request %s: KV cache from prefill refused, computing the prompt", request.request_id)
                 return 0, False
         matched: tuple[int, bool] = super().get_num_new_matched_tokens(request, num_computed_tokens)
@@ -107,12 +108,12 @@ class GuardConnectorScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         metadata = super().build_connector_meta(scheduler_output)
-        given_back = self.leases.take_given_back()
-        if given_back:
-            self.receives.counts["given_back"] += len(given_back)
-            setattr(metadata, GIVEN_BACK, given_back)
-        if self.ends is not None:
-            setattr(metadata, ENDS_ADDRESS, self.ends.address)
+        released = self.leases.take_released()
+        if released:
+            self.receives.counts["given_back"] += len(released)
+            setattr(metadata, RELEASED, released)
+        if self.read_ends is not None:
+            setattr(metadata, READ_ENDS_ADDRESS, self.read_ends.address)
         return metadata
 
     # The side channel.
@@ -128,7 +129,7 @@ class GuardConnectorScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
     def _nixl_handshake_listener(
         self, encoded_data: Any, ready_event: threading.Event, stop_event: threading.Event, host: str, port: int
     ) -> None:
-        """vLLM's listener, which also answers lease questions and continues after an unreadable message."""
+        """vLLM's listener, which also answers queries of leases and continues after an unreadable message."""
         table = AnswerTable(encoded_data, self.leases)
         while not stop_event.is_set():
             try:
@@ -140,13 +141,13 @@ class GuardConnectorScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
                     ready_event.set()
                     return
                 logger.exception("NIXL's side channel ended and begins again")
-                stop_event.wait(LISTEN_AGAIN_S)
+                stop_event.wait(RELISTEN_PAUSE_S)
 
     def shutdown(self) -> None:
         super().shutdown()
         self.receives.close()
-        if self.ends is not None:
-            self.ends.close()
+        if self.read_ends is not None:
+            self.read_ends.close()
 
 
 class NixlConnector(NixlPullConnector):  # type: ignore[misc]

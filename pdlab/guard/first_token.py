@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-# Key in vLLM's KV-transfer parameters: the token that prefill sampled, if decode would sample the same one.
-FIRST_TOKEN = "pdlab_first_token"
+from pdlab.marks.engine_marks import FIRST_TOKEN
+
+__all__ = ["FIRST_TOKEN", "has_first_token", "take"]
 
 
 def has_first_token(request: Any) -> bool:

@@ -18,7 +18,7 @@ LEASE_KEY = "pdlab_lease"
 GRANTED = "granted"
 OLD, EXPIRED, TAKEN, UNKNOWN = "old", "expired", "taken", "unknown"
 # Number of ended leases that are kept for answers: more than the prefills that an engine finishes during a lease.
-REMEMBERED = 65_536
+MAX_ENDED = 65_536
 FOREVER_S = 1e9
 
 
@@ -49,7 +49,7 @@ class LeaseBook:
         self._lock = threading.Lock()
         self._pinned: dict[str, _Lease] = {}
         self._ended: OrderedDict[str, _Lease] = OrderedDict()
-        self._given_back: set[str] = set()
+        self._released: set[str] = set()
 
     @property
     def pinned(self) -> int:
@@ -88,15 +88,15 @@ class LeaseBook:
                     continue
                 lease.ended = True
                 self._ended[request_id] = lease
-                self._given_back.discard(request_id)
-            while len(self._ended) > REMEMBERED:
+                self._released.discard(request_id)
+            while len(self._ended) > MAX_ENDED:
                 self._ended.popitem(last=False)
 
     def claim(self, request_id: str, reader: str) -> LeaseAnswer:
         """Answer a claim of ``reader``, which wants to use the blocks or to confirm a read of them.
 
         A lease has one reader, because the blocks are freed after the first reader has read them. A lease without a
-        claim in its first half is refused and given back.
+        claim in its first half is refused and released.
         """
         now = self._clock()
         with self._lock:
@@ -112,26 +112,26 @@ class LeaseBook:
                 lease.reader = reader
                 return LeaseAnswer(GRANTED, FOREVER_S)
             if lease.reader is None and now - lease.granted_at > lease.lease_s / 2:
-                self._give_back(request_id, lease)
+                self._release(request_id, lease)
                 return LeaseAnswer(OLD)
             lease.reader = reader
             return LeaseAnswer(GRANTED, max(0.0, lease.expires_at - now))
 
-    def give_back(self, request_id: str, reader: str) -> None:
+    def release(self, request_id: str, reader: str) -> None:
         """Record that ``reader`` will not read the blocks, so that they can be freed."""
         with self._lock:
             lease = self._pinned.get(request_id)
             if lease is not None and lease.reader in (None, reader):
-                self._give_back(request_id, lease)
+                self._release(request_id, lease)
 
-    def _give_back(self, request_id: str, lease: _Lease) -> None:
+    def _release(self, request_id: str, lease: _Lease) -> None:
         lease.lapsed = True  # no claim is granted from now on
-        self._given_back.add(request_id)
+        self._released.add(request_id)
 
-    def take_given_back(self) -> set[str]:
+    def take_released(self) -> set[str]:
         """Requests whose blocks the workers must free. Each request is returned once."""
-        if not self._given_back:
+        if not self._released:
             return set()
         with self._lock:
-            given_back, self._given_back = self._given_back, set()
-        return given_back
+            released, self._released = self._released, set()
+        return released

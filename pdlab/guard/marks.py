@@ -7,29 +7,16 @@ are seconds of ``time.monotonic``. All processes of a machine share this clock, 
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-CORE, WIRE = "pdlab_marks_core", "pdlab_marks_wire"
-# Outcomes of a request's KV cache from prefill.
-READ, ANEW, REFUSED = "read", "anew", "refused"
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
-_CHARS = 8
-
-
-def boot() -> str:
-    """The first 8 characters of this machine's boot id; empty without one."""
-    with contextlib.suppress(OSError):
-        return _BOOT.read_text(encoding="ascii")[:_CHARS]
-    return ""
+from pdlab.marks.engine_marks import boot_id
 
 
 class ReceiveMarks:
-    """Marks of the requests of a decode engine's core. ``finished``: tuples ``(request, admitted, told, usable,
-    outcome)`` for `take`; None for an event that did not happen."""
+    """Marks of the requests of a decode engine's core. ``finished``: tuples ``(request, admitted, read_reported,
+    usable, outcome)`` for `take`; None for an event that did not happen."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -40,15 +27,15 @@ class ReceiveMarks:
         """The request got its blocks, and its read will be posted."""
         self._open[request_id] = [self._clock(), None]
 
-    def told(self, request_id: str) -> None:
+    def read_reported(self, request_id: str) -> None:
         """The scheduler got the end of the read from all workers."""
         if (marks := self._open.get(request_id)) is not None:
             marks[1] = self._clock()
 
-    def over(self, request_id: str, outcome: str) -> None:
-        """The request's KV cache is usable (`READ`), or its prompt will be computed (`ANEW`, `REFUSED`)."""
-        admitted, told = self._open.pop(request_id, (None, None))
-        self.finished.append((request_id, admitted, told, self._clock(), outcome))
+    def finish(self, request_id: str, outcome: str) -> None:
+        """The request's KV cache is usable (`READ`), or its prompt will be computed (`RECOMPUTED`, `REFUSED`)."""
+        admitted, read_reported = self._open.pop(request_id, (None, None))
+        self.finished.append((request_id, admitted, read_reported, self._clock(), outcome))
 
     def drop(self, request_id: str) -> None:
         """The request has ended."""
@@ -66,7 +53,7 @@ class ReadMarks:
     def __init__(self, rank: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._rank = rank
         self._clock = clock
-        self._boot = boot()
+        self._boot = boot_id()
         self._open: dict[str, list[float]] = {}
         self._owners: dict[Any, str] = {}
 
@@ -85,7 +72,7 @@ class ReadMarks:
             read[2] += float(telemetry.totalBytes)
             read[3] += 1
 
-    def seen(self, request_id: str) -> tuple[Any, ...] | None:
+    def finish(self, request_id: str) -> tuple[Any, ...] | None:
         """All reads of a request have ended. Returns (request, rank, posted, seen, NIXL's us, bytes, reads, boot)."""
         read = self._open.pop(request_id, None)
         if read is None:

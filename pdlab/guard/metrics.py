@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pdlab.guard.marks import CORE, WIRE
 from pdlab.guard.receives import ACTIONS
 from pdlab.guard.vllm_names import NixlKVConnectorStats, NixlPromMetrics, create_metric_per_engine
+from pdlab.marks.engine_marks import CORE, WIRE
 
 PREFIX = "pdlab_guard_"
 _OWN = (*(f"{PREFIX}{action}" for action in ACTIONS), CORE, WIRE)

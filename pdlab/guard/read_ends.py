@@ -21,10 +21,10 @@ from pdlab.guard.vllm_names import SpinCondition
 
 POLL_KEY = "pdlab_poll_s"
 # Field of vLLM's connector metadata with the address for the datagrams.
-ENDS_ADDRESS = "pdlab_tell_at"
-_HERE = "127.0.0.1"
-_NAMES_AT_ONCE = 200  # a request's name is shorter than 100 bytes, and a datagram longer than 60,000
-_BYTES = 65535
+READ_ENDS_ADDRESS = "pdlab_read_ends_address"
+_LOOPBACK = "127.0.0.1"
+_IDS_PER_DATAGRAM = 200  # a request's id is shorter than 100 bytes, and a datagram longer than 60,000
+_MAX_DATAGRAM_BYTES = 65535
 
 Address = tuple[int, str]
 
@@ -34,9 +34,9 @@ class PollingWorker(Protocol):
 
     poll_s: float
 
-    def look(self) -> None: ...
+    def poll(self) -> None: ...
 
-    def check_if_due(self) -> bool: ...
+    def poll_if_due(self) -> bool: ...
 
 
 class _Thread(threading.local):
@@ -54,24 +54,24 @@ def register_worker(worker: PollingWorker) -> None:
         return
 
     @functools.wraps(wait)
-    def look_and_wait(condition: Any, timeout_ms: int | None = None) -> None:
+    def poll_and_wait(condition: Any, timeout_ms: int | None = None) -> None:
         own = _thread.worker
-        if own is not None and own.check_if_due():
+        if own is not None and own.poll_if_due():
             at_most_ms = max(1, int(1e3 * own.poll_s))
             timeout_ms = at_most_ms if timeout_ms is None else min(timeout_ms, at_most_ms)
         wait(condition, timeout_ms)
 
-    SpinCondition.wait = look_and_wait
+    SpinCondition.wait = poll_and_wait
 
 
-def report_ends(address: Address, worker: int, names: Iterable[str]) -> None:
-    """Send the names of requests whose reads by this worker have ended well. Sent once, without an acknowledgement."""
-    port, word = address
-    told = sorted(names)
+def report_ends(address: Address, worker: int, request_ids: Iterable[str]) -> None:
+    """Send the ids of requests whose reads by this worker have ended well. Sent once, without an acknowledgement."""
+    port, nonce = address
+    request_ids = sorted(request_ids)
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-        for begin in range(0, len(told), _NAMES_AT_ONCE):
-            message = {"word": word, "worker": worker, "names": told[begin : begin + _NAMES_AT_ONCE]}
-            sender.sendto(json.dumps(message).encode(), (_HERE, port))
+        for begin in range(0, len(request_ids), _IDS_PER_DATAGRAM):
+            message = {"nonce": nonce, "worker": worker, "request_ids": request_ids[begin : begin + _IDS_PER_DATAGRAM]}
+            sender.sendto(json.dumps(message).encode(), (_LOOPBACK, port))
 
 
 class ReadEndReceiver:
@@ -80,44 +80,44 @@ class ReadEndReceiver:
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._socket.bind((_HERE, 0))
+        self._socket.bind((_LOOPBACK, 0))
         self._socket.setblocking(False)
-        # The word identifies the engine: a worker of another engine may send to the same port.
+        # The nonce identifies the engine: a worker of another engine may send to the same port.
         self.address: Address = (self._socket.getsockname()[1], secrets.token_hex(8))
-        self._told: dict[str, set[int]] = {}
-        self._handed_on: set[str] = set()
+        self._reported_by: dict[str, set[int]] = {}
+        self._taken: set[str] = set()
 
     def take(self) -> set[str]:
         """Requests whose reads have ended on all workers since the last call. Each request is returned once."""
         if (own := _thread.worker) is not None:
-            own.look()  # the engine runs its worker in this process
+            own.poll()  # the engine runs its worker in this process
         ended: set[str] = set()
         with contextlib.suppress(BlockingIOError):
             while True:
-                worker, names = self._read(self._socket.recv(_BYTES))
-                for name in names:
-                    told = self._told.setdefault(name, set())
-                    told.add(worker)
-                    if len(told) == self._workers:
-                        ended.add(name)
-        self._handed_on |= ended
+                worker, request_ids = self._read(self._socket.recv(_MAX_DATAGRAM_BYTES))
+                for request_id in request_ids:
+                    reported_by = self._reported_by.setdefault(request_id, set())
+                    reported_by.add(worker)
+                    if len(reported_by) == self._workers:
+                        ended.add(request_id)
+        self._taken |= ended
         return ended
 
-    def not_taken(self, names: Iterable[str]) -> set[str]:
+    def not_taken(self, request_ids: Iterable[str]) -> set[str]:
         """The requests of a step's output that `take` has not returned."""
-        new = set(names)
-        for name in new:
-            self._told.pop(name, None)
-        known = new & self._handed_on
-        self._handed_on -= known
-        return new - known
+        new = set(request_ids)
+        for request_id in new:
+            self._reported_by.pop(request_id, None)
+        taken = new & self._taken
+        self._taken -= taken
+        return new - taken
 
     def close(self) -> None:
         self._socket.close()
 
     def _read(self, message: bytes) -> tuple[int, list[str]]:
         with contextlib.suppress(ValueError, TypeError, KeyError):
-            told = json.loads(message)
-            if told["word"] == self.address[1]:
-                return int(told["worker"]), [str(name) for name in told["names"]]
+            report = json.loads(message)
+            if report["nonce"] == self.address[1]:
+                return int(report["worker"]), [str(request_id) for request_id in report["request_ids"]]
         return 0, []

@@ -3,7 +3,7 @@
 Reads are one-sided: a read of blocks that prefill has given to another request ends well, with the KV cache of the
 other request. So decode claims the lease when the request arrives and while the blocks are read. It uses the KV cache
 only if prefill confirms that the blocks belonged to the request until the end of the read. The request waits for the
-answer only if the read is faster. Pure, but for the questions. Times are seconds of ``time.perf_counter``.
+answer only if the read is faster. Pure, but for the queries. Times are seconds of ``time.perf_counter``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
+from pdlab.guard.lease_queries import CLAIM, RELEASE, Peer, Reply
 from pdlab.guard.leases import GRANTED, LEASE_KEY, UNKNOWN
-from pdlab.guard.questions import BACK, CLAIM, Peer, Reply
 
 # Name of a counter -> its description on the metrics page.
 ACTIONS = {
@@ -37,19 +37,19 @@ ACTIONS = {
     "reused": "Requests whose first token was prefill's, which decode did not compute again.",
     "given_back": "Leases that prefill ended early because decode does not read the blocks.",
 }
-# A measured lead of prefill's clock is valid for this time; the clocks of two hosts drift by far less than a lease.
-LEAD_S = 60.0
+# A measured offset of prefill's clock is valid for this time; the clocks of two hosts drift by far less than a lease.
+OFFSET_VALID_S = 60.0
 # Decode does not read from a prefill engine that did not answer until it answers, and not from one with a read past its
 # deadline until this read ends. After this time one request tries again.
-SHUN_S = 60.0
-# A question without an answer is forgotten after this time.
-FORGET_S = 120.0
+AVOID_PEER_S = 60.0
+# A query without an answer is forgotten after this time.
+QUERY_TIMEOUT_S = 120.0
 
 
-class LeaseInquirer(Protocol):
-    """Interface of `pdlab.guard.questions.SideChannelClient`."""
+class LeaseClient(Protocol):
+    """Interface of `pdlab.guard.lease_queries.SideChannelClient`."""
 
-    def ask(self, ticket: int, kind: str, peer: Peer, remote_request_id: str, reader: str) -> bool: ...
+    def send(self, query_id: int, kind: str, peer: Peer, remote_request_id: str, reader: str) -> bool: ...
 
     def replies(self) -> Iterator[Reply]: ...
 
@@ -65,11 +65,11 @@ class Admission(Enum):
 
 
 class Outcome(Enum):
-    """The decision on a request whose read has ended. ``ANEW``: compute its prompt."""
+    """The decision on a request whose read has ended. ``RECOMPUTE``: compute its prompt."""
 
     USE = "use"
     WAIT = "wait"
-    ANEW = "anew"
+    RECOMPUTE = "recompute"
 
 
 class _State(Enum):
@@ -83,10 +83,10 @@ class _Receive:
     peer: Peer
     remote_request_id: str
     arrived_at: float
-    young: bool = False
-    shunned: bool = False
+    lease_fresh: bool = False  # certainly in its first half
+    peer_avoided: bool = False
     state: _State = _State.ARRIVED
-    asked_at: float | None = None  # time of the open question
+    queried_at: float | None = None  # time of the open query
     verdict: str | None = None
     covered_until: float = float("-inf")
     confirmed: bool = False
@@ -103,7 +103,7 @@ class ReceiveBook:
 
     def __init__(
         self,
-        inquirer: LeaseInquirer,
+        client: LeaseClient,
         *,
         reader: str,
         deadline_s: float,
@@ -111,24 +111,24 @@ class ReceiveBook:
     ) -> None:
         self.deadline_s = deadline_s
         self.counts: Counter[str] = Counter()
-        self._inquirer = inquirer
+        self._client = client
         self._reader = reader
         self._clock = clock
-        self._tickets = itertools.count(1)
-        self._open: dict[int, tuple[str, Peer, float]] = {}
+        self._query_ids = itertools.count(1)
+        self._open_queries: dict[int, tuple[str, Peer, float]] = {}
         self._receives: dict[str, _Receive] = {}
         self._reading: dict[str, float] = {}  # deadlines, the earliest first
         self._read: dict[str, None] = {}
-        self._leads: dict[Peer, tuple[float, float]] = {}
+        self._clock_offsets: dict[Peer, tuple[float, float]] = {}
         self._late: dict[str, Peer] = {}  # reads in progress past their deadline
-        self._hung_at: dict[Peer, float] = {}
-        self._silent_at: dict[Peer, float] = {}
+        self._hung_since: dict[Peer, float] = {}
+        self._silent_since: dict[Peer, float] = {}
         self.failed: set[str] = set()
 
     @property
     def active(self) -> bool:
-        """Whether there is a receive or an open question."""
-        return bool(self._receives or self._open)
+        """Whether there is a receive or an open query."""
+        return bool(self._receives or self._open_queries)
 
     def arrived(self, request_id: str, params: Mapping[str, Any]) -> None:
         """A request with transfer parameters arrived: claim its lease."""
@@ -137,10 +137,11 @@ class ReceiveBook:
         self._receives[request_id] = receive
         if receive.verdict is not None:
             return
-        receive.shunned = self._shunned(self._hung_at, receive.peer) or self._shunned(self._silent_at, receive.peer)
-        lead = self._leads.get(receive.peer)
-        if lead is not None and now - lead[1] < LEAD_S:
-            receive.young = now + lead[0] - granted_at < lease_s / 2
+        peer = receive.peer
+        receive.peer_avoided = self._is_avoided(self._hung_since, peer) or self._is_avoided(self._silent_since, peer)
+        offset = self._clock_offsets.get(peer)
+        if offset is not None and now - offset[1] < OFFSET_VALID_S:
+            receive.lease_fresh = now + offset[0] - granted_at < lease_s / 2
         self._claim(request_id, receive)
 
     def admission(self, request_id: str) -> Admission:
@@ -148,17 +149,17 @@ class ReceiveBook:
         receive = self._receives.get(request_id)
         if receive is None:
             return Admission.READ
-        if receive.verdict is None and receive.asked_at is not None:
+        if receive.verdict is None and receive.queried_at is not None:
             self._read_replies()
-        if not receive.shunned:
-            if receive.verdict == GRANTED or (receive.verdict is None and receive.young):
+        if not receive.peer_avoided:
+            if receive.verdict == GRANTED or (receive.verdict is None and receive.lease_fresh):
                 return Admission.READ
             if receive.verdict is None and self._clock() - receive.arrived_at < self.deadline_s:
                 return Admission.WAIT
             if receive.verdict is None:
-                self._silent_at.setdefault(receive.peer, self._clock())
-        self._count_anew("refused")
-        self._give_back(request_id, receive)
+                self._silent_since.setdefault(receive.peer, self._clock())
+        self._count_recomputed("refused")
+        self._release(request_id, receive)
         self.drop(request_id)
         return Admission.REFUSE
 
@@ -176,7 +177,7 @@ class ReceiveBook:
         receive.state = _State.READING
         receive.deadline_at = self._clock() + self.deadline_s
         self._reading[request_id] = receive.deadline_at
-        if receive.asked_at is None and receive.covered_until < receive.deadline_at:
+        if receive.queried_at is None and receive.covered_until < receive.deadline_at:
             self._claim(request_id, receive)
 
     def read_ended(self, request_id: str) -> Outcome:
@@ -184,24 +185,24 @@ class ReceiveBook:
         receive = self._receives.get(request_id)
         if request_id in self.failed:
             self.failed.discard(request_id)
-            self._count_anew("failed_reads")
+            self._count_recomputed("failed_reads")
             if receive is not None:
-                self._give_back(request_id, receive)
+                self._release(request_id, receive)
                 self.drop(request_id)
-            return Outcome.ANEW
+            return Outcome.RECOMPUTE
         if receive is None:
             return Outcome.USE
         receive.state = _State.READ
         receive.read_at = self._clock()
         self._reading.pop(request_id, None)
         self._read[request_id] = None
-        if self._open:
+        if self._open_queries:
             self._read_replies()
         return self._outcome(request_id, receive)
 
     def settled(self) -> Iterator[tuple[str, Outcome]]:
         """(request, outcome) of receives with an ended read and a known outcome, which is never `Outcome.WAIT`."""
-        if self._open:
+        if self._open_queries:
             self._read_replies()
         for request_id in list(self._read):
             outcome = self._outcome(request_id, self._receives[request_id])
@@ -215,10 +216,10 @@ class ReceiveBook:
             request_id, deadline_at = next(iter(self._reading.items()))
             if now < deadline_at:
                 return
-            self._count_anew("deadlines")
+            self._count_recomputed("deadlines")
             if (receive := self._receives.get(request_id)) is not None:
                 self._late[request_id] = receive.peer
-                self._hung_at[receive.peer] = now
+                self._hung_since[receive.peer] = now
             self.drop(request_id)
             yield request_id
 
@@ -226,17 +227,17 @@ class ReceiveBook:
         """A read past its deadline has ended, well or not."""
         peer = self._late.pop(request_id, None)
         if peer is not None and peer not in self._late.values():
-            self._hung_at.pop(peer, None)
+            self._hung_since.pop(peer, None)
 
     def waiting(self) -> Iterable[str]:
         """Requests with an ended read that wait for prefill's answer."""
         return tuple(self._read)
 
     def cancelled(self, request_id: str, params: Mapping[str, Any]) -> None:
-        """A request ended before its blocks were read: give them back to prefill."""
+        """A request ended before its blocks were read: release them."""
         receive = self._receives.get(request_id) or _parsed(params, self._clock())[0]
         if receive.verdict is None or receive.verdict == GRANTED:
-            self._give_back(request_id, receive)
+            self._release(request_id, receive)
             self.counts["cancels_told"] += 1
         self.drop(request_id)
 
@@ -249,13 +250,13 @@ class ReceiveBook:
 
     def close(self) -> None:
         """Close the connections."""
-        self._inquirer.close()
+        self._client.close()
 
-    def _shunned(self, since: dict[Peer, float], peer: Peer) -> bool:
-        """Whether decode must not read from the peer. Every `SHUN_S` one request may."""
+    def _is_avoided(self, since: dict[Peer, float], peer: Peer) -> bool:
+        """Whether decode must not read from the peer. Every `AVOID_PEER_S` one request may."""
         if peer not in since:
             return False
-        if self._clock() - since[peer] < SHUN_S:
+        if self._clock() - since[peer] < AVOID_PEER_S:
             return True
         since[peer] = self._clock()
         return False
@@ -265,62 +266,62 @@ class ReceiveBook:
             self.drop(request_id)
             return Outcome.USE
         if receive.verdict not in (None, GRANTED):
-            self._count_anew("stale")
+            self._count_recomputed("stale")
         elif self._clock() >= receive.deadline_at:
-            self._count_anew("unconfirmed")
-            self._give_back(request_id, receive)
+            self._count_recomputed("unconfirmed")
+            self._release(request_id, receive)
         else:
-            if receive.asked_at is None:
+            if receive.queried_at is None:
                 self._claim(request_id, receive)
             return Outcome.WAIT
         self.drop(request_id)
-        return Outcome.ANEW
+        return Outcome.RECOMPUTE
 
     def _claim(self, request_id: str, receive: _Receive) -> None:
-        ticket, now = next(self._tickets), self._clock()
-        receive.asked_at = now
+        query_id, now = next(self._query_ids), self._clock()
+        receive.queried_at = now
         reader = f"{self._reader}/{request_id}"
-        if self._inquirer.ask(ticket, CLAIM, receive.peer, receive.remote_request_id, reader):
-            self._open[ticket] = (request_id, receive.peer, now)
+        if self._client.send(query_id, CLAIM, receive.peer, receive.remote_request_id, reader):
+            self._open_queries[query_id] = (request_id, receive.peer, now)
 
-    def _give_back(self, request_id: str, receive: _Receive) -> None:
+    def _release(self, request_id: str, receive: _Receive) -> None:
         if receive.verdict in (None, GRANTED):
-            self._inquirer.ask(0, BACK, receive.peer, receive.remote_request_id, f"{self._reader}/{request_id}")
+            self._client.send(0, RELEASE, receive.peer, receive.remote_request_id, f"{self._reader}/{request_id}")
 
     def _read_replies(self) -> None:
         now = self._clock()
-        for reply in self._inquirer.replies():
-            question = self._open.pop(reply.ticket, None)
-            if question is None:
+        for reply in self._client.replies():
+            query = self._open_queries.pop(reply.query_id, None)
+            if query is None:
                 continue
-            request_id, peer, asked_at = question
-            self._silent_at.pop(peer, None)
+            request_id, peer, queried_at = query
+            self._silent_since.pop(peer, None)
             if reply.answer.verdict != UNKNOWN:
-                self._learn_lead(peer, reply.clock_s - asked_at, now)
+                self._update_clock_offset(peer, reply.clock_s - queried_at, now)
             receive = self._receives.get(request_id)
-            if receive is None or receive.asked_at != asked_at:
+            if receive is None or receive.queried_at != queried_at:
                 continue
-            receive.asked_at = None
+            receive.queried_at = None
             receive.verdict = reply.answer.verdict
             if receive.verdict == GRANTED:
-                receive.covered_until = max(receive.covered_until, asked_at + reply.answer.covered_s)
-                receive.confirmed = asked_at >= receive.read_at
-        while self._open:
-            ticket, (_, _, asked_at) = next(iter(self._open.items()))
-            if now - asked_at < FORGET_S:
+                receive.covered_until = max(receive.covered_until, queried_at + reply.answer.covered_s)
+                receive.confirmed = queried_at >= receive.read_at
+        while self._open_queries:
+            query_id, (_, _, queried_at) = next(iter(self._open_queries.items()))
+            if now - queried_at < QUERY_TIMEOUT_S:
                 break
-            del self._open[ticket]
+            del self._open_queries[query_id]
 
-    def _learn_lead(self, peer: Peer, lead_s: float, now: float) -> None:
-        """Keep the lowest upper bound on the lead of prefill's clock: prefill answered after it was asked."""
-        known = self._leads.get(peer)
-        if known is None or lead_s <= known[0] or now - known[1] >= LEAD_S / 2:
-            self._leads.pop(peer, None)
-            self._leads[peer] = (lead_s, now)
-            while len(self._leads) > 1024:
-                self._leads.pop(next(iter(self._leads)))
+    def _update_clock_offset(self, peer: Peer, offset_s: float, now: float) -> None:
+        """Keep the lowest upper bound on the offset of prefill's clock: prefill answered after the query was sent."""
+        known = self._clock_offsets.get(peer)
+        if known is None or offset_s <= known[0] or now - known[1] >= OFFSET_VALID_S / 2:
+            self._clock_offsets.pop(peer, None)
+            self._clock_offsets[peer] = (offset_s, now)
+            while len(self._clock_offsets) > 1024:
+                self._clock_offsets.pop(next(iter(self._clock_offsets)))
 
-    def _count_anew(self, action: str) -> None:
+    def _count_recomputed(self, action: str) -> None:
         self.counts[action] += 1
         self.counts["recomputed"] += 1
 

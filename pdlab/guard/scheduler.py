@@ -13,7 +13,6 @@ from typing import Any
 
 from pdlab.guard.connector import MultiConnector, NixlConnector
 from pdlab.guard.first_token import has_first_token, take
-from pdlab.guard.marks import ANEW, READ
 from pdlab.guard.receives import Outcome, ReceiveBook
 from pdlab.guard.vllm_names import (
     AsyncScheduler,
@@ -24,6 +23,7 @@ from pdlab.guard.vllm_names import (
     RequestStatus,
     Scheduler,
 )
+from pdlab.marks.engine_marks import READ, RECOMPUTED
 
 logger = logging.getLogger("vllm.pdlab.guard")
 
@@ -45,23 +45,23 @@ class Guarded:
                 f"the guard's scheduler needs the guard's connector, not {type(connector).__name__}: "
                 "kv_connector_module_path must be pdlab.guard.connector"
             )
-        self._guarded: NixlConnector = connector.guarded
-        self._receives: ReceiveBook = self._guarded.receives
-        self._ends = self._guarded.connector_scheduler.ends
-        self._held_blocks: dict[str, list[Any]] = {}
+        self._connector: NixlConnector = connector.guarded
+        self._receives: ReceiveBook = self._connector.receives
+        self._read_ends = self._connector.connector_scheduler.read_ends
+        self._late_read_blocks: dict[str, list[Any]] = {}
         self._stuck_since: float | None = None
-        self._hopeless: list[str] = []
-        self._ended: set[str] = set()  # ended reads that wait for the end of the step that is being scheduled
-        self._firsts: list[tuple[int, Any]] = []  # (client, first token's output) for the next outputs
+        self._to_fail: list[str] = []
+        self._deferred: set[str] = set()  # ended reads that wait for the end of the step that is being scheduled
+        self._first_outputs: list[tuple[int, Any]] = []  # (client, first token's output) for the next outputs
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         self._take_read_ends(scheduling=True)
-        if self._receives.active or self._held_blocks:
-            self._look_after_receives()
+        if self._receives.active or self._late_read_blocks:
+            self._handle_settled_and_overdue()
         return super().schedule(*args, **kwargs)  # type: ignore[misc]
 
     def has_requests(self) -> bool:
-        return bool(super().has_requests()) or bool(self._held_blocks)  # type: ignore[misc]
+        return bool(super().has_requests()) or bool(self._late_read_blocks)  # type: ignore[misc]
 
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: Any) -> Any:
         waiting = self._receives.waiting()
@@ -76,20 +76,20 @@ class Guarded:
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
         self._take_read_ends(scheduling=False)
         outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
-        if self._hopeless:
-            self._fail_hopeless(outputs)
-        for client, first in self._firsts:
+        if self._to_fail:
+            self._fail_stuck(outputs)
+        for client, output in self._first_outputs:
             # Insert it first, because the outputs may have the second token.
-            outputs.setdefault(client, EngineCoreOutputs()).outputs.insert(0, first)
-        self._firsts.clear()
+            outputs.setdefault(client, EngineCoreOutputs()).outputs.insert(0, output)
+        self._first_outputs.clear()
         return outputs
 
     def _update_from_kv_xfer_finished(self, kv_connector_output: Any) -> None:
         report = self.connector.report_in(kv_connector_output.kv_connector_worker_meta)  # type: ignore[attr-defined]
         if report is not None and report.failed:
             self._receives.failed |= report.failed
-        if self._ends is not None and kv_connector_output.finished_recving:
-            kv_connector_output.finished_recving = self._ends.not_taken(kv_connector_output.finished_recving)
+        if self._read_ends is not None and kv_connector_output.finished_recving:
+            kv_connector_output.finished_recving = self._read_ends.not_taken(kv_connector_output.finished_recving)
         self._reads_ended(kv_connector_output)
 
     def _take_read_ends(self, *, scheduling: bool) -> None:
@@ -98,13 +98,13 @@ class Guarded:
         A request with prefill's first token is not part of the step that is being scheduled, so that its first token is
         sent before the second one is computed.
         """
-        if self._ends is None:
+        if self._read_ends is None:
             return
-        names, self._ended = self._ends.take() | self._ended, set()
+        names, self._deferred = self._read_ends.take() | self._deferred, set()
         if scheduling:
             requests = self.requests  # type: ignore[attr-defined]
-            self._ended = {name for name in names if name in requests and has_first_token(requests[name])}
-            names -= self._ended
+            self._deferred = {name for name in names if name in requests and has_first_token(requests[name])}
+            names -= self._deferred
         if names:
             self._receives.counts["told_sooner"] += len(names)
             self._reads_ended(KVConnectorOutput(finished_recving=names))
@@ -118,7 +118,7 @@ class Guarded:
 
     def _read_ended(self, request_id: str) -> bool:
         """Handle the end of a read; returns whether vLLM's scheduler must handle it too."""
-        blocks = self._held_blocks.pop(request_id, None)
+        blocks = self._late_read_blocks.pop(request_id, None)
         if blocks is not None:
             self._receives.late_read_ended(request_id)
             self._receives.failed.discard(request_id)
@@ -133,18 +133,18 @@ class Guarded:
             return True
         if request.status != RequestStatus.WAITING_FOR_REMOTE_KVS:
             return False
-        self._guarded.marks.told(request_id)
+        self._connector.marks.read_reported(request_id)
         outcome = self._receives.read_ended(request_id)
         self._settle(request, outcome)
         return outcome is not Outcome.WAIT
 
     def _settle(self, request: Any, outcome: Outcome) -> None:
-        if outcome is Outcome.ANEW:
-            self._compute_anew(request)
+        if outcome is Outcome.RECOMPUTE:
+            self._recompute(request)
         elif outcome is Outcome.USE:
             self._use(request)
 
-    def _look_after_receives(self) -> None:
+    def _handle_settled_and_overdue(self) -> None:
         for request_id, outcome in self._receives.settled():
             if (request := self._waiting_for_kv(request_id)) is not None:
                 self._settle(request, outcome)
@@ -152,23 +152,23 @@ class Guarded:
         for request_id in self._receives.overdue():
             if (request := self._waiting_for_kv(request_id)) is not None:
                 logger.error("request %s: its KV transfer goes on after %s s", request_id, self._receives.deadline_s)
-                self._held_blocks[request_id] = self.kv_cache_manager.pop_blocks_for_free(request)  # type: ignore[attr-defined]
-                self._compute_anew(request)
+                self._late_read_blocks[request_id] = self.kv_cache_manager.pop_blocks_for_free(request)  # type: ignore[attr-defined]
+                self._recompute(request)
                 self._end_receive(request_id)
-        self._look_for_stuck()
+        self._detect_stuck()
 
     def _end_receive(self, request_id: str) -> None:
         """End a receive as vLLM does when its workers report the end of the read."""
-        self._guarded.connector_scheduler._stop_heartbeat(request_id)
+        self._connector.connector_scheduler._stop_heartbeat(request_id)
         self.finished_recving_kv_req_ids.add(request_id)  # type: ignore[attr-defined]
 
-    def _look_for_stuck(self) -> None:
+    def _detect_stuck(self) -> None:
         """Find requests that cannot get blocks: nothing runs, and reads past their deadline keep blocks.
 
         A request that waits for prefill's answer is not stuck: at its own deadline it is refused and needs blocks.
         """
         stuck: list[str] = []
-        if self._held_blocks and not self.running:  # type: ignore[attr-defined]
+        if self._late_read_blocks and not self.running:  # type: ignore[attr-defined]
             queues = (*self.waiting, *self.skipped_waiting)  # type: ignore[attr-defined]
             stuck = [
                 request.request_id
@@ -181,7 +181,7 @@ class Guarded:
             self._stuck_since = time.perf_counter()
         elif time.perf_counter() - self._stuck_since > self._receives.deadline_s:
             self._stuck_since = None
-            self._hopeless += stuck
+            self._to_fail += stuck
 
     def _waiting_for_kv(self, request_id: str) -> Any:
         request = self.requests.get(request_id)  # type: ignore[attr-defined]
@@ -190,7 +190,7 @@ class Guarded:
         return request
 
     def _use(self, request: Any) -> None:
-        self._guarded.marks.over(request.request_id, READ)
+        self._connector.marks.finish(request.request_id, READ)
         token = take(self, request) if has_first_token(request) else None
         if token is None:
             return
@@ -206,17 +206,17 @@ class Guarded:
             prefill_stats=stats,
             trace_headers=request.trace_headers,
         )
-        self._firsts.append((request.client_index, first))
+        self._first_outputs.append((request.client_index, first))
 
-    def _compute_anew(self, request: Any) -> None:
+    def _recompute(self, request: Any) -> None:
         logger.warning("request %s: no KV cache from prefill, computing the prompt", request.request_id)
         request.num_computed_tokens = 0
-        self._guarded.marks.over(request.request_id, ANEW)
+        self._connector.marks.finish(request.request_id, RECOMPUTED)
         self.failed_recving_kv_req_ids.add(request.request_id)  # type: ignore[attr-defined]
 
-    def _fail_hopeless(self, outputs: dict[int, Any]) -> None:
+    def _fail_stuck(self, outputs: dict[int, Any]) -> None:
         """Fail the requests that cannot get blocks beside the kept ones; otherwise they would never end."""
-        names, self._hopeless = self._hopeless, []
+        names, self._to_fail = self._to_fail, []
         for request in super().finish_requests(set(names), RequestStatus.FINISHED_ERROR):  # type: ignore[misc]
             self._receives.counts["errors"] += 1
             output = EngineCoreOutput(

@@ -1,7 +1,7 @@
 """The guard in vLLM's workers.
 
 Decode's workers report a failed read by request and not by block, and only after all reads of the request have ended.
-They renew a connection with a failed read. Prefill's workers report expired leases and free given-back ones.
+They renew a connection with a failed read. Prefill's workers report expired leases and free released ones.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from pdlab.guard.marks import WIRE, ReadMarks
+from pdlab.guard.marks import ReadMarks
 from pdlab.guard.metrics import GuardStats
 from pdlab.guard.peers import PeerBook
-from pdlab.guard.read_ends import ENDS_ADDRESS, POLL_KEY, Address, register_worker, report_ends
+from pdlab.guard.read_ends import POLL_KEY, READ_ENDS_ADDRESS, Address, register_worker, report_ends
 from pdlab.guard.vllm_names import KVConnectorWorkerMetadata, NixlPullConnectorWorker
+from pdlab.marks.engine_marks import WIRE
 
 logger = logging.getLogger("vllm.pdlab.guard")
 
 # Field of vLLM's connector metadata: requests whose blocks decode does not want.
-GIVEN_BACK = "pdlab_given_back"
+RELEASED = "pdlab_released"
 # vLLM's type of a failure to send a notification for a prompt without a read (decode has the prompt in its cache).
 NOTIFICATION_FAILED = "notification_failed"
 
@@ -50,8 +51,8 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         self._guard_freed: set[str] = set()
         self._guard_peers = PeerBook()
         self._guard_unreported: tuple[set[str], set[str]] = (set(), set())  # (sent, read) since the last step's report
-        self._guard_checked_s = 0.0
-        self._guard_ends_address: Address | None = None
+        self._guard_polled_s = 0.0
+        self._guard_read_ends_address: Address | None = None
         super().__init__(*args, **kwargs)
         self.xfer_stats = GuardStats()
         vllm_config = args[0] if args else kwargs["vllm_config"]
@@ -60,15 +61,15 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
 
     def _mark_reads(self) -> None:
         self._guard_marks = ReadMarks(self.tp_rank)
-        ask = self.nixl_wrapper.get_xfer_telemetry
+        get_telemetry = self.nixl_wrapper.get_xfer_telemetry
 
-        def telemetry(handle: Any) -> Any:
-            told = ask(handle)
-            self._guard_marks.ended(handle, told)
-            return told
+        def get_and_mark(handle: Any) -> Any:
+            telemetry = get_telemetry(handle)
+            self._guard_marks.ended(handle, telemetry)
+            return telemetry
 
         # vLLM calls this once for each ended read and does not keep the request with the result.
-        self.nixl_wrapper.get_xfer_telemetry = telemetry
+        self.nixl_wrapper.get_xfer_telemetry = get_and_mark
 
     def take_report(self) -> WorkerReport | None:
         """The report since the last call; None if it is empty."""
@@ -85,7 +86,7 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             if meta.remote.engine_id not in self._remote_agents:  # forgotten after this request's handshake
                 self._background_nixl_handshake(req_id, meta.remote.engine_id, meta)
                 return
-        if _reads(meta):
+        if _has_blocks(meta):
             self._guard_marks.posted(req_id)
         try:
             super()._read_blocks_for_req(req_id, meta)
@@ -93,7 +94,7 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             logger.exception("the read for request %s could not be set up", req_id)
             self._log_failure(failure_type="read_setup_failed", req_id=req_id, error=error)
             self._handle_failed_transfer(req_id, None)
-        if not _reads(meta):
+        if not _has_blocks(meta):
             self._recving_metadata.pop(req_id, None)  # vLLM removes it only at the end of a read
 
     def _handle_failed_transfer(self, req_id: str, handle: int | None) -> None:
@@ -111,7 +112,7 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         meta = self._recving_metadata.get(req_id)
         if meta is not None:
             self._note_failure(meta.remote.engine_id)
-        if meta is None or not _reads(meta):
+        if meta is None or not _has_blocks(meta):
             self._recving_metadata.pop(req_id, None)  # only a notification failed; prefill's lease will expire
             return
         self._guard_failed.add(req_id)
@@ -124,7 +125,7 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         self._guard_marks.polled(transfers)
         done: set[str] = super()._pop_done_transfers(transfers)
         for req_id in done:
-            if (read := self._guard_marks.seen(req_id)) is not None:
+            if (read := self._guard_marks.finish(req_id)) is not None:
                 self.xfer_stats.data[WIRE].append(read)
         for req_id in (done - self._guard_failed) & engines.keys():
             peers.read_ended_well(engines[req_id])
@@ -175,13 +176,13 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
     # Prefill: leases.
 
     def start_load_kv(self, metadata: Any) -> None:
-        if (address := getattr(metadata, ENDS_ADDRESS, None)) is not None:
-            self._guard_ends_address = address
+        if (address := getattr(metadata, READ_ENDS_ADDRESS, None)) is not None:
+            self._guard_read_ends_address = address
             register_worker(self)
         if self._guard_peers.active:
             self._forget_peers()
         super().start_load_kv(metadata)
-        for req_id in getattr(metadata, GIVEN_BACK, ()):
+        for req_id in getattr(metadata, RELEASED, ()):
             if req_id in self._reqs_to_send:
                 del self._reqs_to_send[req_id]
                 self._reqs_to_process.discard(req_id)
@@ -204,32 +205,32 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
 
     # Between steps.
 
-    def check_if_due(self) -> bool:
-        """Call `look` if the last call is ``poll_s`` ago. Returns whether reads are in progress."""
-        if self._recving_transfers and time.monotonic() - self._guard_checked_s >= self.poll_s:
-            self.look()
+    def poll_if_due(self) -> bool:
+        """Call `poll` if the last call is ``poll_s`` ago. Returns whether reads are in progress."""
+        if self._recving_transfers and time.monotonic() - self._guard_polled_s >= self.poll_s:
+            self.poll()
         return bool(self._recving_transfers)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Handle the ends of reads and leases as a step does, and report good reads to the engine core at once.
 
         The next step reports all ends. Call it only in the thread of the steps: NIXL and vLLM's worker need that.
         """
-        if not self._recving_transfers or self._guard_ends_address is None:
+        if not self._recving_transfers or self._guard_read_ends_address is None:
             return
-        sending, receiving = self._ended()
+        sending, receiving = self._finished_transfers()
         self._guard_unreported[0].update(sending)
         self._guard_unreported[1].update(receiving)
-        self._guard_checked_s = time.monotonic()
+        self._guard_polled_s = time.monotonic()
         if good := receiving - self._guard_report.failed:
-            report_ends(self._guard_ends_address, os.getpid(), good)
+            report_ends(self._guard_read_ends_address, os.getpid(), good)
 
     def get_finished(self) -> tuple[set[str], set[str]]:
-        sending, receiving = self._ended()
+        sending, receiving = self._finished_transfers()
         before, self._guard_unreported = self._guard_unreported, (set(), set())
         return sending | before[0], receiving | before[1]
 
-    def _ended(self) -> tuple[set[str], set[str]]:
+    def _finished_transfers(self) -> tuple[set[str], set[str]]:
         sending, receiving = super().get_finished()
         if sending:
             self._guard_report.expired |= sending - self._guard_notified
@@ -245,6 +246,6 @@ class GuardWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         return sending, receiving
 
 
-def _reads(meta: Any) -> bool:
+def _has_blocks(meta: Any) -> bool:
     """Whether there are blocks to read. Without any, prefill gets only a notification."""
     return any(len(group) > 0 for group in meta.local_block_ids)

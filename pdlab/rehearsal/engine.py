@@ -73,7 +73,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         self._moves_kv = spec.deployment.transport is not None
         for stage in stages:
             stage.receives = self._moves_kv
-        self._tells_cached = bool(self._pool.engine_kwargs.get("enable_prompt_tokens_details"))
+        self._reports_cached = bool(self._pool.engine_kwargs.get("enable_prompt_tokens_details"))
         self._ingress = Ingress.of(spec.hardware, moves_kv=self._moves_kv)
         self._front = SimpleNamespace(frontend_free_s=0.0)
         self._folder = RehearsalFolder(Path(spec.folder))
@@ -192,14 +192,14 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
     async def _one(self, request: Any, raw: Any, *, chat: bool) -> AsyncIterator[Any]:
         sent_s, stamped = self._sent(raw)
         ids = await self._token_ids(_prompt_of(request, chat=chat))
-        wanted = request.max_tokens if not chat else request.max_completion_tokens or request.max_tokens
+        requested_tokens = request.max_tokens if not chat else request.max_completion_tokens or request.max_tokens
         room = self.spec.max_model_len - len(ids)
-        output_tokens = min(wanted if wanted is not None else room, max(room, 0))
-        if not ids or room < 1 or (wanted or 0) > room:
+        output_tokens = min(requested_tokens if requested_tokens is not None else room, max(room, 0))
+        if not ids or room < 1 or (requested_tokens or 0) > room:
             yield _error(
                 400,
                 f"This model's maximum context length is {self.spec.max_model_len} tokens. However, you requested "
-                f"{wanted or 0} output tokens and your prompt contains {len(ids)} input tokens",
+                f"{requested_tokens or 0} output tokens and your prompt contains {len(ids)} input tokens",
             )
             return
         params = request.kv_transfer_params or {}
@@ -213,7 +213,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
             input_tokens=len(ids),
             output_tokens=1 if moves_on else max(output_tokens, 1),
             blocks=block_keys([*ids, *tokens], self.core.block_tokens),
-            tell=lambda moment_s, tokens: made.put_nowait((moment_s, tokens)),
+            on_tokens=lambda moment_s, tokens: made.put_nowait((moment_s, tokens)),
             moves_on=moves_on,
         )
         if fetches:
@@ -226,14 +226,14 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         else:
             moment_s = self._ingress.pass_on(self._front, len(ids), self._streaming(), sent_s)
         times: list[Any] = []
-        tell = served.tell
+        on_tokens = served.on_tokens
 
-        def tell_and_time(moment_s: float, tokens: int) -> None:
+        def report_and_time(moment_s: float, tokens: int) -> None:
             if moves_on or tokens == served.output_tokens:
                 times.append(self.core.times(number[0]))
-            tell(moment_s, tokens)
+            on_tokens(moment_s, tokens)
 
-        served.tell = tell_and_time
+        served.on_tokens = report_and_time
         number = [0]
         number[0] = self.core.submit(served, moment_s)
         complete = False
@@ -289,7 +289,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
 
     def _cached_tokens(self, times: Any) -> int | None:
         """Cached prompt tokens for the usage; None unless the engine's arguments enable them, as in vLLM."""
-        return round(times.hit_tokens) if self._tells_cached else None
+        return round(times.hit_tokens) if self._reports_cached else None
 
     def _publish(self) -> None:
         """Publish the use of the front end and the metrics, after every event."""
@@ -306,8 +306,8 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         names = self._folder.names(f"streaming-{role}-")
         if not names:
             return 0.0
-        share, told_s = self._folder.numbers(random.choice(names)).read()
-        return share if self.clock.now_s() - told_s < FRESH_S else 0.0
+        share, published_s = self._folder.numbers(random.choice(names)).read()
+        return share if self.clock.now_s() - published_s < FRESH_S else 0.0
 
     # --- KV transfer --------------------------------------------------------------------------
 
@@ -434,12 +434,12 @@ class _Answer:
     @property
     def _usage(self) -> UsageInfo:
         prompt, completion = len(self.ids), len(self.tokens)
-        told = self.cached_tokens is not None
+        reported = self.cached_tokens is not None
         return UsageInfo(
             prompt_tokens=prompt,
             completion_tokens=completion,
             total_tokens=prompt + completion,
-            prompt_tokens_details=PromptTokenUsageInfo(cached_tokens=self.cached_tokens) if told else None,
+            prompt_tokens_details=PromptTokenUsageInfo(cached_tokens=self.cached_tokens) if reported else None,
         )
 
     def _logprobs(self, tokens: Sequence[int]) -> dict[str, Any] | None:
@@ -459,20 +459,20 @@ class _Answer:
         }
 
     def whole(self, kv_transfer_params: dict[str, Any] | None = None) -> Any:
-        wants_ids = bool(self._request.return_token_ids)
+        with_ids = bool(self._request.return_token_ids)
         text = self._vocabulary.decode(self.tokens)
         more: dict[str, Any] = {"id": self._id, "model": self._model, "usage": self._usage, "created": self._created}
         more["kv_transfer_params"] = kv_transfer_params
         common: dict[str, Any] = {"index": 0, "finish_reason": "length"}
-        if wants_ids:
+        if with_ids:
             common["token_ids"] = list(self.tokens)
         if self._chat:
             message = {"role": "assistant", "content": text}
-            if wants_ids:
+            if with_ids:
                 more["prompt_token_ids"] = list(self.ids)
             chat_choice = ChatCompletionResponseChoice(message=message, **common)
             return openai.ChatCompletionResponse(choices=[chat_choice], **more)
-        if wants_ids:
+        if with_ids:
             common["prompt_token_ids"] = list(self.ids)
         choice = CompletionResponseChoice(text=text, logprobs=self._logprobs(self.tokens), **common)
         return openai.CompletionResponse(choices=[choice], **more)

@@ -54,7 +54,7 @@ class RehearsalSubstitutes:
             raise UsageError(f"--hardware {request.rehearsal.hardware} is of CPU engines: give that of a GPU")
         shape = require_served_shape(request.deployment)
         self._shape: ModelShape = shape
-        slow_down, self._why = request.rehearsal.slow_down, "as asked for"
+        slow_down, self._why = request.rehearsal.slow_down, "as requested"
         if slow_down is None:
             slow_down, self._why = choose_slow_down(
                 request.deployment, request.workload, self._hardware, shape, usable_cores()
@@ -108,7 +108,7 @@ class RehearsalSubstitutes:
         return manifest.model_copy(update=changed)
 
     def _caches(self, deployment: Deployment | None) -> dict[str, EngineCache]:
-        assert deployment is not None, "a launch knows what it serves"
+        assert deployment is not None, "a launch has a deployment"
         return {
             role: engine_cache(deployment, pool, self._hardware, self._shape) for role, pool in deployment.pools.items()
         }

@@ -36,20 +36,20 @@ class Source:
 class SimulatedRequest:
     """A request at a simulated engine.
 
-    ``blocks``: a key per whole block of prompt and answer; equal beginnings have equal keys. ``tell``: called with
+    ``blocks``: a key per whole block of prompt and answer; equal beginnings have equal keys. ``on_tokens``: called with
     (moment, tokens so far) for the first, a middle and the last token, or for every token. ``moves_on``: another engine
-    decodes the request; ``tell`` is then called once, after the prefill. ``told``: tokens of the last call so far.
+    decodes the request; ``on_tokens`` is then called once, after the prefill. ``reported``: tokens of the last call.
     """
 
     input_tokens: int
     output_tokens: int
     blocks: Sequence[int]
-    tell: Callable[[float, int], None]
+    on_tokens: Callable[[float, int], None]
     source: Source | None = None
     moves_on: bool = False
     engine: Engine | None = None
     first_step: int = 0
-    told: int = 1
+    reported: int = 1
 
     def prompt(self, block_tokens: int) -> PromptBlocks:
         return PromptBlocks(self.input_tokens, tuple(self.blocks[: self.input_tokens // block_tokens]))
@@ -148,7 +148,7 @@ class RealTime(Stepping):
         self.log.input_tokens[number] = served.input_tokens
         self.log.output_tokens[number] = served.output_tokens
         self._at(moment_s, COMES if served.source else ENTERS, engine, number)
-        self._arm()  # not handled now: the caller must know the number before a callback
+        self._arm()  # not handled now: the caller must have the number before a callback
         return number
 
     def release_prefilled(self, number: int, moment_s: float) -> None:
@@ -166,7 +166,7 @@ class RealTime(Stepping):
         if served is None or served.engine is None:
             return
         engine = served.engine
-        served.tell = _nobody
+        served.on_tokens = _ignore
         for waiting in engine.waiting:
             if waiting.request == number and waiting.tokens_left is None:
                 engine.waiting.remove(waiting)
@@ -283,16 +283,16 @@ class RealTime(Stepping):
         served = self._served.pop(request)
         engine.load -= 1
         self._released[request] = engine
-        if served.tell is _nobody:
+        if served.on_tokens is _ignore:
             self._free(engine, request, now_s)
         else:
-            served.tell(now_s, 1)
+            served.on_tokens(now_s, 1)
 
     def first_token(self, engine: Engine, request: int, now_s: float) -> None:
         served = self._served[request]
         served.first_step = engine.step
         if served.output_tokens > 1:
-            served.tell(now_s, 1)
+            served.on_tokens(now_s, 1)
         if served.output_tokens > 2:
             batch = len(engine.running) + 1
             step_s = engine.costs.step_s(batch, 0, engine.context / batch)
@@ -307,9 +307,9 @@ class RealTime(Stepping):
         # Moments have an error of about 1e-10 s: a step that ends now counts as ended.
         done = min(engine.steps, int((now_s - engine.began_s) / engine.step_s + 1e-6)) if engine.busy else 0
         tokens = 1 + engine.step + done - served.first_step
-        if served.told < tokens < served.output_tokens:
-            served.told = tokens
-            served.tell(engine.began_s + done * engine.step_s if engine.busy else now_s, tokens)
+        if served.reported < tokens < served.output_tokens:
+            served.reported = tokens
+            served.on_tokens(engine.began_s + done * engine.step_s if engine.busy else now_s, tokens)
         if self.every_token and engine.busy and tokens < served.output_tokens - 1:
             self._push(engine.began_s + (done + 1) * engine.step_s, MIDDLE, engine, request)
 
@@ -317,7 +317,7 @@ class RealTime(Stepping):
         served = self._served.pop(request)
         engine.load -= 1
         self._caches[engine].answered(served.prompt(self.block_tokens), served.computed(self.block_tokens))
-        served.tell(now_s, served.output_tokens)
+        served.on_tokens(now_s, served.output_tokens)
         self.log.forget(request)
 
     def way(self, request: int) -> tuple[Links, Sender]:
@@ -349,5 +349,5 @@ class RealTime(Stepping):
             self.fetch(engine, self._last_s)
 
 
-def _nobody(moment_s: float, tokens: int) -> None:
-    """The ``tell`` of an aborted request."""
+def _ignore(moment_s: float, tokens: int) -> None:
+    """The ``on_tokens`` of an aborted request."""

@@ -17,7 +17,7 @@ from pdlab.core.commands import BENCH, VIZ
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, unguarded
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.text import choices, listed
-from pdlab.results.description import DESCRIPTION, DescribedResults, Stated, of_folder, said_of
+from pdlab.results.description import DESCRIPTION, DescribedResults, Stated, description_for, of_folder
 from pdlab.results.published_curves import BARE, Difference, PublishedCurve, separated
 from pdlab.results.published_files import FileLevels, PublishedLevel, read_levels
 from pdlab.results.published_names import parse_name
@@ -158,10 +158,10 @@ def _read_within(path: Path, folder: Path, entries: tuple[DescribedResults, ...]
     with searched(folder):
         files, folders = contents(folder)
     for file in files:
-        said = said_of(path, file.relative_to(path), entries)
-        reading = (
-            FileLevels((), "left out by its description") if said.skip else read_levels(path, file, name, named, said)
-        )
+        described = description_for(path, file.relative_to(path), entries)
+        reading = FileLevels((), "left out by its description")
+        if not described.skip:
+            reading = read_levels(path, file, name, named, described)
         found.levels.extend(reading.levels)
         if not reading.levels:
             found.skipped[file] = reading.skipped
@@ -250,7 +250,7 @@ def _experiment(
     deployment = None
     if topology is not None:
         deployment = Deployment(name=folder, model=model or "unknown", topology=unguarded(topology))
-    label = first.said.label
+    label = first.stated.label
     manifest = Manifest(
         origin="imported", label=label or folder, deployment=deployment, gpus=total, workload=runs[0].run.workload
     )

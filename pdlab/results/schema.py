@@ -15,7 +15,7 @@ from pdlab.core.nodes import ClusterView, Placement
 from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Load, RunKey, Slo, Workload
-from pdlab.results.kept import Row
+from pdlab.results.stored_rows import Row
 from pdlab.traffic.requests import TrafficHead
 
 SLO_PREFIX = "slo-"

@@ -136,7 +136,7 @@ class TrafficFile(Finite):
     tokenizer: str | None = None
 
     @model_validator(mode="after")
-    def _says_one_thing(self) -> TrafficFile:
+    def _consistent(self) -> TrafficFile:
         given = [name for name in SOURCES if getattr(self, name) is not None]
         if len(given) != 1:
             found = "none of them is there" if not given else f"{' and '.join(given)} are there"

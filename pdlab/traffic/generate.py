@@ -61,15 +61,15 @@ def _at_speed(spec: TrafficFile, requests: Iterator[TrafficRequest]) -> Iterator
             )
 
 
-def _random(spec: TrafficFile, asked: RandomRequests) -> Iterator[TrafficRequest]:
-    workload = asked.workload
+def _random(spec: TrafficFile, source: RandomRequests) -> Iterator[TrafficRequest]:
+    workload = source.workload
     if "seed" not in workload.model_fields_set:
         workload = workload.model_copy(update={"seed": spec.seed})
-    load = Open(rate_rps=asked.rate_rps, burstiness=asked.burstiness)
-    level = Level(load=load, num_requests=asked.requests, seed=spec.seed)
+    load = Open(rate_rps=source.rate_rps, burstiness=source.burstiness)
+    level = Level(load=load, num_requests=source.requests, seed=spec.seed)
     arrivals = workload.arrivals(level)
     if arrivals is None:
-        moments = islice(_gamma(spec.seed, asked), asked.requests)
+        moments = islice(_gamma(spec.seed, source), source.requests)
         triples = ((at_s, *pair) for at_s, pair in zip(moments, workload.draw(level), strict=True))
     else:
         triples = ((each.due_s, each.input_tokens, each.output_tokens) for each in arrivals)
@@ -82,11 +82,11 @@ def _random(spec: TrafficFile, asked: RandomRequests) -> Iterator[TrafficRequest
         yield TrafficRequest(name, name, blocks, out, at_s=at_s)
 
 
-def _gamma(seed: int, asked: RandomRequests) -> Iterator[float]:
+def _gamma(seed: int, source: RandomRequests) -> Iterator[float]:
     rng, now_s = random.Random(f"{seed}:arrivals"), 0.0
     while True:
         yield now_s
-        now_s += rng.gammavariate(asked.burstiness, 1 / (asked.rate_rps * asked.burstiness))
+        now_s += rng.gammavariate(source.burstiness, 1 / (source.rate_rps * source.burstiness))
 
 
 class _SessionDraws:
@@ -126,81 +126,81 @@ def _system(name: str | None, tenant: Tenant | None, otherwise: int = 0) -> tupl
     return ((f"system/{name or 'all'}", tokens),) if tokens else ()
 
 
-def _conversations(spec: TrafficFile, asked: Conversations) -> Iterator[TrafficRequest]:
-    for number, at_s in enumerate(islice(poisson(spec.seed, asked.rate_rps), asked.sessions)):
+def _conversations(spec: TrafficFile, source: Conversations) -> Iterator[TrafficRequest]:
+    for number, at_s in enumerate(islice(poisson(spec.seed, source.rate_rps), source.sessions)):
         session = f"c{number}"
         drawn = _SessionDraws(spec, session)
         name, tenant = drawn.tenant(spec.tenants)
         context, parent = 0, None
-        for turn in range(drawn.whole(asked.turns, "turns")):
-            blocks: tuple[Block, ...] = ((f"{session}/u{turn}", drawn.whole(asked.user_tokens, f"user{turn}")),)
+        for turn in range(drawn.whole(source.turns, "turns")):
+            blocks: tuple[Block, ...] = ((f"{session}/u{turn}", drawn.whole(source.user_tokens, f"user{turn}")),)
             if parent is None:
-                blocks = (*_system(name, tenant, asked.system_tokens), *blocks)
-            out = drawn.whole(asked.answer_tokens, f"answer{turn}")
+                blocks = (*_system(name, tenant, source.system_tokens), *blocks)
+            out = drawn.whole(source.answer_tokens, f"answer{turn}")
             context += sum(tokens for _, tokens in blocks) + out
-            if parent is not None and asked.most_tokens is not None and context > asked.most_tokens:
+            if parent is not None and source.most_tokens is not None and context > source.most_tokens:
                 break
             request = f"{session}t{turn}"
-            think_s = drawn.seconds(asked.think_s, f"think{turn}") if parent else 0.0
+            think_s = drawn.seconds(source.think_s, f"think{turn}") if parent else 0.0
             begins_s = None if parent else at_s
             yield TrafficRequest(request, session, blocks, out, begins_s, parent, think_s, tenant=name)
             parent = request
 
 
-def _agents(spec: TrafficFile, asked: Agents) -> Iterator[TrafficRequest]:
-    for number, at_s in enumerate(islice(poisson(spec.seed, asked.rate_rps), asked.sessions)):
-        yield from _Agent(spec, asked, f"a{number}").requests(at_s)
+def _agents(spec: TrafficFile, source: Agents) -> Iterator[TrafficRequest]:
+    for number, at_s in enumerate(islice(poisson(spec.seed, source.rate_rps), source.sessions)):
+        yield from _Agent(spec, source, f"a{number}").requests(at_s)
 
 
 class _Agent:
     """One agent session."""
 
-    def __init__(self, spec: TrafficFile, asked: Agents, session: str) -> None:
-        self.asked, self.session = asked, session
+    def __init__(self, spec: TrafficFile, source: Agents, session: str) -> None:
+        self.source, self.session = source, session
         self.drawn = _SessionDraws(spec, session)
         self.tenant, of_tenant = self.drawn.tenant(spec.tenants)
-        self.front = (*_system(self.tenant, of_tenant), (f"tools/{self.tenant or 'all'}", asked.tools_tokens))
-        repository = asked.repository
+        self.front = (*_system(self.tenant, of_tenant), (f"tools/{self.tenant or 'all'}", source.tools_tokens))
+        repository = source.repository
         if repository is not None:
             which = int(self.drawn.share("repository") * repository.count)
             self.front += ((f"repository/{which}", repository.tokens),)
 
     def requests(self, at_s: float) -> Iterator[TrafficRequest]:
         """Its steps, and the branches of each step."""
-        asked, drawn, session = self.asked, self.drawn, self.session
-        task = drawn.whole(asked.task_tokens, "task")
+        source, drawn, session = self.source, self.drawn, self.session
+        task = drawn.whole(source.task_tokens, "task")
         blocks: tuple[Block, ...] = (*self.front, (f"{session}/task", task))
         context, parent = 0, None
         waits: tuple[str, ...] = ()
-        for step in range(drawn.whole(asked.steps, "steps")):
+        for step in range(drawn.whole(source.steps, "steps")):
             fresh = False
             if parent is not None:
-                blocks = ((f"{session}/tool{step}", drawn.whole(asked.growth_tokens, f"growth{step}")),)
-                most = asked.compact_at_tokens
+                blocks = ((f"{session}/tool{step}", drawn.whole(source.growth_tokens, f"growth{step}")),)
+                most = source.compact_at_tokens
                 if most is not None and context + blocks[0][1] > most:
-                    summary = drawn.whole(asked.summary_tokens, f"summary{step}")
+                    summary = drawn.whole(source.summary_tokens, f"summary{step}")
                     blocks, fresh, context = (*self.front, (f"{session}/summary{step}", summary)), True, 0
-            out = drawn.whole(asked.answer_tokens, f"answer{step}")
+            out = drawn.whole(source.answer_tokens, f"answer{step}")
             context += sum(tokens for _, tokens in blocks) + out
-            gap_s = drawn.seconds(asked.tool_gap_s, f"gap{step}") if parent else 0.0
+            gap_s = drawn.seconds(source.tool_gap_s, f"gap{step}") if parent else 0.0
             name = f"{session}s{step}"
             begins_s = None if parent else at_s
             yield TrafficRequest(name, session, blocks, out, begins_s, parent, gap_s, waits, fresh, self.tenant)
             parent, waits = name, ()
-            if drawn.share(f"parallel{step}") < asked.parallel:
-                branches = [self._branch(name, step, branch) for branch in range(asked.branches)]
+            if drawn.share(f"parallel{step}") < source.parallel:
+                branches = [self._branch(name, step, branch) for branch in range(source.branches)]
                 yield from branches
                 waits = tuple(branch.id for branch in branches)
 
     def _branch(self, parent: str, step: int, branch: int) -> TrafficRequest:
         drawn, what = self.drawn, f"{step}b{branch}"
-        tokens = drawn.whole(self.asked.growth_tokens, f"growth{what}")
+        tokens = drawn.whole(self.source.growth_tokens, f"growth{what}")
         return TrafficRequest(
             id=f"{self.session}s{what}",
             session=self.session,
             blocks=((f"{self.session}/branch{what}", tokens),),
-            out=drawn.whole(self.asked.answer_tokens, f"answer{what}"),
+            out=drawn.whole(self.source.answer_tokens, f"answer{what}"),
             parent=parent,
-            gap_s=drawn.seconds(self.asked.tool_gap_s, f"gap{what}"),
+            gap_s=drawn.seconds(self.source.tool_gap_s, f"gap{what}"),
             tenant=self.tenant,
         )

@@ -73,7 +73,7 @@ def _hash(before: int, pieces: Sequence[object]) -> int:
 
 class TrafficPrompts:
     """The prompts of a workload in an engine's blocks of ``block_tokens``. A prompt begins with its parent's prompt and
-    answer; the latest ``remembered`` requests can be parents, of which nobody says how many go on from them."""
+    answer; the latest ``remembered`` requests can be parents, where the number of their followers is not given."""
 
     def __init__(self, block_tokens: int, remembered: int = 100_000) -> None:
         self.block_tokens, self.remembered = block_tokens, remembered

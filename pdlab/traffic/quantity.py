@@ -23,7 +23,7 @@ MS = 1000
 
 
 class Quantity(Finite):
-    """``nominal`` is the mean (or the median, where ``around`` says so). ``most``: of a geometric distribution."""
+    """``nominal`` is the mean (the median, if ``around`` is by the median). ``most``: of a geometric distribution."""
 
     nominal: float = Field(ge=0, le=1e12)
     around: Fixed | Uniform | Lognormal = FIXED

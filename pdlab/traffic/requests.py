@@ -202,13 +202,13 @@ def check_order(request: TrafficRequest, before: Container[str], where: str) -> 
 
 
 @contextmanager
-def opened(path: Path, wanted: str = "a trace") -> Iterator[TextIO]:
-    """A text file to read, with or without a byte order mark; ``wanted``: what to give instead. Raises UsageError."""
+def opened(path: Path, expected: str = "a trace") -> Iterator[TextIO]:
+    """A text file to read, with or without a byte order mark; ``expected``: what to give instead. Raises UsageError."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as stream:
             yield stream
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read ({reason_of(error)}); give {wanted}") from error
+        raise UsageError(f"{path}: cannot be read ({reason_of(error)}); give {expected}") from error
 
 
 def _head(path: Path, text: str) -> TrafficHead:

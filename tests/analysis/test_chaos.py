@@ -37,7 +37,7 @@ class TestRecovery:
         requests += [request(9 + i, 20 + i, 20.5 + i) for i in range(3)]
         assert analysis.recovery_s(fault(1, "kill_raylet", 10, 18), requests, 3) == pytest.approx(10.5)
 
-    def test_in_flight_at_the_fault_and_leaving_clients_say_nothing(self) -> None:
+    def test_in_flight_at_the_fault_and_leaving_clients_do_not_count(self) -> None:
         requests = [request(0, 9.0, 11.0), request(1, 11, 12), request(2, 11.5, 11.8, "left"), request(3, 12, 13)]
         assert analysis.recovery_s(fault(1, "k", 10, 10), requests, 2) == pytest.approx(2.0)
         assert analysis.recovery_s(fault(1, "k", 10, 10), requests, 3) is None
@@ -84,13 +84,13 @@ faults_drawn = st.lists(st.tuples(st.floats(0, 60), st.floats(0, 10), st.boolean
 @given(requests_drawn, faults_drawn)
 def test_no_request_is_invented_or_lost(requests: list[ChaosRequest], faults: list[InjectedFault]) -> None:
     chaos = made(requests, faults)
-    said = [r for r in requests if r.outcome != "left"]
+    counted = [r for r in requests if r.outcome != "left"]
     assert sum(analysis.total(requests).values()) == len(requests)
-    assert analysis.faulted(chaos) <= len(said)
+    assert analysis.faulted(chaos) <= len(counted)
     assert analysis.faulted(chaos) <= sum(each.requests for each in analysis.fault_outcomes(chaos))
     served = analysis.served_by_healthy(chaos)
     if served is not None:
-        assert 0 <= served.right <= served.requests <= len(said)
+        assert 0 <= served.right <= served.requests <= len(counted)
     for each in analysis.fault_outcomes(chaos):
         assert each.recovery_s is None or each.recovery_s >= 0
         assert each.slowest_error_s is None or each.slowest_error_s >= 0
@@ -115,9 +115,9 @@ def test_what_has_more_answers_in_a_row_has_fewer_too(requests: list[ChaosReques
 
 class TestServedByHealthy:
     def test_only_what_was_sent_while_a_spared_fault_lasted(self) -> None:
-        fates_in_turn: list[RequestOutcome] = ["right", "error", "right", "right", "right"]
+        outcomes_in_turn: list[RequestOutcome] = ["right", "error", "right", "right", "right"]
         requests = [request(0, 9.5, 12, "error")]
-        requests += [request(i + 1, 10 + i, 10.5 + i, outcome) for i, outcome in enumerate(fates_in_turn)]
+        requests += [request(i + 1, 10 + i, 10.5 + i, outcome) for i, outcome in enumerate(outcomes_in_turn)]
         served = analysis.served_by_healthy(made(requests, [fault(1, "k", 10, 10, spared=True)]))
         assert served == (2, 3), "in flight before it: not counted; sent after the recovery at 12.5 s: neither"
 

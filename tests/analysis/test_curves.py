@@ -157,7 +157,7 @@ def test_gpus_by_role() -> None:
         gpus_of(unknown)
 
 
-def test_units_are_said() -> None:
+def test_units_are_printed() -> None:
     gpu = one(closed(4, 1, 10))
     cpu = gpu.model_copy(update={"gpus": Gpus(total=2, device="cpu")})
     assert tables.node_name([gpu], View()) == "node (8 GPUs)"
@@ -190,7 +190,7 @@ def test_other_distributions_of_lengths_are_other_workloads() -> None:
     assert "different workloads (100:10 and 100:10 uniform 0.8-1.0" in (incomparable(drawn, View()) or "")
 
 
-def test_rehearsed_curves_say_so_and_are_compared_with_no_others() -> None:
+def test_rehearsed_curves_are_marked_and_are_compared_with_no_others() -> None:
     label = "collocated-4xtp1"
     measured, other = experiment(label, closed(4, 1, 10), name="a"), experiment(label, closed(4, 1, 10), name="b")
     manifest = other.manifest.model_copy(update={"origin": "simulated", "rehearsal": Rehearsal(slow_down=4)})
@@ -316,7 +316,7 @@ def test_one_experiment_and_none() -> None:
     assert sentences(bad, within(10.0), View()) == []
 
 
-def test_what_does_not_reach_the_bound_is_said() -> None:
+def test_what_does_not_reach_the_bound_is_reported() -> None:
     quick = experiment("collocated-8xtp1", closed(4, 1, 10), closed(8, 2, 12))
     slow = experiment("collocated-4xtp2", closed(4, 3, 30), closed(8, 4, 40))
     wide = experiment("collocated-2xtp4", closed(4, 0.5, 5), closed(8, 1.5, 50))

@@ -160,7 +160,7 @@ def test_a_crossing_beyond_the_noise_is_clear_and_its_interval_holds_it() -> Non
     assert change.high - change.low < 100
 
 
-def test_a_curve_that_ends_says_so() -> None:
+def test_a_curve_that_ends_is_marked() -> None:
     crossed = crossovers([curve([(5, 10), (6, 100)], "small"), curve([(7, 10), (9, 300)], "large")], View())
     assert crossed is not None
     (change,) = crossed.takeovers

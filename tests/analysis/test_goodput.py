@@ -123,7 +123,7 @@ def test_the_pick_names_the_best_only_beyond_the_noise() -> None:
     assert "TPOT <= 20 ms for 90 % of requests, by capacity of closed loops, no winner can be named" in text
 
 
-def test_the_same_requests_twice_are_told_apart_by_nothing() -> None:
+def test_the_same_requests_twice_cannot_be_distinguished() -> None:
     """The bound is met in one repeat and missed in the next: the lead's interval would be -95 to 3,568 %."""
     levels = [
         point(1, 1, [shared(1.0)] * 3),
@@ -140,7 +140,7 @@ def test_the_same_requests_twice_are_told_apart_by_nothing() -> None:
     assert "1.00 x (interval too wide), not distinguishable" in table
 
 
-def test_what_misses_and_what_is_unknown_is_said() -> None:
+def test_what_misses_and_what_is_unknown_is_reported() -> None:
     curves = [
         curve("good", point(1, 1, [shared(1.0)])),
         curve("bad", point(1, 1, [shared(0.1)])),

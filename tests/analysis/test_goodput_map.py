@@ -55,7 +55,7 @@ def test_cost_of_a_million_tokens() -> None:
     assert Cell(0.0).cost(3.6, 250.0) is None
 
 
-def test_a_map_says_who_has_most_and_who_is_as_good() -> None:
+def test_a_map_shows_who_has_most_and_who_is_as_good() -> None:
     fast = served(level(4, 0.2, 0.03), label="fast")
     smooth = served(level(2, 1.5, 0.01), label="smooth")
     near = served(level(4.1, 0.2, 0.03), label="near")

@@ -82,7 +82,7 @@ def test_the_true_ratio_is_covered_at_the_stated_rate(repeats: int) -> None:
     assert min(covered.values()) >= LEAST, covered
 
 
-def test_equals_are_told_apart_no_more_often_than_stated_however_many_there_are() -> None:
+def test_equals_are_distinguished_no_more_often_than_stated_however_many_there_are() -> None:
     rng = np.random.default_rng(42)
     wrong = 0
     for _ in range(TRIALS):
@@ -175,7 +175,7 @@ def test_the_reference_is_the_collocated_one_that_gives_most() -> None:
     assert headline(*curves, apart) == whole
 
 
-def test_three_lines_say_it() -> None:
+def test_three_lines_summarise_it() -> None:
     rng = np.random.default_rng(43)
     text = verdicts.headline(
         [drawn("collocated-2xtp1", rng, {}, 6), drawn("pd-pack-p1xtp1-d1xtp1", rng, FACTORS, 6)], View(gpus_per_node=2)
@@ -199,7 +199,7 @@ def many(count: int) -> list[Curve]:
     return [drawn(f"collocated-1xtp2 {i}", rng, each) for i, each in enumerate(factors)]
 
 
-def test_a_matrix_has_every_pair_both_ways_and_says_what_the_paragraphs_would() -> None:
+def test_a_matrix_has_every_pair_both_ways_and_the_figures_of_the_paragraphs() -> None:
     curves = many(MOST_SPELLED + 1)
     found = compared(curves, View())
     (matrix,) = found.matrices

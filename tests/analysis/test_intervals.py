@@ -1,4 +1,4 @@
-"""Intervals cover the truth as often as they say, over seeded trials; verdicts err no more often than they may."""
+"""Intervals cover the truth as often as stated, over seeded trials; verdicts err no more often than they may."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_mean_over_repeats_is_covered_at_the_stated_rate(repeats: int, shape
 
 
 def test_a_percentile_bootstrap_of_three_repeats_would_not() -> None:
-    """Why Student's t: the textbook bootstrap, on the same data, covers far less than it says."""
+    """Why Student's t: the textbook bootstrap, on the same data, covers far less than stated."""
     rng = np.random.default_rng(7)
     covered = 0
     for row in rng.normal(100, 8, (TRIALS, 3)):
@@ -116,7 +116,7 @@ def test_the_tail_of_a_queue_is_covered_where_its_sample_carries_it(
 
 
 @pytest.mark.parametrize("repeats", [2, 3, 5])
-def test_equal_configurations_are_told_apart_no_more_often_than_stated(repeats: int) -> None:
+def test_equal_configurations_are_distinguished_no_more_often_than_stated(repeats: int) -> None:
     rng = np.random.default_rng([3, repeats])
     wrong = 0
     for _ in range(TRIALS):

@@ -45,7 +45,7 @@ def test_direction_is_a_mirror(all_points: list[Point]) -> None:
 
 
 @given(points, st.tuples(coordinate, coordinate))
-def test_another_point_never_brings_a_beaten_one_back(all_points: list[Point], more: Point) -> None:
+def test_another_point_never_restores_a_beaten_one(all_points: list[Point], more: Point) -> None:
     before, after = set(pareto(all_points)), set(pareto([*all_points, more]))
     assert after - {len(all_points)} <= before
 

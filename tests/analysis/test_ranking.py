@@ -165,7 +165,7 @@ def test_one_repeat_carries_the_scatter_of_latencies_into_what_is_read_at_a_late
     assert errors[0] > 2 * errors[1] > 0.08
 
 
-def test_the_frontier_says_how_often_a_point_is_on_it() -> None:
+def test_the_frontier_has_how_often_a_point_is_on_it() -> None:
     rng = np.random.default_rng(25)
     alone = frontier_points([measured(rng, 3)], View())
     assert all(each.on_it for each in alone)

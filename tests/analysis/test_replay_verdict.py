@@ -31,7 +31,7 @@ def replayed(
     slos: Sequence[Slo] = (),
     gpus: int = 2,
     repeats: int = 1,
-    told: bool = True,
+    timed: bool = True,
 ) -> ReplayedDeployment:
     """A hundred sessions of one request of 100 prompt tokens; each answer has ten gaps, the last one with a stall."""
     records = [
@@ -50,7 +50,7 @@ def replayed(
     facts = replay_facts(LevelData.of(records), slos)
     assert facts is not None
     around = [PartsAround(name, 5, ttft_s, dict(parts)) for name in ("mean", "p50", "p90")]
-    of_ttft = TtftParts(label, "replay", 1.0, 100, 0, around[0], tuple(around[1:]), (), {}) if told else None
+    of_ttft = TtftParts(label, "replay", 1.0, 100, 0, around[0], tuple(around[1:]), (), {}) if timed else None
     return ReplayedDeployment(label, gpus, "gpu", ((run, facts),) * repeats, of_ttft)
 
 
@@ -66,14 +66,14 @@ def test_every_part_of_ttft_is_of_one_cause() -> None:
 
 
 # Two single starts with a standard deviation of 5 % each: exp(1.96 * 0.05 * sqrt(2)) is 1.149.
-@pytest.mark.parametrize(("factor", "told"), [(1.14, False), (1.16, True)])
-def test_a_lead_within_what_single_starts_differ_by_is_none(factor: float, told: bool) -> None:
+@pytest.mark.parametrize(("factor", "timed"), [(1.14, False), (1.16, True)])
+def test_a_lead_within_what_single_starts_differ_by_is_none(factor: float, timed: bool) -> None:
     findings = verdict("w", [replayed("slow", ttft_s=0.5 * factor), replayed("fast")])
     figures = by_figure(findings)
-    assert (figures["TTFT p50"].code == "replay_best_by") is told and figures["TPOT p50"].code == "replay_figure_tie"
+    assert (figures["TTFT p50"].code == "replay_best_by") is timed and figures["TPOT p50"].code == "replay_figure_tie"
     assert figures["TTFT p50"].numbers["limit"] == pytest.approx(1.1487, abs=1e-3)
-    assert findings[0].code == ("replay_best" if told else "replay_tie")
-    if told:
+    assert findings[0].code == ("replay_best" if timed else "replay_tie")
+    if timed:
         assert findings[0].numbers["best"] == "fast"
 
 
@@ -120,7 +120,7 @@ def test_the_largest_differing_part_is_why(
 
 
 def test_why_is_unknown_without_timelines() -> None:
-    findings = verdict("w", [replayed("slow", ttft_s=1.0, told=False), replayed("fast")])
+    findings = verdict("w", [replayed("slow", ttft_s=1.0, timed=False), replayed("fast")])
     assert [each.code for each in findings].count("replay_parts_unknown") == 2
 
 
@@ -151,7 +151,7 @@ def test_goodput_differs_by_the_bound_that_was_missed() -> None:
     )
 
 
-def test_different_winners_are_told_as_such() -> None:
+def test_different_winners_are_reported_as_such() -> None:
     findings = verdict("w", [replayed("first", ttft_s=0.1, gap_s=0.05), replayed("later", ttft_s=0.5, gap_s=0.02)])
     assert findings[0].code == "replay_none_best"
     assert "first by TTFT p50" in findings[0].text and "later by TPOT p50" in findings[0].text

@@ -208,7 +208,7 @@ def test_damaged_records_are_named(damage: Callable[[bytes], bytes], message: st
         requests.load_requests(store.folder, run)
 
 
-def test_answers_of_other_lengths_than_asked_are_counted() -> None:
+def test_answers_of_other_lengths_than_requested_are_counted() -> None:
     records = [
         RequestRecord(arrival_s=0.0, first_token_s=1.0, finish_s=2.0, input_tokens=5, output_tokens=3, asked=(5, 3)),
         RequestRecord(arrival_s=0.0, first_token_s=1.0, finish_s=2.0, input_tokens=5, output_tokens=2, asked=(5, 3)),

@@ -41,7 +41,7 @@ def stopped(rng: np.random.Generator, ratio: float, sd: float, target: float = 0
 
 
 @pytest.mark.parametrize("sd", [0.01, 0.05])
-def test_equals_are_told_apart_in_at_most_five_per_cent_of_the_stopped_experiments(sd: float) -> None:
+def test_equals_are_distinguished_in_at_most_five_per_cent_of_the_stopped_experiments(sd: float) -> None:
     rng = np.random.default_rng([61, round(100 * sd)])
     outcomes = [stopped(rng, 1.0, sd)[0].outcome for _ in range(TRIALS)]
     assert outcomes.count("lead") <= 0.05 * TRIALS + 8  # binomial, 99 %

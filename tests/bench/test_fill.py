@@ -89,12 +89,12 @@ def test_uneven_routing_is_made_up_for_and_an_engine_without_requests_ends_it() 
     assert len(starved.sent) == MOST_PARTS
 
 
-def test_asked_for_and_unknown_is_refused() -> None:
+def test_required_and_unknown_is_refused() -> None:
     with pytest.raises(UsageError, match="--fill-cache yes: the engines' metrics do not report"):
         fill(Unknown([1.0]), WORKLOAD, "yes", 0)
 
 
-def test_a_plan_says_the_same() -> None:
+def test_a_plan_has_the_same_words() -> None:
     assert planned("auto", WORKLOAD, local=True).startswith("not filled on CPUs")
     assert "at most 3 minutes" in planned("auto", WORKLOAD)
     assert "however long" in planned("yes", WORKLOAD, local=True)
@@ -102,7 +102,7 @@ def test_a_plan_says_the_same() -> None:
 
 
 @pytest.mark.usefixtures("warm_client")
-def test_a_sweep_fills_and_its_levels_say_how_old_the_pools_were(
+def test_a_sweep_fills_and_its_levels_record_how_old_the_pools_were(
     oracle: Oracle, tokenizer: Path, tmp_path: Path
 ) -> None:
     publish(tmp_path, oracle, tokenizer, Deployment(model="tiny-gptoss", topology=parse_label("collocated-1xtp1")))
@@ -126,6 +126,6 @@ def test_a_sweep_fills_and_its_levels_say_how_old_the_pools_were(
     prompts = [entry["prompt"] for entry in oracle.log()]
     assert len(set(prompts)) == len(prompts), "none can be found in the prefix cache"
     filling = oracle.log_of("fill")
-    assert {(len(entry["prompt"].split()), entry["ask"]["max_tokens"]) for entry in filling} == {(19, 1)}
+    assert {(len(entry["prompt"].split()), entry["body"]["max_tokens"]) for entry in filling} == {(19, 1)}
     text, _ = sweep("again")
     assert "KV pools: filled before" in text and len(oracle.log_of("fill")) == len(filling)

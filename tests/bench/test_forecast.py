@@ -63,13 +63,13 @@ def plan(folder: Path) -> Path:
 
 
 def hits(records: tuple[RequestRecord, ...], path: Path, by: CacheRules) -> dict[str, int | None]:
-    told = foreseen(records, path, by, ())
-    return {each.replayed.id: each.replayed.foreseen_tokens for each in told if each.replayed}
+    records = foreseen(records, path, by, ())
+    return {each.replayed.id: each.replayed.foreseen_tokens for each in records if each.replayed}
 
 
 def bounds(records: tuple[RequestRecord, ...], path: Path, by: CacheRules) -> dict[str, tuple[int, int] | None]:
-    told = foreseen(records, path, by, ())
-    return {each.replayed.id: each.replayed.foreseen_bounds for each in told if each.replayed}
+    records = foreseen(records, path, by, ())
+    return {each.replayed.id: each.replayed.foreseen_bounds for each in records if each.replayed}
 
 
 def test_a_follow_up_hits_prompt_and_answer_and_another_one_what_was_there_when_it_came(tmp_path: Path) -> None:
@@ -100,23 +100,23 @@ def test_each_engine_has_a_cache_of_its_own(tmp_path: Path) -> None:
     assert found == {"a0": 0, "b0": 0, "a1": 12}
 
 
-def test_prompts_that_the_file_does_not_foresee_are_those_that_were_told(tmp_path: Path) -> None:
+def test_prompts_that_the_file_does_not_determine_are_those_that_were_reported(tmp_path: Path) -> None:
     path = plan(tmp_path)
     records = (record("a0", 0.0, 0.5), record("b0", 1.0, 1.5), record("a1", 2.0, 2.5, "a0"))
-    told = (
+    reported = (
         ComputedTokens(id="a0", tokens=9, computed=13, keys=(1, 2, 3)),
         ComputedTokens(id="b0", tokens=9, computed=13, keys=(1, 8, 9)),
         ComputedTokens(id="a1", tokens=17, computed=21, keys=(1, 2, 3, 4, 5)),
     )
 
-    def by(rules: CacheRules, told: Sequence[ComputedTokens]) -> list[int | None]:
-        return [each.replayed.foreseen_tokens for each in foreseen(records, path, rules, told) if each.replayed]
+    def by(rules: CacheRules, reported: Sequence[ComputedTokens]) -> list[int | None]:
+        return [each.replayed.foreseen_tokens for each in foreseen(records, path, rules, reported) if each.replayed]
 
-    assert by(rules("r0"), told) == [0, 4, 12]
-    assert by(rules("r0", answers=False), told) == [0, 4, 8], "prefill does not compute answers"
-    assert by(rules("r0"), told[:2]) == [None] * 3, "nobody told a prompt"
-    two = foreseen(records, path, rules("r0", "r1"), told)
-    assert two == records, "text may be in a cache before a replay begins: nobody knows bounds"
+    assert by(rules("r0"), reported) == [0, 4, 12]
+    assert by(rules("r0", answers=False), reported) == [0, 4, 8], "prefill does not compute answers"
+    assert by(rules("r0"), reported[:2]) == [None] * 3, "a prompt was not reported"
+    two = foreseen(records, path, rules("r0", "r1"), reported)
+    assert two == records, "text may be in a cache before a replay begins: there are no bounds"
     requests = list(read_requests(path))
     with path.open("w") as stream:
         write_requests(stream, TrafficHead(endpoint="chat"), requests)
@@ -137,9 +137,9 @@ def test_memory_of_the_host_gives_back_what_the_engine_forgot(tmp_path: Path) ->
     assert set(full.values()) == {None}, "what goes first where not all fits is not known"
 
 
-def test_replicas_are_told_by_timelines() -> None:
-    told = RequestTimeline(id="replay1-00ff-a0", path="pd", role_p="p1", role_d="d2", t={})
-    first, other = placed((record("a0", 0.0, 1.0), record("b0", 0.0, 1.0)), [told], "replay1-00ff-")
+def test_replicas_come_from_timelines() -> None:
+    reported = RequestTimeline(id="replay1-00ff-a0", path="pd", role_p="p1", role_d="d2", t={})
+    first, other = placed((record("a0", 0.0, 1.0), record("b0", 0.0, 1.0)), [reported], "replay1-00ff-")
     assert first.replayed and (first.replayed.replica, first.replayed.prefill_replica) == ("d2", "p1")
     assert other.replayed and other.replayed.replica is None
 
@@ -209,8 +209,8 @@ def test_a_prompt_of_a_fluid_pool_hits_at_least_what_its_engine_computed_or_deco
     assert bounds(failed, path, by) == {"a0": None, "b0": (0, 8), "a1": (8, 16)}, "it may have been computed"
 
 
-def test_simulated_engines_have_the_caches_that_their_launch_told(tmp_path: Path) -> None:
-    told = {"prefill": cache(50), "decode": cache(70)}
+def test_simulated_engines_have_the_caches_that_their_launch_published(tmp_path: Path) -> None:
+    reported = {"prefill": cache(50), "decode": cache(70)}
     pd = ONE.model_copy(
         update={
             "topology": Disaggregated(prefill=Pool(), decode=Pool(), placement="pack"),
@@ -218,7 +218,7 @@ def test_simulated_engines_have_the_caches_that_their_launch_told(tmp_path: Path
         }
     )
     pools = {"p0": pool("prefill"), "d0": pool("decode")}
-    made = cache_rules(pd, pools, local=False, rehearsal=Rehearsal(caches=told))
+    made = cache_rules(pd, pools, local=False, rehearsal=Rehearsal(caches=reported))
     assert made == CacheRules({"p0": cache(50)}, answers=False, grows=True)
     records = (record("a0", 0.0, 1.0), record("b0", 1.0, 2.0), record("a1", 3.0, 5.0, "a0"))
     assert hits(records, plan(tmp_path), made) == {"a0": 0, "b0": 8, "a1": 12}
@@ -226,11 +226,11 @@ def test_simulated_engines_have_the_caches_that_their_launch_told(tmp_path: Path
     assert one == rules("r0")._replace(grows=True)
     assert hits(records, plan(tmp_path), one) == {"a0": 0, "b0": 8, "a1": 16}, "it generated the answer too"
     assert cache_rules(ONE, {"r0": pool("collocated")}, local=False, rehearsal=Rehearsal()) is None, "an older launch"
-    assert cache_rules(pd, {"d0": pool("decode")}, local=False, rehearsal=Rehearsal(caches=told)) is None
+    assert cache_rules(pd, {"d0": pool("decode")}, local=False, rehearsal=Rehearsal(caches=reported)) is None
 
 
-def test_behind_a_router_nobody_knows_which_simulated_engine_computed_a_prompt(tmp_path: Path) -> None:
-    """A rehearsal has no timelines to tell it."""
+def test_behind_a_router_the_simulated_engine_of_a_prompt_is_unknown(tmp_path: Path) -> None:
+    """A rehearsal has no timelines."""
     records = (record("a0", 0.0, 1.0), record("b0", 1.0, 2.0), record("a1", 3.0, 5.0, "a0"))
     two = cache_rules(
         ONE.model_copy(update={"topology": Collocated(pool=Pool(replicas=2))}),
@@ -271,7 +271,7 @@ def test_hits_grow_with_a_cache_of_full_attention(model: str, arguments: dict[st
 def test_what_is_not_known_is_not_foreseen() -> None:
     assert cache_rules(None, {"r0": pool("collocated")}, local=True) is None
     assert cache_rules(ONE, {}, local=True) is None
-    assert cache_rules(ONE, {"r0": pool("collocated")}, local=False) is None, "nobody says how large a block is on GPUs"
+    assert cache_rules(ONE, {"r0": pool("collocated")}, local=False) is None, "the size of a block on GPUs is not given"
     named = ONE.model_copy(update={"engine_kwargs": {"block_size": 16, "prefix_cache_retention_interval": 512}})
     made = cache_rules(named, {"r0": pool("collocated")}, local=False)
     assert made is not None and made.block_tokens == 16 and made.caches["r0"].retention == 512

@@ -1,4 +1,4 @@
-"""Every gate: silent on a clean level, loud on its own fault, alone; and what it cannot judge it says."""
+"""Every gate: silent on a clean level, loud on its own fault, alone; and unchecked where its data is missing."""
 
 from __future__ import annotations
 
@@ -208,11 +208,11 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("restarts", {"engines_before": engines(requests=30)}, "an engine was restarted during the level"),
     (
         "restarts",
-        {"strangers": ("r9",)},
+        {"unpublished": ("r9",)},
         "a replica was replaced: r9 answers, but the launch neither started nor verified it",
     ),
     # What the published engines did not do, another did: no word of KV bytes.
-    ("restarts", {"strangers": ("r9",), **nixl(bytes_transferred=10)}, "a replica was replaced: r9 answers"),
+    ("restarts", {"unpublished": ("r9",), **nixl(bytes_transferred=10)}, "a replica was replaced: r9 answers"),
     (
         "roles",
         {"fluid": True, "roles_changed": True},
@@ -310,7 +310,7 @@ def test_lag_is_judged_by_what_it_is_measured_beside(ttft_s: float, gaps: tuple[
     assert ("client_saturation" not in failed) == valid
 
 
-def test_a_split_that_nobody_could_ask_for_is_unchecked_and_of_fluid_pools_alone() -> None:
+def test_roles_that_cannot_be_read_are_unchecked_and_of_fluid_pools_alone() -> None:
     assert validate_level(evidence(fluid=True, roles_changed=False)) == validate_level(evidence())
     assert validate_level(evidence(fluid=True)).unchecked == {"roles": found("role_board_unreachable")}
 
@@ -357,7 +357,7 @@ def test_hits_may_differ_from_the_forecast_by_two_points() -> None:
         assert validate_level(level).failed_gates == failed
 
 
-def test_hits_within_bounds_are_told_and_not_judged() -> None:
+def test_hits_within_bounds_are_reported_and_not_judged() -> None:
     """Of each prompt of 100 tokens between 20 and 60 were cached."""
 
     def judged(hits: int) -> Any:
@@ -387,14 +387,14 @@ def test_what_comes_from_memory_of_the_host_is_a_hit_of_who_computes_prompts() -
     assert "cache_hits" in failed("decode"), "what decode gets from a connector was just computed"
 
 
-def test_hits_of_a_fluid_pool_are_those_that_servers_told() -> None:
+def test_hits_of_a_fluid_pool_are_those_that_servers_reported() -> None:
     """Its counters are of prefill and decode together."""
 
-    def level(*told: int | None) -> Any:
+    def level(*cached: int | None) -> Any:
         made = turns(foreseen=25)
         records = [
             record.model_copy(
-                update={"replayed": record.replayed.model_copy(update={"cached_tokens": told[at % len(told)]})}
+                update={"replayed": record.replayed.model_copy(update={"cached_tokens": cached[at % len(cached)]})}
             )
             for at, record in enumerate(made["records"])
         ]
@@ -458,7 +458,7 @@ def test_every_gate_is_in_the_list_of_faults() -> None:
     assert tested == set(NAMES)
 
 
-def test_a_rehearsal_is_judged_by_the_model_alone_where_it_knows_the_requests() -> None:
+def test_a_rehearsal_is_judged_by_the_model_alone_where_it_has_the_requests() -> None:
     assert validate_level(evidence(**rehearsed())) == validate_level(evidence())
     unstamped = validate_level(evidence(**rehearsed(modelled_requests=3.0)))
     assert unstamped.valid
@@ -511,16 +511,16 @@ def test_what_prefill_loads_from_a_store_is_cached_and_what_decode_pulls_is_not(
 
 
 class TestVariedLengths:
-    """Each request is judged against what was asked of it, not against the nominal lengths."""
+    """Each request is judged against its own lengths, not against the nominal lengths."""
 
     WORKLOAD = WORKLOAD.model_copy(update={"lengths": parse_lengths("uniform:0.5-1.5")})
 
-    def test_answers_as_long_as_their_requests_asked_are_right(self) -> None:
+    def test_answers_as_long_as_requested_are_right(self) -> None:
         short = request(22.0, gaps=(0.5, 0.5), input_tokens=60, asked=(60, 3))
         records = (*waves(asked=(100, 5))[:-1], short)
         assert validate_level(evidence(records=records, workload=self.WORKLOAD)).valid
 
-    def test_the_nominal_length_is_wrong_where_another_was_asked(self) -> None:
+    def test_the_nominal_length_is_wrong_where_another_was_requested(self) -> None:
         records = (*waves(asked=(100, 5))[:-1], request(22.0, asked=(101, 4)))
         judged = validate_level(evidence(records=records, workload=self.WORKLOAD))
         assert judged.failed_gates == ("token_counts",)
@@ -556,7 +556,7 @@ class TestVariedLengths:
             list(gates.judge_warm_up(LevelData.of([request(0.0, gaps=(0.25,) * 3)]), workload))
 
 
-def test_what_cannot_be_judged_is_said_not_passed() -> None:
+def test_what_cannot_be_judged_is_unchecked_not_passed() -> None:
     blind = evidence(
         records=waves(lateness_s=None),
         kv_expected=False,
@@ -574,7 +574,7 @@ def test_what_cannot_be_judged_is_said_not_passed() -> None:
     assert "kv_transfers" not in validate_level(blind, moves_kv=False).unchecked
 
 
-def test_how_calls_of_prefill_failed_is_told() -> None:
+def test_how_calls_of_prefill_failed_is_reported() -> None:
     after = engines(prefill_timeouts=1, prefill_retries=5, prefill_local=1)
     (reason,) = validate_level(evidence(engines_after=after)).reasons
     assert "(1 had no answer within --prefill-timeout-s)" in reason
@@ -624,7 +624,7 @@ def test_requests_of_others_that_cannot_be_counted(changes: dict[str, Any], why:
     assert "other_requests" not in validity.failed_gates and validity.unchecked["other_requests"].code == why
 
 
-def test_smoke_and_ramp_are_not_asked_for_a_steady_state() -> None:
+def test_smoke_and_ramp_need_no_steady_state() -> None:
     smoke = validate_level(evidence(records=waves(4), num_requests=8, smoke=True))
     ramp = validate_level(evidence(load=Ramp(start_rps=1, end_rps=4)))
     for validity in (smoke, ramp):
@@ -635,10 +635,10 @@ def in_turns(longer: float, rounds: int) -> Evidence:
     """Turns of 60 s at 2 requests/s: answers of 3 s, and then of 12 s; at the end ``longer`` seconds more."""
     workload = WORKLOAD.model_copy(update={"lengths": parse_lengths("mixes:1000:50,200:200,every=60")})
     moments = [0.5 * number for number in range(rounds * 240)]
-    asked = {0: (1000, 50), 1: (200, 200)}
+    lengths = {0: (1000, 50), 1: (200, 200)}
     records = []
     for arrival_s in moments:
-        prompt, answer = asked[int(arrival_s // 60) % 2]
+        prompt, answer = lengths[int(arrival_s // 60) % 2]
         tpot_s = 0.06 + longer * arrival_s / moments[-1] / answer
         records.append(
             request(arrival_s, gaps=(tpot_s,) * (answer - 1), input_tokens=prompt, asked=(prompt, answer), ttft_s=0.1)
@@ -730,7 +730,7 @@ def test_long_answers_are_no_overload() -> None:
             assert steady is None or 7 < steady.requests_per_s < 13
 
 
-def test_a_rate_without_a_window_is_told_to_hold_longer_or_that_it_is_too_high() -> None:
+def test_a_rate_without_a_window_must_be_held_longer_or_is_too_high() -> None:
     load = Open(rate_rps=10)
     far = validate_level(evidence(records=tuple(queue(random.Random(1), 10, 4, 200)), load=load, num_requests=200))
     assert far.failed_gates == ("few_requests", "steady_state")
@@ -761,7 +761,7 @@ def test_two_ingress_replicas_may_use_a_core_each_and_what_was_not_seen_is_unche
 
 
 class TestAfterCanary:
-    """What is asked once behind a sweep judges each of its levels."""
+    """What is sent once behind a sweep judges each of its levels."""
 
     CLEAN = Validity(notes=(found("decode_approximated"),))
 
@@ -778,7 +778,7 @@ class TestAfterCanary:
         assert judged.valid and judged.unchecked == {"canary": found("canary_not_compared", detail="no answer")}
 
 
-def test_the_guards_gates_are_asked_where_there_is_a_guard() -> None:
+def test_the_guards_gates_apply_where_there_is_a_guard() -> None:
     names = {"guard_recomputed", "guard_deadline", "kv_connections"}
     assert validate_level(evidence(**guarded())).valid
     restarted = {**guarded(), "engines_before": engines(requests=30)}
@@ -787,7 +787,7 @@ def test_the_guards_gates_are_asked_where_there_is_a_guard() -> None:
     assert not names & set(validate_level(evidence(**without)).unchecked)
 
 
-def told(number: int = 0, **changes: Any) -> RequestTimeline:
+def timeline(number: int = 0, **changes: Any) -> RequestTimeline:
     """Of a request whose KV cache was read once."""
     order = ("call", "answer", "queued", "admitted", "posted", "seen", "told", "usable", "scheduled", "first")
     marks = {mark: float(at) for at, mark in enumerate((*order, "first_byte"))}
@@ -799,14 +799,17 @@ def told(number: int = 0, **changes: Any) -> RequestTimeline:
     ("timelines", "codes"),
     [
         ([], []),
-        ([told(number) for number in range(24)], []),
-        ([told(number) for number in range(23)], ["timelines_lacking"]),
-        ([told(number, err="no") for number in range(24)], ["timelines_lacking"]),
-        ([told(number, wire=[]) for number in range(24)], ["timelines_miss_reads"]),
-        ([*(told(number) for number in range(23)), told(t={**told().t, "seen": 3.5})], ["timelines_disordered"]),
-        ([*(told(number) for number in range(23)), told(ttft_s=0.0085)], ["timelines_disordered"]),
+        ([timeline(number) for number in range(24)], []),
+        ([timeline(number) for number in range(23)], ["timelines_lacking"]),
+        ([timeline(number, err="no") for number in range(24)], ["timelines_lacking"]),
+        ([timeline(number, wire=[]) for number in range(24)], ["timelines_miss_reads"]),
+        (
+            [*(timeline(number) for number in range(23)), timeline(t={**timeline().t, "seen": 3.5})],
+            ["timelines_disordered"],
+        ),
+        ([*(timeline(number) for number in range(23)), timeline(ttft_s=0.0085)], ["timelines_disordered"]),
     ],
-    ids=["none told", "whole", "one lacks", "all lack a mark", "no reads", "out of order", "longer than the client's"],
+    ids=["none", "whole", "one lacks", "all lack a mark", "no reads", "out of order", "longer than the client's"],
 )
 def test_timelines_that_contradict_something_are_noted(timelines: list[RequestTimeline], codes: list[str]) -> None:
     validity = validate_level(evidence(timelines=tuple(timelines)))

@@ -1,4 +1,4 @@
-"""Bounds on the hits of a replay, where nobody knows which engine computed a prompt or what it holds."""
+"""Bounds on the hits of a replay, where the engine of a prompt, or what it holds, is unknown."""
 
 from __future__ import annotations
 

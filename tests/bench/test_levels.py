@@ -89,7 +89,7 @@ def test_prompts_per_level_wins() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"repeats": 0}, {"prompts_per_level": 0}, {"loads": []}])
-def test_nothing_asked(wrong: dict[str, Any]) -> None:
+def test_no_level_is_refused(wrong: dict[str, Any]) -> None:
     arguments = {"loads": [Closed(concurrency=1)], **wrong}
     with pytest.raises(UsageError):
         levels.build_sweep(WORKLOAD, **arguments)

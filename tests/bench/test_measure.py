@@ -26,16 +26,16 @@ WORKLOAD = Workload(input_tokens=10, output_tokens=2)
 
 
 class Client:
-    """Answers every level at once; with too few processes it says that it was saturated."""
+    """Answers every level at once; with too few processes it reports that it was saturated."""
 
     def __init__(self, enough: int = 1, fails: bool = False) -> None:
         self.processes = 1
         self.enough = enough
         self.fails = fails
-        self.asked: list[ClientLevel] = []
+        self.levels: list[ClientLevel] = []
 
     def run(self, level: ClientLevel, progress: Any = None) -> ClientAnswer:
-        self.asked.append(level)
+        self.levels.append(level)
         records = [
             RequestRecord(
                 arrival_s=0.1 * i, first_token_s=0.1 * i + 0.05, finish_s=None if self.fails else 0.1 * i + 0.06,
@@ -89,8 +89,8 @@ def test_a_saturated_load_generator_grows_and_measures_again() -> None:
     assert run.validity.valid
     assert run.client.lateness and run.client.lateness.percentiles_s["p99"] == pytest.approx(0.002)
     assert "sent late p50 2.0 p99 2.0 ms" in measure.describe(run)
-    assert len({asked.seed for asked in client.asked}) == 3, "new prompts: the old ones are in the prefix cache"
-    assert run.seed == client.asked[-1].seed
+    assert len({sent.seed for sent in client.levels}) == 3, "new prompts: the old ones are in the prefix cache"
+    assert run.seed == client.levels[-1].seed
     note = run.validity.notes[0]
     assert (note.code, note.numbers["processes"], note.numbers["before"]) == ("measured_with_more_processes", 2, 1)
 
@@ -107,7 +107,7 @@ def test_it_grows_no_further_than_it_may() -> None:
 def test_what_is_measured_once_is_kept_though_the_load_generator_was_saturated() -> None:
     client = Client(enough=4)
     run, _ = made(client, max_processes=8).measure(level(8), once=True)
-    assert client.processes == 1 and len(client.asked) == 1
+    assert client.processes == 1 and len(client.levels) == 1
     assert run.validity.failed_gates == ("client_saturation",) and not run.validity.notes
 
 
@@ -176,7 +176,7 @@ def test_counters_of_a_level_are_read_when_every_pool_has_counted_it(monkeypatch
 
 
 def test_what_others_had_finished_is_not_the_levels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests of others before the level are not counted to it; those of others in it are waited for, then told."""
+    """Requests of others before the level are not counted to it; those of others in it fail it."""
     counts = [8, 30, 30, 30, 80, 90]
     reads = iter([*counts, *[90] * 20])
 
@@ -233,7 +233,7 @@ def test_what_was_late_before_a_level_is_not_called_another_clients(monkeypatch:
     assert second.validity.valid and "other_requests" in second.validity.unchecked, second.validity
 
 
-def test_an_unpublished_replica_that_does_the_work_is_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unpublished_replica_that_does_the_work_fails_the_level(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica that Ray Serve put in the place of a published one, before the level began."""
     exports(monkeypatch, [page(r0=8, r9=8), page(r0=8, r9=8), *[page(r0=8, r9=48)] * 20])
     monkeypatch.setattr(measure, "SHORT_STILL_S", 0.01)
@@ -296,12 +296,12 @@ def test_a_rehearsal_is_sent_in_slow_time_and_kept_in_simulated_time() -> None:
         assert rehearsed.whole.itl is None and real.whole.itl is not None
         assert records[1].arrival_s == pytest.approx(0.02)
         assert "rehearsed_pace" in rehearsed.validity.unchecked and "rehearsed_pace" not in real.validity.unchecked
-    assert [asked.stamped for asked in (*plain.asked, *slow.asked)] == [False, False, True, True]
-    assert slow.asked[1].load == Open(rate_rps=2) and slow.asked[1].request_timeout_s == 5
+    assert [sent.stamped for sent in (*plain.levels, *slow.levels)] == [False, False, True, True]
+    assert slow.levels[1].load == Open(rate_rps=2) and slow.levels[1].request_timeout_s == 5
 
 
 @pytest.mark.parametrize("rehearsal", [None, Rehearsal(slow_down=5)])
-def test_a_spoiled_level_says_what_it_is_of_as_others_do(rehearsal: Rehearsal | None) -> None:
+def test_a_spoiled_level_has_the_origin_of_others(rehearsal: Rehearsal | None) -> None:
     driver = made(Client(), rehearsal=rehearsal)
     died_level, whole = (
         driver.died_level(level(), found("replica_died", why="a replica died"))[0],

@@ -1,4 +1,4 @@
-"""A replica dies in a level, which is set aside; the deployment is waited for, its canary asked, the level repeated."""
+"""A replica dies in a level, which is set aside; the deployment is waited for, its canary sent, the level repeated."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_what_is_whole(seen: list[ReplicaHealth], missing: str | None) -> None:
 
 
 class World:
-    """A clock that sleeping moves, and what the pages, the server and the canary say at a time."""
+    """A clock that sleeping moves, and the state of the pages, the server and the canary at a time."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -85,7 +85,7 @@ class World:
     def health(self, _: object) -> list[ReplicaHealth]:
         return next(found for since, found in reversed(self.pages) if since <= self.now)
 
-    def ask(self, *_: object) -> CanaryResult:
+    def send_canary(self, *_: object) -> CanaryResult:
         return self.canary.pop(0) if len(self.canary) > 1 else self.canary[0]
 
 
@@ -97,7 +97,7 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
     monkeypatch.setattr(recovery.time, "sleep", made.sleep)
     monkeypatch.setattr(recovery, "read_health", made.health)
     monkeypatch.setattr(recovery, "answers", lambda url: made.now >= made.answers_from)
-    monkeypatch.setattr(recovery.canary, "ask_again", made.ask)
+    monkeypatch.setattr(recovery.canary, "ask_again", made.send_canary)
     save_running(Running(**{name: getattr(target(), name) for name in Running.model_fields}))
     yield made
 
@@ -162,7 +162,7 @@ def test_wrong_answers_end_it(world: World) -> None:
 
 
 class Driver:
-    """Measures as it is told: an outcome per measurement."""
+    """Measures what is planned: an outcome per measurement."""
 
     timelines = ()
 
@@ -249,7 +249,7 @@ def test_failures_without_a_death_are_the_level_s_own(tmp_path: Path) -> None:
 
 def test_requests_that_took_too_long_are_no_sign_of_a_death(tmp_path: Path) -> None:
     driver = Driver(invalid("failed_requests", SLOW))
-    driver.alive = "asked for nothing, which takes 25 s"
+    driver.alive = "checked for nothing, which takes 25 s"
     (run,) = measured(tmp_path, driver).runs()
     assert not run.validity.valid and not driver.recovered
 
@@ -262,7 +262,7 @@ def test_a_replica_that_was_replaced_meanwhile_spoils_the_level_too(tmp_path: Pa
     assert driver.recovered == [("in any words", 900.0)], "without what a person would have to do"
 
 
-def test_what_a_person_would_have_to_do_is_not_said_where_the_sweep_does_it(tmp_path: Path) -> None:
+def test_what_a_person_would_have_to_do_is_left_out_where_the_sweep_does_it(tmp_path: Path) -> None:
     driver = Driver(DeploymentDied("replica p1 died", "; do this"), FINE)
     (run,) = measured(tmp_path, driver).runs()
     assert run.replaces and run.replaces.reasons == ("replica p1 died",)

@@ -20,7 +20,7 @@ FEW, MANY = 25_000, 100_000
 OF_REQUEST = 60
 POLL_S = 0.002
 
-# One level, told by made-up processes, up to its files.
+# One level, reported by made-up processes, up to its files.
 MEASURE = """
 import contextlib, io, json, sys
 from pathlib import Path
@@ -45,7 +45,7 @@ level = Level(load=Replay(), num_requests=count, seed=1)
 prefix = id_prefix(level.key.stem, level.seed)
 marks = {"queued": 1.0, "scheduled": 2.0, "first": 90.0, "first_byte": 91.0}
 
-def told(part):
+def messages(part):
     yield {"event": "prepared"}
     own = range(part, count, processes)
     for at in range(0, len(own), 200):
@@ -73,7 +73,7 @@ def told(part):
 client = LoadClient(processes)
 for part, process in enumerate(client._processes):
     process._ready, process._send = True, lambda line: None
-    process._receive = told(part).__next__
+    process._receive = messages(part).__next__
 deployment = Deployment(model="m", topology=parse_label("collocated-2xtp1"))
 target = Target(base_url="http://h", model_id="m", tokenizer="t", name="x", replicas=("replica0", "replica1"),
                 manifest=Manifest(origin="measured", label=deployment.label, deployment=deployment))
@@ -112,9 +112,9 @@ def measured(folder: Path, count: int, processes: int = 1, tokens: int = TOKENS)
             if (now := re.search(r"RssAnon:\s+(\d+)", status.read_text())) is not None:
                 peak_kb = max(peak_kb, int(now[1]))
             time.sleep(POLL_S)
-        told, errors = process.communicate()
+        output, errors = process.communicate()
     assert process.returncode == 0, errors
-    answered, hits = json.loads(told.splitlines()[-1])
+    answered, hits = json.loads(output.splitlines()[-1])
     return answered, hits, 1024 * peak_kb
 
 

@@ -35,11 +35,11 @@ def test_the_bracket_of_a_known_queue_holds_the_truth(bound_s: float, decode_s: 
     assert sum(low > truth for low in lows) <= 2 and sum(high < truth for high in highs) <= 2
     assert max(lows) < 1 / SERVICE_S
     narrow = sum(high / low < 2 for low, high in zip(lows, highs, strict=True) if low)
-    assert narrow >= SEARCHES - 3, "and it says something"
+    assert narrow >= SEARCHES - 3, "and narrow ones"
 
 
 def test_a_server_without_a_limit_has_no_upper_end() -> None:
-    """Answers that take 12 s: the windows of an earlier rule said that requests piled up."""
+    """Answers that take 12 s: by the windows of an earlier rule requests piled up."""
     search = SloSearchOptions(slo=Slo(ttft_s=1.0, quantile=0.8), max_points=4)
     answer = slo_offline.search_over(
         lambda level: served(level, 0.0, 12.0), search, WORKLOAD, label="x", hold_s=30, guess_rps=1.0
@@ -62,7 +62,7 @@ def test_a_bound_that_overload_does_not_touch_is_never_met_above_the_service_rat
         assert answer.high_rps is not None and 1 / SERVICE_S <= answer.high_rps <= 16, answer.detail
         assert answer.best_rps is None or answer.best_rps < 1 / SERVICE_S
         lows.append(answer.low_rps)
-    assert sum(low >= 8 for low in lows) >= SEARCHES - 3, "and it says something"
+    assert sum(low >= 8 for low in lows) >= SEARCHES - 3, "and narrow ones"
 
 
 @pytest.mark.parametrize("answers_s", [0.01, 1.0, 6.0, 12.0, 20.0])

@@ -178,7 +178,7 @@ def test_what_was_not_steady_or_not_checked_never_meets(steady: bool | None) -> 
     (point,) = points([sample(2, True, steady=steady)], SEARCH)
     assert point.verdict == "undecided"
     step = next_step([point], SEARCH)
-    assert step is not None and (step.rate_rps, step.look, step.longer) == (2, 1, 2), "a longer look tells more"
+    assert step is not None and (step.rate_rps, step.look, step.longer) == (2, 1, 2), "a longer look decides more"
     (missed,) = points([sample(2, False, steady=steady)], SEARCH)
     assert missed.verdict == "misses", "an empty start and a drain only help"
 
@@ -226,7 +226,7 @@ def test_an_end_that_its_confirmation_contradicts_is_undecided() -> None:
     assert point.high < 0.95 and point.verdict == "undecided"
 
 
-def test_who_misses_alone_is_not_asked_at_lower_rates() -> None:
+def test_who_misses_alone_is_not_measured_at_lower_rates() -> None:
     assert rate_after([sample(1, False, in_flight=5.0)]) == 0.5
     assert rate_after([sample(1, False, in_flight=5.0), sample(0.5, False, in_flight=0.1)]) is None
 

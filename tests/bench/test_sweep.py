@@ -74,7 +74,7 @@ def test_counters_are_whole_late_or_short(shown: dict[float, float], ends: tuple
         assert exporter.now_s >= measure.SHORT_STILL_S
 
 
-def test_whole_counters_must_stand_still_as_long_as_is_asked() -> None:
+def test_whole_counters_must_stand_still_as_long_as_required() -> None:
     exporter = Exporter({0.0: 160, 5.0: 170})
     assert exporter.settled(still_s=11.0) == (170, "whole")
 
@@ -240,7 +240,7 @@ def test_how_long_a_rate_is_held(argv: list[str], hold_s: float) -> None:
     assert bench.options(argv).hold_s == hold_s
 
 
-def test_a_dry_run_says_what_would_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_prints_what_would_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
     slo = ["--slo", "ttft_ms=2000,stall_ms=500", "--slo-quantile", "0.9"]
     assert bench.main(["--dry-run", "-r", "2", "--repeats", "2", "--hold-s", "90", *slo, "-e", "x"]) == 0
     assert capsys.readouterr().out == (
@@ -312,7 +312,7 @@ def test_rates_are_held_longer_where_answers_take_long(tmp_path: Path) -> None:
     assert [level.num_requests for level in counted.levels] == [30, 30]
 
 
-def test_a_closed_loop_is_soaked_for_as_many_requests_as_a_first_round_says(tmp_path: Path) -> None:
+def test_a_closed_loop_is_soaked_for_as_many_requests_as_a_first_round_shows(tmp_path: Path) -> None:
     changes = {"loads": (Closed(concurrency=2),), "soak_s": 60.0, "hold_s": 60.0}
     options, driver = SweepOptions(**changes, resume=True), Fake(0.5)
     (level,) = planned = build(options, 0)
@@ -345,7 +345,7 @@ def test_only_the_first_round_of_a_soak_is_measured_again(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("loads", [(Closed(concurrency=2),), (Open(rate_rps=2),)])
 def test_a_soak_shows_how_pools_fill(loads: tuple[Load, ...], tmp_path: Path) -> None:
-    """So they are not filled before it, but where that is asked for."""
+    """So they are not filled before it, unless it is requested."""
     for mode, words in (("auto", "not filled first"), ("yes", "filled once"), ("no", "not filled (--fill-cache no)")):
         driver = Fake(0.5)
         driver.to_fill, driver.local, driver.engines = 10_000.0, False, 1
@@ -452,7 +452,7 @@ class TestCanaryAfterTheSweep:
         aimed = target.Target(
             base_url="http://127.0.0.1:1", model_id="m", tokenizer="m", name="x", manifest=manifest(), answers=kept
         )
-        result = CanaryResult(equal=equal, compared=1, detail="told")
+        result = CanaryResult(equal=equal, compared=1, detail="x")
         monkeypatch.setattr(canary, "ask_again", lambda *_: result)
         measured = {RunKey(kind="concurrency", value=2)}
         _check_again(aimed, store, measured, Progress(stream=io.StringIO()))
@@ -473,7 +473,7 @@ class TestCanaryAfterTheSweep:
         assert len(store.read_manifest().canaries_after) == 2
         assert store.path(RunKey(kind="concurrency", value=2)).read_bytes() == before
 
-    def test_without_answers_of_the_launch_nothing_is_asked(
+    def test_without_answers_of_the_launch_nothing_is_sent(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store = self.after(self.store(tmp_path), False, monkeypatch, answers=0)

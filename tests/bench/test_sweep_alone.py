@@ -1,4 +1,4 @@
-"""One sweep at a time on a deployment and in a folder, prompts that nobody sent before, and ends that say why."""
+"""One sweep at a time on a deployment and in a folder, prompts that nobody sent before, and ends with their reason."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from pdlab.results.store import Store
 INPUT, OUTPUT, PROMPTS = 48, 20, 48
 TTFT_S, TPOT_S = 0.1, 0.01
 CLEAN = {2: "clean", 4: "two at a time", 8: "four tokens a chunk"}
-# Concurrency of the level -> what is planted in it, the gate that must fire, and what it says.
+# Concurrency of the level -> what is planted in it, the gate that must fire, and its sentence.
 FAULTS = {
     3: ({"drift": 0.1}, "steady_state", "no steady state: output tokens/s changed by -"),
     5: ({"short_every": 16}, "token_counts", "3 of 48 answers have a wrong output token count (19, not 20)"),
@@ -211,9 +211,9 @@ def test_no_prompt_is_served_twice(swept: Swept) -> None:
     assert max(Counter(" ".join(prompt.split()[:8]) for prompt in prompts).values()) == 1
 
 
-def test_requests_are_what_was_asked(swept: Swept) -> None:
+def test_requests_are_as_planned(swept: Swept) -> None:
     for entry in swept.log:
-        body = entry["ask"]
+        body = entry["body"]
         assert (body["max_tokens"], body["temperature"], body["ignore_eos"], body["stream"]) == (
             OUTPUT,
             0.0,
@@ -231,7 +231,7 @@ def test_warm_up_comes_first_and_is_not_counted(swept: Swept) -> None:
     assert {run.key.stem for run in swept.experiment.runs} == {f"concurrency{value}" for value in CLEAN | FAULTS}
 
 
-def test_the_manifest_says_what_ran(swept: Swept) -> None:
+def test_the_manifest_records_what_ran(swept: Swept) -> None:
     manifest = swept.experiment.manifest
     assert manifest.deployment == pd_deployment() and manifest.gpus == 2
     assert manifest.workload and manifest.workload.input_tokens == INPUT
@@ -300,7 +300,7 @@ def test_requests_have_the_lengths_that_the_workload_draws(varied: Swept) -> Non
         level = Level(load=run.load, num_requests=run.num_requests, seed=0)
         drawn = run.workload.draw(level)
         served = [entry for entry in varied.log if entry["id"].startswith(f"concurrency{concurrency}-")]
-        sent = [(len(entry["prompt"].split()), entry["ask"]["max_tokens"]) for entry in served]
+        sent = [(len(entry["prompt"].split()), entry["body"]["max_tokens"]) for entry in served]
         assert Counter(sent) == Counter(drawn) and len(set(drawn)) > 10
         assert run.asked_tokens == pytest.approx(tuple(np.mean(drawn, axis=0)))
         kept = gzip.decompress(varied.store.records_path(run.key).read_bytes()).splitlines()

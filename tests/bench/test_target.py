@@ -1,4 +1,4 @@
-"""What a server that answers wrongly is said to do, and what cannot be its tokenizer."""
+"""The message about a server that answers wrongly, and what cannot be its tokenizer."""
 
 from __future__ import annotations
 

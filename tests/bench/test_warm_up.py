@@ -1,4 +1,4 @@
-"""What makes every level of a sweep invalid is said in the warm-up: nothing is measured, one line names it."""
+"""What makes every level of a sweep invalid ends the warm-up: nothing is measured, one line names it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_fault_of_every_level_ends_the_sweep(oracle: Oracle, cache: Path, faul
     assert not list((cache / "bm").glob("*/concurrency*"))
 
 
-def test_a_short_answer_in_one_piece_is_told_and_measured(oracle: Oracle, cache: Path) -> None:
+def test_a_short_answer_in_one_piece_is_noted_and_measured(oracle: Oracle, cache: Path) -> None:
     """Ray Serve LLM hands tokens on every 50 ms."""
     done, measured = sweep(oracle, cache, {"buffered": 1}, 8)
     assert len(measured) == 20

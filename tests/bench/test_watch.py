@@ -1,4 +1,4 @@
-"""What is measured dies in each of its ways; the watcher says so, and only then. Time limits are made short."""
+"""What is measured dies in each of its ways; the watcher reports it, and only then. Time limits are made short."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_server_that_refuses_connections() -> None:
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """Accepts, as the kernel does for a stopped process, and says nothing."""
+    """Accepts, as the kernel does for a stopped process, and never answers."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(100)

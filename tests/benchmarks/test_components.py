@@ -197,7 +197,7 @@ def test_bands_hold_for_models_that_are_unseen_and_for_those_that_are_not() -> N
     assert 0.88 <= np.mean([abs(each.error) <= components.half_width(each.unseen) for each in errors]) <= 0.92
 
 
-def test_a_band_is_told_by_three_groups_of_what_is_unseen() -> None:
+def test_a_band_takes_three_groups_of_what_is_unseen() -> None:
     seen = [stack("a"), stack("b", "H200", "0.19"), stack("c", "B200", "0.20")]
     assert is_represented(stack("d"), seen)
     assert not is_represented(stack("d"), [*seen[:2], seen[1]._replace(gpu="B200")]), "two models are no rule"

@@ -61,7 +61,7 @@ def test_a_row_of_two_pools_whose_engines_nobody_counted_is_refused() -> None:
     assert not table.points and "p_workers" in table.refused[0].reason
 
 
-def test_a_benchmark_that_nobody_describes_is_simulated_as_a_known_one_and_says_nothing_about_ttft() -> None:
+def test_a_benchmark_that_nobody_describes_is_simulated_as_a_known_one_and_has_no_ttft() -> None:
     (point,) = points(ROW.replace("median (InferenceX)", "unstated"))
     assert point.conduct is None
     assert (point.row.num_requests, point.row.workload.lengths.flag_value) == (80, "uniform:0.8-1.0")

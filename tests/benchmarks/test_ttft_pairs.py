@@ -27,8 +27,8 @@ async def served(step_lag_ms: float, text: str) -> tuple[web.AppRunner, str]:
 
     async def complete(request: web.Request) -> web.StreamResponse:
         answer = web.StreamResponse()
-        told = pd(1, 0.0, dict.fromkeys(PD_MS, 0.5) | {"step_lag": step_lag_ms})
-        line = told.model_copy(update={"arrival_s": None, "ttft_s": None}).line()
+        timeline = pd(1, 0.0, dict.fromkeys(PD_MS, 0.5) | {"step_lag": step_lag_ms})
+        line = timeline.model_copy(update={"arrival_s": None, "ttft_s": None}).line()
         usage = '"usage": {"completion_tokens": 2}'
         await asyncio.sleep(0.02)  # longer than the parts
         await answer.prepare(request)
@@ -70,7 +70,7 @@ def test_each_kind_has_its_own_server_and_its_parts_are_compared(capsys: pytest.
     assert "2 of 2 texts differ" in printed
 
 
-def test_a_kind_that_is_not_what_its_name_tells_is_refused() -> None:
+def test_a_kind_that_is_not_what_its_name_states_is_refused() -> None:
     ttft_pairs.check_schedulers({"asynchronous": [ASYNCHRONOUS], "synchronous": [SYNCHRONOUS, SYNCHRONOUS]})
     in_one_process = ASYNCHRONOUS._replace(executor="UniProcExecutor")
     for wrong in ([SYNCHRONOUS], [ASYNCHRONOUS, SYNCHRONOUS], [in_one_process], []):
@@ -78,18 +78,18 @@ def test_a_kind_that_is_not_what_its_name_tells_is_refused() -> None:
             ttft_pairs.check_schedulers({"asynchronous": wrong, "synchronous": [SYNCHRONOUS]})
 
 
-@pytest.mark.parametrize("asked", [True, False, None])
-def test_the_platform_leaves_the_scheduler_and_checks_the_rest(asked: bool | None) -> None:
+@pytest.mark.parametrize("setting", [True, False, None])
+def test_the_platform_leaves_the_scheduler_and_checks_the_rest(setting: bool | None) -> None:
     class Platform:
         @classmethod
         def check_and_update_config(cls, config: Any) -> None:
             config.scheduler_config.async_scheduling = False
             config.checked = cls
 
-    config = SimpleNamespace(scheduler_config=SimpleNamespace(async_scheduling=asked), checked=None)
+    config = SimpleNamespace(scheduler_config=SimpleNamespace(async_scheduling=setting), checked=None)
     asynchronous_cpu.keep_asynchronous(Platform)
     Platform.check_and_update_config(config)
-    assert config.scheduler_config.async_scheduling is asked and config.checked is Platform
+    assert config.scheduler_config.async_scheduling is setting and config.checked is Platform
 
 
 def test_engine_cores_leave_notes_of_what_they_run(tmp_path: Path) -> None:

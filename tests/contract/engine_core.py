@@ -1,6 +1,6 @@
 """vLLM's own engine core around a scheduler with the guard, in virtual time: only the executor is a stand-in.
 
-A GPU whose every step takes as long, and workers that post reads of KV and look for their ends when a step is launched,
+A GPU whose every step takes as long, and workers that post reads of KV and poll for their ends when a step is launched,
 as vLLM's do (`test_vllm_scheduler.py` checks that). Times in seconds of a clock that nothing but waiting moves.
 """
 
@@ -18,8 +18,8 @@ from unittest.mock import patch
 from contract.conftest import quietly
 from contract.test_kv_guard import Engine
 
-from pdlab.deploy.serving import early_token
 from pdlab.guard import read_ends
+from pdlab.marks.engine_marks import FIRST_TOKEN
 
 CORE = "vllm.v1.engine.core"
 LOAD = "load"  # the request that keeps the engine busy
@@ -88,14 +88,14 @@ class Executor:
             self.posted[name], self.reads[name] = now_s, now_s + self.wire_s
         return quietly("vllm.v1.outputs").KVConnectorOutput(finished_recving=done or None)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """As `pdlab.guard.worker.GuardWorker` between two steps."""
         now_s = self.clock.now_s
         done = [name for name, ends_s in self.reads.items() if ends_s <= now_s and name not in self.seen]
         self.seen |= dict.fromkeys(done, now_s)
         read_ends.report_ends(self.tell_at, 1, done)
 
-    def check_if_due(self) -> bool:
+    def poll_if_due(self) -> bool:
         raise NotImplementedError
 
     def _output(self, scheduled: Any, told: Any) -> Any:
@@ -136,13 +136,13 @@ class VirtualCore:
         first: int | None = None,
     ) -> None:
         self.clock = Clock()
-        self._first = {} if first is None else {early_token.FIRST_TOKEN: first}
+        self._first = {} if first is None else {FIRST_TOKEN: first}
         self.engine = Engine(vllm_config, module, asynchronous=asynchronous, blocks=400)
         self.executor = Executor(self.clock, step_s, wire_s)
         self.polls = polls
         if polls:
-            self.engine.scheduler._ends = self.engine.side.ends = read_ends.ReadEndReceiver(workers=1)
-            self.executor.tell_at = self.engine.side.ends.address
+            self.engine.scheduler._read_ends = self.engine.side.read_ends = read_ends.ReadEndReceiver(workers=1)
+            self.executor.tell_at = self.engine.side.read_ends.address
         process = quietly(CORE).EngineCoreProc
         self.core = core = process.__new__(process)
         core.vllm_config, core.scheduler, core.model_executor = vllm_config, self.engine.scheduler, self.executor
@@ -208,4 +208,4 @@ class VirtualCore:
         with patch.object(quietly(CORE), "time", clock), patch.object(read_ends._thread, "worker", worker):
             yield
         if self.polls:
-            self.engine.side.ends.close()
+            self.engine.side.read_ends.close()

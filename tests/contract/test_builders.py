@@ -20,7 +20,7 @@ from pdlab.core.catalog import load_cluster, load_deployment, resolve_model
 from pdlab.core.deployment import Deployment, Disaggregated, Transport, parse_label
 from pdlab.core.nodes import ClusterView, Placement
 from pdlab.deploy.serve_config import HEAD_RESOURCE, HEAD_SHARE, ServeApp, render, serve_config
-from pdlab.deploy.serving.builders import _KV_GUARD
+from pdlab.deploy.serving.builders import _PDLAB
 from pdlab.deploy.serving.guard_sources import digest, sources
 from pdlab.placement.place import place
 from tests.support.deployments import SHAPES
@@ -248,7 +248,7 @@ def test_engines_on_gpus_have_the_kv_guard_in_their_path(guarded: bool) -> None:
     assert len(engines) == 2
     for one in engines:
         path = one.ray_actor_options["runtime_env"]["env_vars"].get("PYTHONPATH")
-        folder = f"${{HOME}}/.cache/pdlab/kv-guard/{digest(sources(_KV_GUARD))}"
+        folder = f"${{HOME}}/.cache/pdlab/kv-guard/{digest(sources(_PDLAB))}"
         assert path == (f"{folder}:${{PYTHONPATH}}" if guarded else None)
         assert {"InstallsGuard", "WatchesSteps"} & set(guards_of(one.func_or_class)) == (
             {"InstallsGuard", "WatchesSteps"} if guarded else set()

@@ -1,4 +1,4 @@
-"""The dashboard as Grafana's own types read it: grafana-foundation-sdk, which this project does not install."""
+"""The dashboard as Grafana's own types read it: grafana-foundation-sdk, which `make test-extras` installs."""
 
 from __future__ import annotations
 

@@ -23,17 +23,18 @@ import msgspec
 import pytest
 import zmq
 from contract.conftest import parameters, quietly
+from support.lease_answers import Prefill
 
 from pdlab.cluster.local_nodes import hold_port
 from pdlab.core.catalog import require_shape
 from pdlab.deploy import serve_config
 from pdlab.deploy.cpu_engine.tiny_model import ensure_tiny_model
-from pdlab.deploy.serving import early_token, step_watch
-from pdlab.guard import first_token, marks, questions, read_ends
+from pdlab.deploy.serving import step_watch
+from pdlab.guard import lease_queries, read_ends
+from pdlab.guard.lease_queries import CLAIM, RELEASE, Peer, Reply, SideChannelClient
 from pdlab.guard.leases import EXPIRED, GRANTED, LEASE_KEY, OLD, LeaseAnswer, LeaseBook
-from pdlab.guard.marks import ANEW, CORE, READ, REFUSED, WIRE
-from pdlab.guard.questions import BACK, CLAIM, Peer, Reply, SideChannelClient
 from pdlab.guard.receives import ACTIONS, ReceiveBook
+from pdlab.marks.engine_marks import CORE, FIRST_TOKEN, READ, RECOMPUTED, REFUSED, WIRE, boot_id
 
 pytestmark = pytest.mark.usefixtures("import_warnings_aside")
 
@@ -84,36 +85,8 @@ def vllm_config(guard_scheduler: Any, tmp_path_factory: pytest.TempPathFactory) 
         return args.create_engine_config()
 
 
-class Prefill:
-    """Prefill's side channel and the clock of all, as the test wants them."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self.asked: list[tuple[Any, ...]] = []
-        self.ready: list[Reply] = []
-        self.verdict: str | None = GRANTED
-
-    def __call__(self) -> float:
-        return self.now
-
-    def ask(self, *question: Any) -> bool:
-        self.asked.append(question)
-        if question[1] == CLAIM and self.verdict is not None:
-            self.ready.append(Reply(question[0], LeaseAnswer(self.verdict, 30.0), self.now))
-        return True
-
-    def replies(self) -> Iterator[Reply]:
-        while self.ready:
-            yield self.ready.pop(0)
-
-    def close(self) -> None: ...
-
-    def given_back(self) -> list[str]:
-        return [question[3] for question in self.asked if question[1] == BACK]
-
-
 class Engine:
-    """vLLM's scheduler with the guard, and workers that do what the test says."""
+    """vLLM's scheduler with the guard, and workers that the test controls."""
 
     def __init__(self, vllm_config: Any, module: Any, *, asynchronous: bool, blocks: int = 200) -> None:
         spec, torch = quietly("vllm.v1.kv_cache_interface"), quietly("torch")
@@ -136,8 +109,8 @@ class Engine:
         )
         self.module = module
         self.side = self.scheduler.connector.connector_scheduler
-        self.prefill = Prefill()
-        self.side.receives._inquirer = self.prefill
+        self.prefill = Prefill(verdict=GRANTED)
+        self.side.receives._client = self.prefill
         self.side.receives._clock = self.prefill
         self.side.leases._clock = self.prefill
         utils = quietly("vllm.v1.core.kv_cache_utils")
@@ -191,7 +164,7 @@ class Engine:
             [7] if self.scheduler.requests[name].num_computed_tokens >= self.scheduler.requests[name].num_tokens else []
             for name in names
         ]
-        told = outputs.KVConnectorOutput(
+        transfers = outputs.KVConnectorOutput(
             finished_recving=set(done) or None, finished_sending=set(sent) or None, kv_connector_worker_meta=report
         )
         self.outputs = self.scheduler.update_from_output(
@@ -200,7 +173,7 @@ class Engine:
                 req_ids=names,
                 req_id_to_index={name: at for at, name in enumerate(names)},
                 sampled_token_ids=finished,
-                kv_connector_output=told,
+                kv_connector_output=transfers,
             ),
         )
         return tokens
@@ -241,103 +214,102 @@ def report(guard_worker: Any) -> Any:
 
 
 @pytest.fixture
-def looking(engine: Engine) -> Iterator[Engine]:
-    """An engine of two workers that tell of the ends of reads between steps."""
-    engine.scheduler._ends = engine.side.ends = read_ends.ReadEndReceiver(workers=2)
+def polling(engine: Engine) -> Iterator[Engine]:
+    """An engine of two workers that report the ends of reads between steps."""
+    engine.scheduler._read_ends = engine.side.read_ends = read_ends.ReadEndReceiver(workers=2)
     yield engine
-    engine.side.ends.close()
+    engine.side.read_ends.close()
 
 
-def told(engine: Engine, name: str, *workers: int) -> None:
+def report_read(engine: Engine, name: str, *workers: int) -> None:
     for worker in workers:
-        read_ends.report_ends(engine.side.ends.address, worker, [name])
+        read_ends.report_ends(engine.side.read_ends.address, worker, [name])
 
 
-class TestToldBetweenSteps:
-    def test_kv_cache_is_used_in_the_next_step_and_its_end_is_not_heard_twice(self, looking: Engine) -> None:
-        looking.reading()
-        told(looking, "r", 1, 2)
-        assert looking.step() == {"r": 1}
-        assert looking.counts()["told_sooner"] == 1
+class TestReportedBetweenSteps:
+    def test_kv_cache_is_used_in_the_next_step_and_a_second_report_changes_nothing(self, polling: Engine) -> None:
+        polling.reading()
+        report_read(polling, "r", 1, 2)
+        assert polling.step() == {"r": 1}
+        assert polling.counts()["told_sooner"] == 1
         for _ in range(5):
-            looking.step()
-        assert "r" not in looking.scheduler.requests
-        looking.step(done=("r",))
-        assert not looking.side.ends._handed_on and not looking.side.ends._told
+            polling.step()
+        assert "r" not in polling.scheduler.requests
+        polling.step(done=("r",))
+        assert not polling.side.read_ends._taken and not polling.side.read_ends._reported_by
 
-    def test_who_hears_it_with_a_step_does_not_need_to_be_told(self, looking: Engine) -> None:
-        """A worker on another machine tells nobody."""
-        looking.reading()
-        told(looking, "r", 1)
-        assert looking.step() == {}
-        assert looking.step(done=("r",)) == {}
-        assert looking.step() == {"r": 1} and not looking.side.ends._told
+    def test_a_read_that_one_worker_reports_only_with_a_step(self, polling: Engine) -> None:
+        """A worker on another machine sends no datagram that arrives."""
+        polling.reading()
+        report_read(polling, "r", 1)
+        assert polling.step() == {}
+        assert polling.step(done=("r",)) == {}
+        assert polling.step() == {"r": 1} and not polling.side.read_ends._reported_by
 
-    def test_marks_are_those_of_the_telling(self, looking: Engine) -> None:
-        looking.reading()
-        told(looking, "r", 1, 2)
-        looking.step()
-        ((name, admitted, heard, usable, outcome),) = looking.marks()
-        assert (name, outcome) == ("r", READ) and admitted <= heard <= usable
+    def test_marks_are_of_the_report(self, polling: Engine) -> None:
+        polling.reading()
+        report_read(polling, "r", 1, 2)
+        polling.step()
+        ((name, admitted, reported, usable, outcome),) = polling.marks()
+        assert (name, outcome) == ("r", READ) and admitted <= reported <= usable
 
-    def test_prefills_word_is_waited_for_all_the_same(self, looking: Engine) -> None:
-        looking.reading("first")
-        looking.prefill.verdict = None
-        looking.reading()
-        told(looking, "r", 1, 2)
-        assert looking.step() == {} and looking.step() == {}
-        ticket = looking.prefill.asked[-1][0]
-        looking.prefill.ready.append(Reply(ticket, LeaseAnswer(EXPIRED), looking.prefill.now))
-        assert looking.step() == {"r": PROMPT}
+    def test_prefills_answer_is_awaited_too(self, polling: Engine) -> None:
+        polling.reading("first")
+        polling.prefill.verdict = None
+        polling.reading()
+        report_read(polling, "r", 1, 2)
+        assert polling.step() == {} and polling.step() == {}
+        polling.prefill.answer(EXPIRED)
+        assert polling.step() == {"r": PROMPT}
 
-    def test_a_read_that_failed_on_one_worker_is_computed_anew(self, looking: Engine, report: Any) -> None:
-        looking.reading()
-        told(looking, "r", 1)
-        assert looking.step(done=("r",), report=report(failed={"r"})) == {}
-        told(looking, "r", 2)  # as no worker does
-        assert looking.step() == {"r": PROMPT}
+    def test_a_read_that_failed_on_one_worker_is_computed_anew(self, polling: Engine, report: Any) -> None:
+        polling.reading()
+        report_read(polling, "r", 1)
+        assert polling.step(done=("r",), report=report(failed={"r"})) == {}
+        report_read(polling, "r", 2)  # as no worker does
+        assert polling.step() == {"r": PROMPT}
 
-    def test_blocks_of_a_request_that_has_gone_are_given_back_once(self, looking: Engine) -> None:
-        before = looking.free
-        looking.reading()
-        looking.abort("r")
-        looking.step()
-        assert looking.free < before
-        told(looking, "r", 1, 2)
-        looking.step()
-        assert looking.free == before
-        looking.step(done=("r",))
-        assert looking.free == before and not looking.side.receives.active
+    def test_blocks_of_a_request_that_has_gone_are_given_back_once(self, polling: Engine) -> None:
+        before = polling.free
+        polling.reading()
+        polling.abort("r")
+        polling.step()
+        assert polling.free < before
+        report_read(polling, "r", 1, 2)
+        polling.step()
+        assert polling.free == before
+        polling.step(done=("r",))
+        assert polling.free == before and not polling.side.receives.active
 
-    def test_blocks_of_a_late_read_are_given_back(self, looking: Engine) -> None:
-        before = looking.free
-        looking.reading()
-        looking.prefill.now += DEADLINE_S + 0.1
+    def test_blocks_of_a_late_read_are_given_back(self, polling: Engine) -> None:
+        before = polling.free
+        polling.reading()
+        polling.prefill.now += DEADLINE_S + 0.1
         for _ in range(9):
-            looking.step()
-        assert looking.free < before
-        told(looking, "r", 1, 2)
-        looking.step()
-        assert looking.free == before
+            polling.step()
+        assert polling.free < before
+        report_read(polling, "r", 1, 2)
+        polling.step()
+        assert polling.free == before
 
-    def test_a_stranger_tells_nothing(self, looking: Engine) -> None:
-        looking.reading()
-        port, _ = looking.side.ends.address
-        for message in (b"", b"[]", b"{", b'{"word": 1}', b"\xff"):
+    def test_a_datagram_of_another_sender_is_ignored(self, polling: Engine) -> None:
+        polling.reading()
+        port, _ = polling.side.read_ends.address
+        for message in (b"", b"[]", b"{", b'{"nonce": 1}', b"\xff"):
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
                 stranger.sendto(message, ("127.0.0.1", port))
         for worker in (1, 2):
-            read_ends.report_ends((port, "another word"), worker, ["r"])
-        assert looking.step() == {}
+            read_ends.report_ends((port, "another nonce"), worker, ["r"])
+        assert polling.step() == {}
 
-    def test_workers_hear_where_to_tell(self, looking: Engine) -> None:
-        looking.add("r", **looking.params())
-        scheduled = looking.scheduler.schedule()
+    def test_workers_get_the_address_of_the_receiver(self, polling: Engine) -> None:
+        polling.add("r", **polling.params())
+        scheduled = polling.scheduler.schedule()
         metadata = pickle.loads(pickle.dumps(scheduled.kv_connector_metadata))
-        assert getattr(metadata, read_ends.ENDS_ADDRESS) == looking.side.ends.address
+        assert getattr(metadata, read_ends.READ_ENDS_ADDRESS) == polling.side.read_ends.address
 
 
-FIRST = {early_token.FIRST_TOKEN: 99}
+FIRST = {FIRST_TOKEN: 99}
 
 
 class TestFirstToken:
@@ -349,13 +321,13 @@ class TestFirstToken:
     ) -> None:
         before = engine.free
         request = engine.reading(tokens=tokens, **FIRST)
-        asked = request.prompt_token_ids
+        prompt_ids = request.prompt_token_ids
         assert engine.step(done=("r",)) == {}
         assert engine.answers() == [("r", [99])] and engine.counts()["reused"] == 1
         assert engine.step() == {"r": 1}
         (new,) = engine.scheduled.scheduled_new_reqs
-        assert new.prompt_token_ids == [*asked, 99] and new.num_computed_tokens == tokens == len(asked)
-        assert new.prefill_token_ids in (None, [*asked, 99]), "of vLLM's second model runner"
+        assert new.prompt_token_ids == [*prompt_ids, 99] and new.num_computed_tokens == tokens == len(prompt_ids)
+        assert new.prefill_token_ids in (None, [*prompt_ids, 99]), "of vLLM's second model runner"
         places = {len(blocks) * BLOCK for blocks in new.block_ids}
         assert min(places) > tokens, "room for the token's KV cache"
         assert engine.answers() == [("r", [7])]
@@ -366,29 +338,29 @@ class TestFirstToken:
     def test_it_has_the_marks_and_statistics_of_a_first_token(self, engine: Engine) -> None:
         engine.reading(**FIRST)
         engine.step(done=("r",))
-        ((_, admitted, told, usable, outcome),) = engine.marks()
+        ((_, admitted, reported, usable, outcome),) = engine.marks()
         (sent,) = engine.outputs.values()
         (output,) = sent.outputs
         events = {event.type.name: event.timestamp for event in output.events}
         assert outcome == READ
-        assert events["QUEUED"] <= admitted <= told <= usable <= events["SCHEDULED"] <= sent.timestamp
+        assert events["QUEUED"] <= admitted <= reported <= usable <= events["SCHEDULED"] <= sent.timestamp
         assert output.prefill_stats.num_external_cached_tokens == output.prefill_stats.num_prompt_tokens == PROMPT
 
-    def test_it_does_not_wait_for_the_step_that_is_scheduled(self, looking: Engine) -> None:
+    def test_it_does_not_wait_for_the_step_that_is_scheduled(self, polling: Engine) -> None:
         """Else an idle engine would send it with the second."""
-        looking.reading(**FIRST)
-        told(looking, "r", 1, 2)
-        assert looking.step() == {} and looking.answers() == [("r", [99])]
-        assert looking.counts()["told_sooner"] == 1
-        assert looking.step() == {"r": 1} and looking.answers() == [("r", [7])]
+        polling.reading(**FIRST)
+        report_read(polling, "r", 1, 2)
+        assert polling.step() == {} and polling.answers() == [("r", [99])]
+        assert polling.counts()["told_sooner"] == 1
+        assert polling.step() == {"r": 1} and polling.answers() == [("r", [7])]
 
-    def test_where_prefills_word_comes_last_it_is_in_front_of_the_second(self, engine: Engine) -> None:
+    def test_where_prefills_answer_comes_last_it_is_in_front_of_the_second(self, engine: Engine) -> None:
         engine.reading("first")
         engine.prefill.verdict = None
         engine.reading(**FIRST, max_tokens=2)
         engine.step(done=("r",))
         assert engine.answers() == []
-        engine.prefill.ready.append(Reply(engine.prefill.asked[-1][0], LeaseAnswer(GRANTED, 30.0), engine.prefill.now))
+        engine.prefill.answer(GRANTED)
         assert engine.step() == {"r": 1}
         assert engine.answers() == [("r", [99]), ("r", [7])]
         (sent,) = engine.outputs.values()
@@ -408,14 +380,14 @@ class TestFirstToken:
 
     def test_its_kv_cache_is_found_by_the_next_prompt(self, engine: Engine) -> None:
         request = engine.reading(tokens=2 * PROMPT - 1, **FIRST)
-        asked = [*request.prompt_token_ids, 99]
+        prompt_ids = [*request.prompt_token_ids, 99]
         engine.step(done=("r",))
         for _ in range(5):
             engine.step()
         again = engine.add("again", tokens=2 * PROMPT + 1)
-        assert again.prompt_token_ids[: 2 * PROMPT] != asked
-        again.prompt_token_ids[: 2 * PROMPT] = asked
-        again._all_token_ids[: 2 * PROMPT] = asked
+        assert again.prompt_token_ids[: 2 * PROMPT] != prompt_ids
+        again.prompt_token_ids[: 2 * PROMPT] = prompt_ids
+        again._all_token_ids[: 2 * PROMPT] = prompt_ids
         again.block_hashes.clear()
         again.update_block_hashes()
         assert engine.step() == {"again": 1}
@@ -457,12 +429,9 @@ class TestFirstToken:
         engine.step()
         assert engine.free == before
 
-    def test_the_replica_and_the_engine_call_it_the_same(self) -> None:
-        assert early_token.FIRST_TOKEN == first_token.FIRST_TOKEN
 
-
-def test_the_loop_of_vllms_workers_looks_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM's own queue, spinning and asleep: no message is lost, and nobody looks from another thread."""
+def test_the_loop_of_vllms_workers_polls_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's own queue, spinning and asleep: no message is lost, and nobody polls from another thread."""
     broadcast = quietly("vllm.distributed.device_communicators.shm_broadcast")
     monkeypatch.setattr(broadcast.SpinCondition, "wait", broadcast.SpinCondition.wait)
     writer = broadcast.MessageQueue(n_reader=1, n_local_reader=1, max_chunk_bytes=1000)
@@ -471,16 +440,16 @@ def test_the_loop_of_vllms_workers_looks_while_it_waits(monkeypatch: pytest.Monk
     ready.start()
     reader.wait_until_ready()
     ready.join()
-    looks: list[int] = []
+    polls: list[int] = []
 
     class Worker:
         poll_s = 0.002
 
-        def look(self) -> None:
+        def poll(self) -> None:
             raise AssertionError
 
-        def check_if_due(self) -> bool:
-            looks.append(threading.get_ident())
+        def poll_if_due(self) -> bool:
+            polls.append(threading.get_ident())
             return True
 
     worker = Worker()
@@ -489,12 +458,12 @@ def test_the_loop_of_vllms_workers_looks_while_it_waits(monkeypatch: pytest.Monk
     read_ends.register_worker(worker)
     for asleep in (False, True):
         reader._spin_condition.busy_loop_s = 0 if asleep else 1
-        looks.clear()
+        polls.clear()
         later = threading.Timer(0.1, lambda: [writer.enqueue("small"), writer.enqueue("x" * 5000)])
         later.start()
         assert [len(reader.dequeue(indefinite=True)) for _ in range(2)] == [5, 5000]
-        assert set(looks) == {threading.get_ident()} and len(looks) >= 10
-        assert not asleep or len(looks) < 100
+        assert set(polls) == {threading.get_ident()} and len(polls) >= 10
+        assert not asleep or len(polls) < 100
         later.join()
 
 
@@ -521,14 +490,14 @@ class TestDecode:
             events |= {
                 e.type.name: e.timestamp for o in engine.outputs.values() for out in o.outputs for e in out.events or ()
             }
-        name, admitted, told, usable, outcome = marks
+        name, admitted, reported, usable, outcome = marks
         assert (name, outcome) == ("r", READ)
-        assert events["QUEUED"] <= admitted <= told <= usable <= events["SCHEDULED"]
+        assert events["QUEUED"] <= admitted <= reported <= usable <= events["SCHEDULED"]
 
-    def test_the_marks_say_what_became_of_a_read(self, engine: Engine, report: Any) -> None:
+    def test_the_marks_have_the_outcome_of_a_read(self, engine: Engine, report: Any) -> None:
         engine.reading()
         engine.step(done=("r",), report=report(failed={"r"}))
-        assert [(mark[0], mark[4]) for mark in engine.marks()] == [("r", ANEW)]
+        assert [(mark[0], mark[4]) for mark in engine.marks()] == [("r", RECOMPUTED)]
         engine.prefill.verdict = OLD
         engine.add("s", **engine.params("remote-s", age_s=20.0))
         engine.step()
@@ -536,17 +505,17 @@ class TestDecode:
         engine.step()
         assert engine.marks() == [], "each once"
 
-    def test_the_marks_of_a_read_that_waits_for_prefills_word(self, engine: Engine) -> None:
+    def test_the_marks_of_a_read_that_waits_for_prefills_answer(self, engine: Engine) -> None:
         engine.reading("first")
         engine.prefill.verdict = None
         engine.reading()
         engine.step(done=("r",))
         assert engine.marks() == []
         time.sleep(0.01)
-        engine.prefill.ready.append(Reply(engine.prefill.asked[-1][0], LeaseAnswer(GRANTED, 30.0), engine.prefill.now))
+        engine.prefill.answer(GRANTED)
         engine.step()
-        ((_, _, told, usable, outcome),) = engine.marks()
-        assert outcome == READ and usable - told >= 0.01
+        ((_, _, reported, usable, outcome),) = engine.marks()
+        assert outcome == READ and usable - reported >= 0.01
 
     def test_a_request_that_ends_leaves_no_marks(self, engine: Engine) -> None:
         engine.reading()
@@ -562,7 +531,7 @@ class TestDecode:
         engine.step(done=("r",), report=report(failed={"r"}))
         assert engine.counts()["failed_reads"] == 1
         assert engine.step() == {"r": PROMPT}
-        assert engine.prefill.given_back() == ["remote-r"]
+        assert engine.prefill.released() == ["remote-r"]
 
     def test_a_failure_on_one_rank_counts_when_all_are_done(self, engine: Engine, report: Any) -> None:
         engine.reading()
@@ -570,47 +539,28 @@ class TestDecode:
         assert engine.step(done=("r",)) == {}
         assert engine.step() == {"r": PROMPT}
 
-    def test_a_read_that_is_not_confirmed_yet_waits(self, engine: Engine) -> None:
+    @pytest.mark.parametrize("verdict", [GRANTED, EXPIRED, None], ids=["granted", "expired", "no answer"])
+    def test_a_read_that_is_not_confirmed_yet_waits_for_the_answer(self, engine: Engine, verdict: str | None) -> None:
         engine.reading("first")
         engine.prefill.verdict = None
         engine.reading()
         assert engine.step(done=("r",)) == {}
         assert engine.step() == {}
-        ticket = engine.prefill.asked[-1][0]
-        engine.prefill.ready.append(Reply(ticket, LeaseAnswer(GRANTED, 30.0), engine.prefill.now))
-        assert engine.step() == {"r": 1}
-
-    @pytest.mark.parametrize("verdict", [EXPIRED, None], ids=["expired", "no answer"])
-    def test_what_prefill_does_not_confirm_is_computed_anew(self, engine: Engine, verdict: str | None) -> None:
-        engine.reading("first")
-        engine.prefill.verdict = None
-        engine.reading()
-        engine.step(done=("r",))
         if verdict:
-            ticket = engine.prefill.asked[-1][0]
-            engine.prefill.ready.append(Reply(ticket, LeaseAnswer(verdict), engine.prefill.now))
+            engine.prefill.answer(verdict)
         else:
             engine.prefill.now += DEADLINE_S + 1
-        assert engine.step()["r"] == PROMPT
+        assert engine.step()["r"] == (1 if verdict == GRANTED else PROMPT)
 
-    def test_old_parameters_are_refused_before_a_read(self, engine: Engine) -> None:
-        engine.prefill.verdict = OLD
+    @pytest.mark.parametrize("verdict", [OLD, None], ids=["old", "no answer"])
+    def test_a_request_is_computed_where_prefill_grants_no_read(self, engine: Engine, verdict: str | None) -> None:
+        engine.prefill.verdict = verdict
         request = engine.add(**engine.params(age_s=20.0))
+        if verdict is None:
+            assert engine.step() == {}
+            engine.prefill.now += DEADLINE_S + 0.1
         assert engine.step() == {"r": PROMPT}
         assert request.status.name == "RUNNING" and engine.counts()["refused"] == 1
-
-    def test_without_the_guard_on_prefill_nothing_is_read(self, engine: Engine) -> None:
-        params = engine.params()
-        del params[LEASE_KEY]
-        engine.add(**params)
-        assert engine.step() == {"r": PROMPT}
-
-    def test_a_request_whose_prefill_does_not_answer_is_not_kept_waiting(self, engine: Engine) -> None:
-        engine.prefill.verdict = None
-        engine.add(**engine.params())
-        assert engine.step() == {}
-        engine.prefill.now += DEADLINE_S + 0.1
-        assert engine.step() == {"r": PROMPT}
 
     def test_blocks_of_a_late_read_are_kept_until_it_has_ended(self, engine: Engine) -> None:
         before = engine.free
@@ -624,7 +574,7 @@ class TestDecode:
         for _ in range(8):
             engine.step()
         assert "r" not in engine.scheduler.requests
-        assert engine.free == before - taken and engine.scheduler.has_requests(), "somebody has to see the read's end"
+        assert engine.free == before - taken and engine.scheduler.has_requests(), "the read's end has to be handled"
         engine.step(done=("r",))
         assert engine.free == before
         engine.step()
@@ -643,7 +593,7 @@ class TestDecode:
         engine.step(done=("r",))
         engine.reading("t")
 
-    def test_who_waits_for_prefills_word_beside_a_late_read_is_not_out_of_room(
+    def test_a_request_that_waits_for_prefills_answer_beside_a_late_read_is_not_out_of_room(
         self, engine: Engine, guard_scheduler: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Prefill cannot be reached: a read hangs, and the next request waits as long for an answer as is allowed."""
@@ -656,9 +606,9 @@ class TestDecode:
         for _ in range(8):
             engine.step()
         assert "r" not in engine.scheduler.requests
-        engine.side.receives._hung_at.clear()
+        engine.side.receives._hung_since.clear()
         engine.add("t", **engine.params("remote-t", age_s=20.0))
-        engine.side.receives._receives["t"].shunned = False
+        engine.side.receives._receives["t"].peer_avoided = False
         assert engine.step() == {}
         engine.prefill.now += DEADLINE_S - 0.1
         engine.step()
@@ -685,7 +635,7 @@ class TestDecode:
         engine.step(done=("r",))
         assert engine.free == before and not engine.side.receives.active
 
-    def test_a_client_that_leaves_while_prefill_is_asked(self, engine: Engine) -> None:
+    def test_a_client_that_leaves_while_a_claim_is_open(self, engine: Engine) -> None:
         before = engine.free
         engine.reading("first")
         engine.step(done=("first",))
@@ -709,20 +659,20 @@ class TestDecode:
         engine.step()
         assert engine.free == before
 
-    def test_prefill_is_told_of_a_request_that_was_never_scheduled(self, engine: Engine) -> None:
+    def test_blocks_of_a_request_that_was_never_scheduled_are_released(self, engine: Engine) -> None:
         engine.prefill.verdict = None
         engine.add(**engine.params())
         engine.abort("r")
         engine.step()
-        assert engine.prefill.given_back() == ["remote"] and engine.counts()["cancels_told"] == 1
+        assert engine.prefill.released() == ["remote"] and engine.counts()["cancels_told"] == 1
         assert not engine.side._reqs_need_recv, "vLLM's own way is a NIXL handshake"
 
-    def test_prefill_is_told_of_a_request_that_the_server_rejects(self, engine: Engine) -> None:
+    def test_blocks_of_a_request_that_the_server_rejects_are_released(self, engine: Engine) -> None:
         """As `AsyncLLM.notify_kv_transfer_request_rejected` has the engine core do it."""
         engine.add(tokens=1, abort=True, **engine.params())
         engine.abort("r")
-        assert engine.prefill.given_back() == ["remote"]
-        assert [question[1] for question in engine.prefill.asked] == [BACK]
+        assert engine.prefill.released() == ["remote"]
+        assert [question[1] for question in engine.prefill.queries] == [RELEASE]
 
     def test_a_prompt_in_decodes_own_cache_is_not_read(self, engine: Engine) -> None:
         engine.add(tokens=PROMPT)
@@ -782,7 +732,7 @@ class TestPrefill:
     def outputs(engine: Engine) -> list[Any]:
         return [output for outputs in engine.outputs.values() for output in outputs.outputs]
 
-    def test_decode_is_told_of_the_lease(self, engine: Engine) -> None:
+    def test_decode_gets_the_lease(self, engine: Engine) -> None:
         params = self.prefilled(engine)
         assert params["do_remote_prefill"] is True
         assert params[LEASE_KEY] == {"granted_at": engine.prefill.now, "lease_s": 30.0}
@@ -810,11 +760,11 @@ class TestPrefill:
         worker = quietly(f"{NIXL}.base_worker").NixlBaseConnectorWorker
         assert "self._lease_extension = kv_lease_duration * 2 // 3" in inspect.getsource(worker.__init__)
 
-    def test_what_is_given_back_is_told_to_the_workers(self, engine: Engine, guard_worker: Any) -> None:
+    def test_workers_get_what_is_released(self, engine: Engine, guard_worker: Any) -> None:
         self.prefilled(engine)
-        engine.side.leases.give_back("r", "d")
+        engine.side.leases.release("r", "d")
         metadata = engine.scheduler.schedule().kv_connector_metadata
-        assert getattr(metadata, guard_worker.GIVEN_BACK) == {"r"}
+        assert getattr(metadata, guard_worker.RELEASED) == {"r"}
 
 
 # The worker.
@@ -877,8 +827,8 @@ def worker(guard_worker: Any) -> Iterator[Any]:
     worker.pcp_rank = worker.tp_rank = 0
     worker._has_mamba, worker.engine_id = False, "d1"
     worker._mark_reads()
-    worker.poll_s, worker._guard_checked_s = 0.0, 0.0
-    worker._guard_unreported, worker._guard_ends_address = (set(), set()), None
+    worker.poll_s, worker._guard_polled_s = 0.0, 0.0
+    worker._guard_unreported, worker._guard_read_ends_address = (set(), set()), None
     info = SimpleNamespace(remote_block_size=BLOCK, remote_physical_blocks_per_logical=1)
     worker.transfer_topo = SimpleNamespace(
         get_engine_info=lambda _: info, block_size_ratio=lambda _: 1, unregister_remote_engine=lambda _: None
@@ -903,7 +853,7 @@ def read(worker: Any, name: str, *states: str, blocks: int = 3) -> None:
         worker._recving_transfers[name].append(handle)
 
 
-def know(worker: Any, peer: str = "p1") -> None:
+def connect(worker: Any, peer: str = "p1") -> None:
     """As a handshake leaves it."""
     worker._remote_agents[peer] = {(0, 0): f"agent of {peer}"}
     worker.dst_xfer_side_handles[peer] = {0: 77}
@@ -929,7 +879,7 @@ class TestConnections:
             made.append(engine_id)
             if engine_id == "dead":
                 raise TimeoutError("no answer")
-            know(worker, engine_id)
+            connect(worker, engine_id)
             return worker._remote_agents.pop(engine_id), 0.1
 
         monkeypatch.setattr(worker, "_nixl_handshake", handshake, raising=False)
@@ -946,7 +896,7 @@ class TestConnections:
         monkeypatch.setattr(base, "_read_blocks_for_req", start)
         return made
 
-    def ask(self, worker: Any, name: str, state: str, peer: str = "p1") -> None:
+    def run_request(self, worker: Any, name: str, state: str, peer: str = "p1") -> None:
         """One request through the worker's steps, until it is done."""
         metadata = quietly(f"{NIXL}.metadata").NixlConnectorMetadata()
         read(worker, name)
@@ -970,46 +920,46 @@ class TestConnections:
     def test_a_connection_that_failed_is_made_anew_at_the_next_request(
         self, worker: Any, handshakes: list[str]
     ) -> None:
-        know(worker)
-        self.ask(worker, "first", "ERR")
+        connect(worker)
+        self.run_request(worker, "first", "ERR")
         assert handshakes == [] and worker.take_report().failed == {"first"}
-        self.ask(worker, "second", "DONE")
+        self.run_request(worker, "second", "DONE")
         assert handshakes == ["p1"] and worker.nixl_wrapper.removed == ["agent of p1"]
         assert worker.take_report() is None
-        self.ask(worker, "third", "DONE")
+        self.run_request(worker, "third", "DONE")
         assert handshakes == ["p1"] and counted(worker) == {"handshakes_renewed": 1}
         assert not worker._guard_peers.active
 
     def test_it_is_not_forgotten_while_a_read_goes_on(self, worker: Any, handshakes: list[str]) -> None:
-        know(worker)
+        connect(worker)
         read(worker, "long", "PROC")
-        self.ask(worker, "first", "ERR")
-        self.ask(worker, "second", "ERR")
+        self.run_request(worker, "first", "ERR")
+        self.run_request(worker, "second", "ERR")
         assert worker.nixl_wrapper.removed == [] and handshakes == []
         worker.nixl_wrapper.states[hash(("long", 0))] = "ERR"
         worker.get_finished()
-        self.ask(worker, "third", "DONE")
+        self.run_request(worker, "third", "DONE")
         assert worker.nixl_wrapper.removed == ["agent of p1"] and handshakes == ["p1"]
 
-    def test_reads_that_fail_over_every_new_connection_are_told(self, worker: Any, handshakes: list[str]) -> None:
-        know(worker)
+    def test_reads_that_fail_over_every_new_connection_are_counted(self, worker: Any, handshakes: list[str]) -> None:
+        connect(worker)
         for number in range(quietly("pdlab.guard.peers").UNHEALED_AFTER + 1):
-            self.ask(worker, f"r{number}", "ERR")
-        self.ask(worker, "good", "DONE")
-        self.ask(worker, "more", "DONE")
+            self.run_request(worker, f"r{number}", "ERR")
+        self.run_request(worker, "good", "DONE")
+        self.run_request(worker, "more", "DONE")
         counts = counted(worker)
         assert (counts["unhealed"], counts["healed"]) == (1, 1)
 
     def test_an_engine_that_has_died_is_no_fault_of_the_connection(self, worker: Any, handshakes: list[str]) -> None:
-        know(worker, "dead")
+        connect(worker, "dead")
         for number in range(8):
-            self.ask(worker, f"r{number}", "ERR", peer="dead")
-        self.ask(worker, "alive", "DONE", peer="p2")
+            self.run_request(worker, f"r{number}", "ERR", peer="dead")
+        self.run_request(worker, "alive", "DONE", peer="p2")
         assert handshakes == ["dead"] * 7 + ["p2"]
         assert counted(worker) == {}
 
     def test_a_notification_that_could_not_be_sent_is_a_failed_connection(self, worker: Any) -> None:
-        know(worker)
+        connect(worker)
         read(worker, "r", blocks=0)
         worker.nixl_wrapper.send_notif = None  # not callable
         base = quietly(f"{NIXL}.pull_worker").NixlPullConnectorWorker
@@ -1020,14 +970,14 @@ class TestConnections:
     def test_a_peer_that_cannot_be_forgotten_whole_is_shaken_hands_with_all_the_same(
         self, worker: Any, handshakes: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        know(worker)
-        self.ask(worker, "first", "ERR")
+        connect(worker)
+        self.run_request(worker, "first", "ERR")
 
         def fails(_: str) -> None:
             raise RuntimeError("NIXL_ERR_INVALID_PARAM")
 
         monkeypatch.setattr(worker.nixl_wrapper, "remove_remote_agent", fails)
-        self.ask(worker, "second", "DONE")
+        self.run_request(worker, "second", "DONE")
         assert handshakes == ["p1"] and "p1" in worker._remote_agents
 
 
@@ -1047,48 +997,48 @@ class TestWorker:
         worker.nixl_wrapper.states[hash(("r", 1))] = "DONE"
         worker.get_finished()
         ((name, rank, posted, seen, microseconds, size, reads, boot),) = worker.xfer_stats.data[WIRE]
-        told = Wrapper().get_xfer_telemetry(0)
-        assert (name, rank, size, microseconds) == ("r", 0, 2 * told.totalBytes, told.xferDuration)
-        assert posted <= before <= seen and reads == 2 and boot == marks.boot()
+        telemetry = Wrapper().get_xfer_telemetry(0)
+        assert (name, rank, size, microseconds) == ("r", 0, 2 * telemetry.totalBytes, telemetry.xferDuration)
+        assert posted <= before <= seen and reads == 2 and boot == boot_id()
         assert not worker.xfer_stats.is_empty() and list(worker._guard_marks._open) == ["s"]
 
-    def test_a_look_between_steps_tells_of_good_reads_at_once_and_of_all_with_the_next_step(self, worker: Any) -> None:
+    def test_a_poll_between_steps_reports_good_reads_at_once_and_all_with_the_next_step(self, worker: Any) -> None:
         with contextlib.closing(read_ends.ReadEndReceiver(workers=1)) as ends:
-            worker._guard_ends_address = ends.address
+            worker._guard_read_ends_address = ends.address
             for name, state in {"good": "DONE", "bad": "ERR", "long": "PROC"}.items():
                 read(worker, name, state)
-            worker.look()
+            worker.poll()
             assert ends.take() == {"good"} and ends.take() == set()
             assert worker.get_finished() == (set(), {"good", "bad"})
             assert worker.take_report().failed == {"bad"}
             assert ends.not_taken({"good", "bad"}) == {"bad"}
             assert worker.get_finished() == (set(), set()), "each once"
 
-    def test_a_look_keeps_what_it_hears_of_leases_for_the_next_step(self, worker: Any) -> None:
-        worker._guard_ends_address = (1, "nobody listens")
+    def test_a_poll_keeps_ended_leases_for_the_next_step(self, worker: Any) -> None:
+        worker._guard_read_ends_address = (1, "nobody listens")
         read(worker, "r", "PROC")
         worker._guard_freed = {"sent"}
-        worker.look()
+        worker.poll()
         assert worker.get_finished() == ({"sent"}, set())
 
-    def test_who_reads_nothing_or_was_not_told_where_to_tell_does_not_look(self, worker: Any) -> None:
+    def test_a_worker_without_reads_or_an_address_does_not_poll(self, worker: Any) -> None:
         worker.nixl_wrapper.check_xfer_state = None  # not callable
-        assert not worker.check_if_due()
+        assert not worker.poll_if_due()
         read(worker, "r", "PROC")
-        worker.look()
+        worker.poll()
 
-    def test_looks_are_as_far_apart_as_was_given(self, worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        now_s, looks = 100.0, []
+    def test_polls_are_as_far_apart_as_was_given(self, worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        now_s, polls = 100.0, []
         monkeypatch.setattr(quietly("pdlab.guard.worker"), "time", SimpleNamespace(monotonic=lambda: now_s))
-        worker.nixl_wrapper.check_xfer_state = lambda _: looks.append(now_s) or "PROC"
-        worker._guard_ends_address, worker.poll_s = (1, "nobody listens"), 0.002
+        worker.nixl_wrapper.check_xfer_state = lambda _: polls.append(now_s) or "PROC"
+        worker._guard_read_ends_address, worker.poll_s = (1, "nobody listens"), 0.002
         read(worker, "r", "PROC")
         for _ in range(10):
-            assert worker.check_if_due()
+            assert worker.poll_if_due()
             now_s += 0.001
-        assert looks == pytest.approx([100.0, 100.002, 100.004, 100.006, 100.008])
+        assert polls == pytest.approx([100.0, 100.002, 100.004, 100.006, 100.008])
 
-    def test_a_failed_read_is_told_by_request(self, worker: Any) -> None:
+    def test_a_failed_read_is_reported_by_request(self, worker: Any) -> None:
         read(worker, "r", "ERR")
         assert worker.get_finished()[1] == {"r"}
         assert worker.take_report().failed == {"r"} and worker.take_report() is None
@@ -1114,7 +1064,7 @@ class TestWorker:
         worker.nixl_wrapper.released.append(hash(("r", 0)))
         assert worker.get_finished()[1] == {"r"}
 
-    def test_where_prefill_was_only_to_be_told_nobody_waits(self, worker: Any) -> None:
+    def test_a_failed_notification_without_a_read_is_awaited_by_nobody(self, worker: Any) -> None:
         read(worker, "r", blocks=0)
         worker._handle_failed_transfer("r", None)
         assert worker.get_finished()[1] == set() and not worker._recving_metadata
@@ -1127,12 +1077,12 @@ class TestWorker:
 
         monkeypatch.setattr(base, "_read_blocks_for_req", malformed)
         read(worker, "r")
-        know(worker)
+        connect(worker)
         worker._recving_transfers.pop("r", None)
         worker._read_blocks_for_req("r", worker._recving_metadata["r"])
         assert worker.get_finished()[1] == {"r"} and worker.take_report().failed == {"r"}
 
-    def test_expired_leases_are_told_apart_from_those_that_were_read(self, worker: Any) -> None:
+    def test_expired_leases_are_reported_apart_from_those_that_were_read(self, worker: Any) -> None:
         for name, expires in (("expired", 0.0), ("read", 1e12), ("pinned", 1e12)):
             worker._reqs_to_send[name] = expires
             worker._reqs_to_process.add(name)
@@ -1147,12 +1097,12 @@ class TestWorker:
             worker._reqs_to_process.add(name)
         worker.nixl_wrapper.notifs = {"d": [b"HB:renewed,unknown"]}
         assert worker.get_finished()[0] == {"expired"}
-        told = worker.take_report()
-        assert (told.renewed, told.expired) == ({"renewed"}, {"expired"})
+        taken = worker.take_report()
+        assert (taken.renewed, taken.expired) == ({"renewed"}, {"expired"})
 
-    def test_what_is_given_back_is_freed(self, worker: Any, guard_worker: Any, connector: Any) -> None:
+    def test_what_is_released_is_freed(self, worker: Any, guard_worker: Any, connector: Any) -> None:
         metadata = quietly(f"{NIXL}.metadata").NixlConnectorMetadata()
-        setattr(metadata, guard_worker.GIVEN_BACK, {"r", "unknown"})
+        setattr(metadata, guard_worker.RELEASED, {"r", "unknown"})
         worker._reqs_to_send["r"] = 1e12
         worker._reqs_to_process.add("r")
         worker.start_load_kv(metadata)
@@ -1184,14 +1134,14 @@ def metadata_of_ranks() -> dict[tuple[int, int], Any]:
 def test_the_side_channel_answers_for_leases_and_survives_what_it_cannot_read(side: Any) -> None:
     held, side.side_channel_port = hold_port()
     base = quietly(f"{NIXL}.base_scheduler").NixlBaseConnectorScheduler
-    inquirer = SideChannelClient()
+    client = SideChannelClient()
     with held:
         side.set_xfer_handshake_metadata(metadata_of_ranks())
         try:
             side.leases.pin("r", 1000)
             peer = Peer("127.0.0.1", side.side_channel_port, "p1")
             with quietly(f"{NIXL}.utils").zmq_ctx(zmq.REQ, f"tcp://127.0.0.1:{side.side_channel_port}") as rank:
-                rank.send(msgspec.msgpack.encode((questions.GET_META_MSG, 0, 0)))
+                rank.send(msgspec.msgpack.encode((lease_queries.GET_META_MSG, 0, 0)))
                 assert rank.poll(60_000) and b"where memory lies" in rank.recv_multipart()[0], "a handshake as before"
             with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
                 stranger.linger = 0
@@ -1200,16 +1150,16 @@ def test_the_side_channel_answers_for_leases_and_survives_what_it_cannot_read(si
                 stranger.send_multipart([b"no second frame"])
                 stranger.poll(500)
             got: list[Reply] = []
-            for ticket in range(1, 200):
-                inquirer.ask(ticket, CLAIM, peer, "r", "d")
+            for query_id in range(1, 200):
+                client.send(query_id, CLAIM, peer, "r", "d")
                 threading.Event().wait(0.05)
-                got += inquirer.replies()
+                got += client.replies()
                 if got:
                     break
             assert got[0].answer.verdict == GRANTED
             assert abs(got[0].clock_s - side.leases._clock()) < 60, "the clock that leases are stamped with"
         finally:
-            inquirer.close()
+            client.close()
             base.shutdown(side)
 
 
@@ -1276,21 +1226,29 @@ def own_methods() -> list[tuple[str, str]]:
 
 
 ADDED = {
-    "GuardWorker": {"_mark_reads", "check_if_due", "look", "_ended", "take_report", "_note_failure", "_forget_peers"},
+    "GuardWorker": {
+        "_mark_reads",
+        "poll_if_due",
+        "poll",
+        "_finished_transfers",
+        "take_report",
+        "_note_failure",
+        "_forget_peers",
+    },
     "NixlConnector": {"guarded", "receives", "report_in"},
     "GuardStats": {"record"},
     "Guarded": {
         "_take_read_ends",
         "_reads_ended",
         "_read_ended",
-        "_look_after_receives",
-        "_look_for_stuck",
+        "_handle_settled_and_overdue",
+        "_detect_stuck",
         "_waiting_for_kv",
         "_use",
         "_settle",
         "_end_receive",
-        "_compute_anew",
-        "_fail_hopeless",
+        "_recompute",
+        "_fail_stuck",
     },
 }
 
@@ -1319,7 +1277,7 @@ def test_what_the_guard_relies_on_inside_vllm() -> None:
     assert "identity, _, msg = sock.recv_multipart()" in listener
     assert "encoded_data[(target_pp_rank, target_tp_rank)], ts" in listener
     assert "target=self._nixl_handshake_listener" in inspect.getsource(base.set_xfer_handshake_metadata)
-    assert quietly(f"{NIXL}.metadata").GET_META_MSG == questions.GET_META_MSG
+    assert quietly(f"{NIXL}.metadata").GET_META_MSG == lease_queries.GET_META_MSG
     assert "time.perf_counter() + request_kv_blocks_ttl" in inspect.getsource(
         quietly(f"{NIXL}.pull_scheduler").NixlPullConnectorScheduler.request_finished
     )
@@ -1372,7 +1330,7 @@ def test_steps_are_seen_in_vllms_client() -> None:
     assert {step_watch.UNHEALED, step_watch.HEALED} == {f"{prefix}unhealed", f"{prefix}healed"}
 
 
-def test_the_death_of_an_engine_core_is_told_by_vllms_client() -> None:
+def test_the_death_of_an_engine_core_is_detected_by_vllms_client() -> None:
     """What `pdlab.deploy.serving.dead_engine` stands on: the client looks at the process itself."""
     llm = quietly("vllm.v1.engine.async_llm").AsyncLLM
     assert isinstance(llm.errored, property)
@@ -1400,6 +1358,6 @@ def test_ray_puts_the_nodes_variables_into_the_path(monkeypatch: pytest.MonkeyPa
 def test_the_guards_folder_is_what_travels() -> None:
     from pdlab.deploy.serving import builders, guard_sources
 
-    files = guard_sources.sources(builders._KV_GUARD)
-    assert (Path(builders._KV_GUARD) / "connector.py").read_text() == files["pdlab/guard/connector.py"]
+    files = guard_sources.sources(builders._PDLAB)
+    assert (Path(builders._PDLAB) / "guard" / "connector.py").read_text() == files["pdlab/guard/connector.py"]
     assert isinstance(ReceiveBook, type)

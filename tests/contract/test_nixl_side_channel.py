@@ -16,7 +16,7 @@ from support.zmq_callers import GARBAGE, in_thread, stranger, throw
 
 from pdlab.cluster import loopback
 from pdlab.cluster.local_nodes import hold_port
-from pdlab.guard.questions import CLAIM, Peer, SideChannelClient
+from pdlab.guard.lease_queries import CLAIM, Peer, SideChannelClient
 
 NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl"
 METADATA = b"where KV memory lies, and the keys to it"
@@ -75,7 +75,7 @@ def test_vllms_listener_answers_decode_ranks_alone(utils: Any, guarded: bool, mo
         kv_guard = (
             SideChannelClient()
         )  # it asks where nobody listens: this listener, without the guard, would end of it
-        assert kv_guard.ask(1, CLAIM, Peer("127.0.0.1", 9, "engine"), "request", "reader")
+        assert kv_guard.send(1, CLAIM, Peer("127.0.0.1", 9, "engine"), "request", "reader")
         (socket,) = kv_guard._sockets.values()
         assert socket.getsockopt(zmq.MECHANISM) == zmq.CURVE, "the KV guard's questions have keys too"
         kv_guard.close()

@@ -59,7 +59,7 @@ def test_two_candidates_that_are_alike_are_rounding() -> None:
     assert judge(other._replace(tops=()), REFERENCE).outcome == "wrong", "without log-probabilities nothing excuses it"
 
 
-def test_where_no_log_probabilities_were_asked_for_the_references_say_what_is_rounding() -> None:
+def test_where_no_log_probabilities_were_requested_the_references_show_what_is_rounding() -> None:
     bare = WHOLE._replace(tokens=(5, 9, 2, 8), tops=(), bare=True)
     verdict = judge(bare, REFERENCE)
     assert (verdict.outcome, verdict.rounded) == ("right", True)

@@ -192,7 +192,7 @@ def test_what_fails_in_between_leaves_nothing_stopped(fail_at: int) -> None:
     assert stopped == {pid for pid, number in node_actors.signals() if number == CONT} != set()
 
 
-def test_a_process_that_ended_meanwhile_is_told() -> None:
+def test_a_process_that_ended_meanwhile_is_reported() -> None:
     node_actors = FakeNodeActors(gone=(12,))
     injector, _ = made(node_actors)
     fault = injector.inject(due("kill_prefill_before_read"))
@@ -215,7 +215,7 @@ def test_without_a_link_nothing_is_cut() -> None:
     assert injector.inject(due("link_down")).outcome == "skipped"
 
 
-def test_prefill_that_says_nothing_is_waited_for_so_long_and_no_longer() -> None:
+def test_prefill_without_counters_is_waited_for_so_long_and_no_longer() -> None:
     node_actors = FakeNodeActors()
     injector, _ = made(node_actors, prefilled=lambda: None)
     fault = injector.inject(due("kill_prefill_before_read"))

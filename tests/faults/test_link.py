@@ -78,7 +78,7 @@ def test_slow_both_ways_and_back(ran: list[list[str]], tmp_path: Path) -> None:
     assert [call[2][0] for call in node_actors.calls] == ["sh", "sh"], "no rate: the queue is taken away"
 
 
-def test_the_relay_is_told(ran: list[list[str]], tmp_path: Path) -> None:
+def test_the_relay_gets_the_share(ran: list[list[str]], tmp_path: Path) -> None:
     link, node_actors = made(tmp_path, relay=90)
     with pytest.raises(ClusterError, match="the relay of the link is not there"):
         link.drop(0.2, SURVEYS)

@@ -122,7 +122,7 @@ def wait_for(load: Load, count: int) -> None:
         ("500", "error", "HTTP 500"),
     ],
 )
-def test_fates(mode: str, outcome: str, detail: str | None, fake: tuple[Fake, str]) -> None:
+def test_outcomes(mode: str, outcome: str, detail: str | None, fake: tuple[Fake, str]) -> None:
     server, url = fake
     server.mode = mode
     with loaded(url) as load:
@@ -142,7 +142,7 @@ def test_what_does_not_end_hangs(fake: tuple[Fake, str]) -> None:
     assert all(request.end_s - request.sent_s >= 0.5 for request in load.finished)
 
 
-def test_nobody_there_is_an_error_and_is_not_asked_a_thousand_times(fake: tuple[Fake, str]) -> None:
+def test_nobody_there_is_an_error_and_gets_no_thousand_requests(fake: tuple[Fake, str]) -> None:
     with loaded("http://127.0.0.1:9") as load:  # the port of discard, where nothing listens
         wait_for(load, 3)
         assert load.now_s() >= 0.4, "two pauses"
@@ -204,6 +204,6 @@ def test_prompts_come_from_the_seed() -> None:
     assert all(10 <= token < 1000 for each in one for token in each)
 
 
-def test_a_reference_is_asked_for_without_a_salt_or_a_stream() -> None:
+def test_a_reference_is_requested_without_a_salt_or_a_stream() -> None:
     body = request_of(LoadTarget("http://x", "m", 4, 1.0), [1], None, stream=False)
     assert "cache_salt" not in body and "stream" not in body and body["logprobs"] == 5

@@ -44,7 +44,7 @@ def test_the_reason_comes_back(nodes: LocalNodes, monkeypatch: pytest.MonkeyPatc
 
 
 def test_nobody_outside(nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ANSWER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(module, "RESTART_TIMEOUT_S", 0.1)
     with pytest.raises(ClusterError, match="node 2 was not started again within"):
         request_restart(nodes, 2)
     assert list(Path(nodes.temp_dir).iterdir()) == []

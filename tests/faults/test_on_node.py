@@ -124,5 +124,5 @@ def test_a_command() -> None:
 
 def test_the_actor_has_what_is_called() -> None:
     for name in ("survey", "send", "send_later", "run"):
-        wanted = list(inspect.signature(getattr(on_node, name)).parameters)
-        assert list(inspect.signature(getattr(on_node.NodeActor, name)).parameters)[1:] == wanted
+        expected = list(inspect.signature(getattr(on_node, name)).parameters)
+        assert list(inspect.signature(getattr(on_node.NodeActor, name)).parameters)[1:] == expected

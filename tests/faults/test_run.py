@@ -119,7 +119,7 @@ class FakeApp:
 
 
 class Made(run._FaultRun):
-    """On made-up processes; ``use`` is what the engines say of their KV blocks, ``extra`` what is left at the end."""
+    """On made-up processes; ``use`` is the share of KV blocks in use, ``extra`` what is left at the end."""
 
     use: dict[str, float]
     inventories: list[dict[str, int]]
@@ -207,7 +207,7 @@ def test_a_whole_session(server: tuple[Whole, str], tmp_path: Path, monkeypatch:
         ({"p1": 0.0, "d1": 0.0}, [{"raylet": 2}, {"raylet": 2, "haproxy": 1}], True, {"haproxy": 1}),
         ({"p1": 0.0, "d1": 0.0}, [{"raylet": 2}, {"raylet": 3}, {"raylet": 2}], True, {}),
     ],
-    ids=["blocks in use", "an engine that says nothing", "a process more", "a process that was ending"],
+    ids=["blocks in use", "an engine without a gauge", "a process more", "a process that was ending"],
 )
 def test_what_is_left(
     use: dict[str, float], inventories: list[dict[str, int]], free: bool, processes: dict[str, int],

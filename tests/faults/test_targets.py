@@ -120,7 +120,7 @@ def test_the_head_nodes_raylet_is_never_hit() -> None:
     assert (None, "raylet") not in present_parts(alone) and (None, "node") not in present_parts(alone)
 
 
-def test_a_process_of_which_the_survey_knows_nothing_is_not_hit() -> None:
+def test_a_process_that_is_in_no_survey_is_not_hit() -> None:
     gone = [REPLICAS[0].model_copy(update={"pid": 77})]
     assert not [each for each in classify(SURVEYS, gone, ROLES, [], []) if each.role == "prefill"]
 

@@ -68,7 +68,7 @@ def test_no_planted_secret_leaves(out: Path, tmp_path: Path) -> None:
     assert archive.HIDDEN in everything
 
 
-def test_what_looks_like_a_secret_is_removed_though_nobody_knows_it(out: Path) -> None:
+def test_what_looks_like_a_secret_is_removed_though_it_is_unknown(out: Path) -> None:
     everything = "\n".join(unpacked(archive.write(out, set())).values())
     for secret in (HUB, "AKIAABCDEFGHIJKLMNOP", "MIIabc", f"Bearer {KEY}", f"me:{PASSWORD}@", f"password: {PASSWORD}"):
         assert secret not in everything, secret

@@ -21,7 +21,7 @@ def book(clock: Clock) -> LeaseBook:
     return LeaseBook("engine", clock)
 
 
-def test_decode_is_told_when_and_for_how_long(book: LeaseBook) -> None:
+def test_a_lease_names_its_time_and_length(book: LeaseBook) -> None:
     assert book.pin("r", 30) == {"granted_at": 1000.0, "lease_s": 30.0}
     assert book.pinned == 1
 
@@ -38,11 +38,11 @@ def test_nobody_gets_what_is_older_than_half_its_lease_and_prefill_frees_it(book
     book.pin("r", LEASE_S)
     clock.now += 15.1
     assert book.claim("r", "d").verdict == OLD
-    assert book.take_given_back() == {"r"} and book.take_given_back() == set()
+    assert book.take_released() == {"r"} and book.take_released() == set()
     assert book.claim("r", "d").verdict == EXPIRED
 
 
-def test_who_has_claimed_in_time_may_ask_later(book: LeaseBook, clock: Clock) -> None:
+def test_a_reader_that_has_claimed_in_time_may_claim_later(book: LeaseBook, clock: Clock) -> None:
     book.pin("r", LEASE_S)
     book.claim("r", "d")
     clock.now += 20
@@ -93,24 +93,24 @@ def test_a_heartbeat_prolongs_and_never_shortens(book: LeaseBook, clock: Clock) 
 def test_only_the_reader_gives_back(book: LeaseBook) -> None:
     book.pin("r", LEASE_S)
     book.claim("r", "d")
-    book.give_back("r", "another")
-    assert not book.take_given_back() and book.claim("r", "d").verdict == GRANTED
-    book.give_back("r", "d")
+    book.release("r", "another")
+    assert not book.take_released() and book.claim("r", "d").verdict == GRANTED
+    book.release("r", "d")
     assert book.claim("r", "d").verdict == EXPIRED, "it may be freed at any moment"
-    assert book.take_given_back() == {"r"}
+    assert book.take_released() == {"r"}
 
 
 def test_what_has_been_freed_is_not_freed_again(book: LeaseBook) -> None:
     book.pin("r", LEASE_S)
-    book.give_back("r", "d")
+    book.release("r", "d")
     book.end(["r"])
-    book.give_back("r", "d")
-    assert not book.take_given_back()
+    book.release("r", "d")
+    assert not book.take_released()
 
 
 def test_unknown_requests(book: LeaseBook, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     assert book.claim("r", "d").verdict == UNKNOWN
-    monkeypatch.setattr(leases, "REMEMBERED", 2)
+    monkeypatch.setattr(leases, "MAX_ENDED", 2)
     for name in "abc":
         book.pin(name, LEASE_S)
     book.end("abc")

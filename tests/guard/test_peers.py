@@ -42,13 +42,13 @@ def test_a_good_read_ends_the_row(book: PeerBook) -> None:
     assert not book.active
 
 
-def test_connections_that_all_fail_are_told_once_and_a_good_read_takes_it_back(book: PeerBook) -> None:
+def test_connections_that_all_fail_are_counted_once_and_a_good_read_takes_it_back(book: PeerBook) -> None:
     for _ in range(UNHEALED_AFTER + 2):
         fail_once(book)
     assert (book.counts["unhealed"], book.counts["healed"]) == (1, 0)
     fail_once(book, "p2")
     book.read_ended_well("p2")
-    assert book.counts["healed"] == 0, "another engine's reads say nothing of this one"
+    assert book.counts["healed"] == 0, "another engine's reads are no evidence of this one"
     book.read_ended_well("p1")
     book.read_ended_well("p1")
     assert (book.counts["unhealed"], book.counts["healed"]) == (1, 1)

@@ -1,62 +1,24 @@
-"""Receives with a prefill that answers when the test says, on a clock that the test moves."""
+"""Receives with a prefill that answers at the test's call, on a clock that the test moves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.lease_answers import LEASE_S, Prefill
 
-from pdlab.guard.leases import EXPIRED, GRANTED, LEASE_KEY, OLD, LeaseAnswer
-from pdlab.guard.questions import BACK, CLAIM, Peer, Reply
-from pdlab.guard.receives import ACTIONS, FORGET_S, SHUN_S, Admission, Outcome, ReceiveBook
+from pdlab.guard.lease_queries import CLAIM, Peer
+from pdlab.guard.leases import EXPIRED, LEASE_KEY, OLD
+from pdlab.guard.receives import ACTIONS, AVOID_PEER_S, QUERY_TIMEOUT_S, Admission, Outcome, ReceiveBook
 
 DEADLINE_S = 10.0
-LEASE_S = 30.0
-LEAD_S = 500.0  # of prefill's clock
-RTT_S = 0.01
+OFFSET_S = 500.0  # of prefill's clock
 PEER = Peer("10.0.0.1", 5600, "p1")
-
-
-class Prefill:
-    """Answers a question when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self.asked: list[tuple[int, str, Peer, str, str]] = []
-        self.ready: list[Reply] = []
-        self.reachable = True
-        self.closed = False
-
-    def __call__(self) -> float:
-        return self.now
-
-    def ask(self, *question: Any) -> bool:
-        self.asked.append(question)
-        return self.reachable
-
-    def replies(self) -> Iterator[Reply]:
-        while self.ready:
-            yield self.ready.pop(0)
-
-    def close(self) -> None:
-        self.closed = True
-
-    def claims(self) -> list[tuple[int, str, Peer, str, str]]:
-        return [question for question in self.asked if question[1] == CLAIM]
-
-    def given_back(self) -> list[str]:
-        return [question[3] for question in self.asked if question[1] == BACK]
-
-    def answer(self, verdict: str = GRANTED, covered_s: float = LEASE_S, *, after_s: float = RTT_S) -> None:
-        """To the last claim."""
-        self.now += after_s
-        self.ready.append(Reply(self.claims()[-1][0], LeaseAnswer(verdict, covered_s), self.now + LEAD_S - after_s / 2))
 
 
 @pytest.fixture
 def prefill() -> Prefill:
-    return Prefill()
+    return Prefill(offset_s=OFFSET_S, rtt_s=0.01)
 
 
 @pytest.fixture
@@ -71,7 +33,7 @@ def params(prefill: Prefill, name: str = "remote", age_s: float = 0.1) -> dict[s
         "remote_request_id": name,
         "remote_host": PEER.host,
         "remote_port": PEER.port,
-        LEASE_KEY: {"granted_at": prefill.now + LEAD_S - age_s, "lease_s": LEASE_S},
+        LEASE_KEY: {"granted_at": prefill.now + OFFSET_S - age_s, "lease_s": LEASE_S},
     }
 
 
@@ -87,11 +49,11 @@ def counted(book: ReceiveBook) -> dict[str, int]:
     return dict(book.counts)
 
 
-def test_a_request_in_order_is_asked_for_once_and_waits_for_nothing(book: ReceiveBook, prefill: Prefill) -> None:
+def test_a_request_in_order_is_claimed_once_and_waits_for_nothing(book: ReceiveBook, prefill: Prefill) -> None:
     reading(book, prefill)
     prefill.now += 1
     assert book.read_ended("r") is Outcome.USE
-    assert prefill.asked == [(1, CLAIM, PEER, "remote-r", "d1/r")]
+    assert prefill.queries == [(1, CLAIM, PEER, "remote-r", "d1/r")]
     assert counted(book) == {"receives": 1} and not book.active
 
 
@@ -115,14 +77,14 @@ def test_later_ones_do_not_for_its_clock_is_known(book: ReceiveBook, prefill: Pr
     assert "recomputed" not in book.counts
 
 
-def test_where_they_may_be_old_prefill_is_asked(book: ReceiveBook, prefill: Prefill) -> None:
+def test_where_they_may_be_old_prefills_answer_is_awaited(book: ReceiveBook, prefill: Prefill) -> None:
     reading(book, prefill, "first")
     book.arrived("r", params(prefill, age_s=LEASE_S / 2 + 0.1))
     assert book.admission("r") is Admission.WAIT
     prefill.answer(OLD, 0.0)
     assert book.admission("r") is Admission.REFUSE
     assert book.counts["refused"] == book.counts["recomputed"] == 1
-    assert not prefill.given_back(), "prefill knows"
+    assert not prefill.released(), "prefill has it released already"
     assert book.admission("r") is Admission.READ, "the receive is over: what is left is an ordinary request"
 
 
@@ -134,8 +96,9 @@ def test_a_clock_that_was_measured_long_ago_is_not_used(book: ReceiveBook, prefi
 
 
 def test_a_slow_answer_never_makes_parameters_young(book: ReceiveBook, prefill: Prefill) -> None:
-    """The lead of prefill's clock is an upper bound, so its ages are too."""
-    reading(book, prefill, "first", after_s=9.0)
+    """The offset of prefill's clock is an upper bound, so its ages are too."""
+    prefill.rtt_s = 9.0
+    reading(book, prefill, "first")
     book.arrived("r", params(prefill, age_s=LEASE_S / 2 + 0.001))
     assert book.admission("r") is Admission.WAIT
 
@@ -146,7 +109,7 @@ def test_without_an_answer_the_request_is_refused_at_the_deadline(book: ReceiveB
     assert book.admission("r") is Admission.WAIT
     prefill.now += 0.02
     assert book.admission("r") is Admission.REFUSE
-    assert prefill.given_back() == ["remote"]
+    assert prefill.released() == ["remote"]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +128,7 @@ def test_parameters_that_cannot_be_confirmed_are_refused(
 ) -> None:
     book.arrived("r", {**params(prefill), **change})
     assert book.admission("r") is Admission.REFUSE
-    assert prefill.asked == [] and book.counts["refused"] == 1
+    assert prefill.queries == [] and book.counts["refused"] == 1
 
 
 def test_blocks_that_were_another_requests_are_not_used(book: ReceiveBook, prefill: Prefill) -> None:
@@ -174,7 +137,7 @@ def test_blocks_that_were_another_requests_are_not_used(book: ReceiveBook, prefi
     book.admission("r")
     book.admitted("r")
     prefill.answer(EXPIRED, 0.0)
-    assert book.read_ended("r") is Outcome.ANEW
+    assert book.read_ended("r") is Outcome.RECOMPUTE
     assert book.counts["stale"] == book.counts["recomputed"] == 1
 
 
@@ -187,17 +150,17 @@ def test_a_read_that_ends_after_what_was_promised_is_confirmed_again(book: Recei
     assert book.read_ended("r") is Outcome.WAIT
     assert len(prefill.claims()) == 3
     prefill.answer(covered_s=0.0)
-    assert list(book.settled()) == [("r", Outcome.USE)], "asked after the read, and still prefill's"
+    assert list(book.settled()) == [("r", Outcome.USE)], "claimed after the read, and still prefill's"
 
 
 def test_an_answer_from_before_the_end_of_the_read_is_not_enough(book: ReceiveBook, prefill: Prefill) -> None:
     reading(book, prefill, covered_s=0.0)
     prefill.now += 1
     assert book.read_ended("r") is Outcome.WAIT
-    prefill.answer(covered_s=0.0)  # to the question of the read's begin
+    prefill.answer(covered_s=0.0)  # to the claim of the read's begin
     assert list(book.settled()) == [] and len(prefill.claims()) == 3
     prefill.answer(EXPIRED, 0.0)
-    assert list(book.settled()) == [("r", Outcome.ANEW)]
+    assert list(book.settled()) == [("r", Outcome.RECOMPUTE)]
 
 
 def test_what_is_not_confirmed_in_time_is_computed(book: ReceiveBook, prefill: Prefill) -> None:
@@ -207,22 +170,22 @@ def test_what_is_not_confirmed_in_time_is_computed(book: ReceiveBook, prefill: P
     book.admitted("r")
     assert book.read_ended("r") is Outcome.WAIT
     prefill.now += DEADLINE_S + 0.01
-    assert list(book.settled()) == [("r", Outcome.ANEW)]
+    assert list(book.settled()) == [("r", Outcome.RECOMPUTE)]
     assert book.counts["unconfirmed"] == book.counts["recomputed"] == 1
-    assert prefill.given_back() == ["remote"]
+    assert prefill.released() == ["remote"]
 
 
-def test_a_failed_read_is_computed_and_prefill_is_told(book: ReceiveBook, prefill: Prefill) -> None:
+def test_a_failed_read_is_computed_and_its_blocks_are_released(book: ReceiveBook, prefill: Prefill) -> None:
     reading(book, prefill)
     book.failed.add("r")
-    assert book.read_ended("r") is Outcome.ANEW
-    assert prefill.given_back() == ["remote-r"] and book.counts["failed_reads"] == 1
+    assert book.read_ended("r") is Outcome.RECOMPUTE
+    assert prefill.released() == ["remote-r"] and book.counts["failed_reads"] == 1
     assert not book.failed and not list(book.overdue())
 
 
 def test_a_failed_read_that_nobody_announced(book: ReceiveBook) -> None:
     book.failed.add("r")
-    assert book.read_ended("r") is Outcome.ANEW
+    assert book.read_ended("r") is Outcome.RECOMPUTE
     assert book.read_ended("r") is Outcome.USE
 
 
@@ -250,7 +213,7 @@ def test_an_engine_from_which_a_read_hangs_is_not_read_from_until_it_has_ended(
         book.arrived(f"r{number}", params(prefill, f"remote-r{number}"))
         prefill.answer()
         assert book.admission(f"r{number}") is Admission.REFUSE
-        assert prefill.given_back()[-1] == f"remote-r{number}"
+        assert prefill.released()[-1] == f"remote-r{number}"
     assert book.counts["refused"] == 3 and book.counts["recomputed"] == 5
     book.late_read_ended("a")
     book.arrived("still", params(prefill))
@@ -263,7 +226,7 @@ def test_one_request_tries_again_where_a_read_hangs_for_long(book: ReceiveBook, 
     reading(book, prefill, "a")
     prefill.now += DEADLINE_S + 0.1
     assert list(book.overdue()) == ["a"]
-    prefill.now += SHUN_S
+    prefill.now += AVOID_PEER_S
     for name, admission in (("tries", Admission.READ), ("waits not", Admission.REFUSE)):
         book.arrived(name, params(prefill, name))
         prefill.answer()
@@ -285,31 +248,31 @@ def test_an_engine_that_does_not_answer_is_waited_for_once(book: ReceiveBook, pr
     assert book.admission("fourth") is Admission.READ
 
 
-def test_prefill_is_told_of_a_cancel(book: ReceiveBook, prefill: Prefill) -> None:
+def test_a_cancel_releases_the_blocks(book: ReceiveBook, prefill: Prefill) -> None:
     book.arrived("r", params(prefill))
     book.cancelled("r", params(prefill))
     book.cancelled("never seen", params(prefill, "of its own"))
-    assert prefill.given_back() == ["remote", "of its own"] and book.counts["cancels_told"] == 2
+    assert prefill.released() == ["remote", "of its own"] and book.counts["cancels_told"] == 2
     prefill.answer()
     list(book.settled())
     assert not book.active
 
 
-def test_a_cancelled_request_without_a_lease_has_nobody_to_tell(book: ReceiveBook, prefill: Prefill) -> None:
+def test_a_cancelled_request_without_a_lease_releases_nothing(book: ReceiveBook, prefill: Prefill) -> None:
     book.cancelled("r", {"do_remote_prefill": True})
-    assert prefill.asked == [] and not book.counts
+    assert prefill.queries == [] and not book.counts
 
 
-def test_questions_that_nobody_answers_are_forgotten(book: ReceiveBook, prefill: Prefill) -> None:
+def test_queries_without_an_answer_are_forgotten(book: ReceiveBook, prefill: Prefill) -> None:
     book.arrived("r", params(prefill))
     book.drop("r")
     assert book.active
-    prefill.now += FORGET_S + 1
+    prefill.now += QUERY_TIMEOUT_S + 1
     list(book.settled())
     assert not book.active
 
 
-def test_a_question_that_cannot_be_sent_is_not_waited_for_longer(book: ReceiveBook, prefill: Prefill) -> None:
+def test_a_query_that_cannot_be_sent_is_not_waited_for_longer(book: ReceiveBook, prefill: Prefill) -> None:
     prefill.reachable = False
     book.arrived("r", params(prefill))
     assert book.admission("r") is Admission.WAIT

@@ -135,7 +135,7 @@ def test_a_deployment_of_a_cluster_is_rehearsed(rehearsal: Stack, label: str) ->
     flags = ("--rehearse", "--cluster", CLUSTER, "--slow-down", f"{SLOW_DOWN:g}", "--detach", "--timeout-s", "600")
     launched = rehearsal.run("launch_gptoss.py", *CASES[label], *flags, *DETAILS, "--port", str(rehearsal.port))
     assert launched.code == 0, launched.text
-    assert "6 times slower (as asked for)" in launched.text
+    assert "6 times slower (as requested)" in launched.text
 
     running = rehearsal.running()
     manifest = running.manifest

@@ -1,4 +1,4 @@
-"""Simulated engines without Ray around them: a prefill and a decode engine in one process, asked as Ray's servers ask.
+"""Simulated engines without Ray around them: a prefill and a decode engine in one process, called as by Ray's servers.
 
 Run with a folder as argument; prints what came out as JSON. A process of its own, in which stand-ins take vLLM's place.
 """
@@ -37,7 +37,7 @@ SLOW_DOWN = 4.0
 
 
 class FakeMetrics(EngineMetrics):
-    """Adds up what would be told to Ray."""
+    """Adds up what would be reported to Ray."""
 
     def __init__(self, replica: str) -> None:
         self.sums: dict[str, float] = {}
@@ -107,43 +107,43 @@ async def main(folder: Path) -> dict[str, Any]:
     prefill = await started(folder, "prefill", label, "node-1")
     decode = await started(folder, "decode", label, "node-2")
 
-    def asked(prompt: Any, **more: Any) -> Any:
+    def completion(prompt: Any, **more: Any) -> Any:
         return CompletionRequest(**{"model": "m", "prompt": prompt, "max_tokens": 12, **more})
 
     detailed = {"logprobs": 5, "return_token_ids": True, "return_tokens_as_token_ids": True}
     words = "Item 1 has code 4711. " * 40
-    out["alone"] = await all_of(prefill.completions(asked(words, **detailed), None))
-    out["both"] = await through_both(prefill, decode, asked(words, **detailed))
-    streamed = asked(words, stream=True, stream_options={"include_usage": True}, **detailed)
+    out["alone"] = await all_of(prefill.completions(completion(words, **detailed), None))
+    out["both"] = await through_both(prefill, decode, completion(words, **detailed))
+    streamed = completion(words, stream=True, stream_options={"include_usage": True}, **detailed)
     out["streamed"] = await through_both(prefill, decode, streamed)
-    out["other"] = await through_both(prefill, decode, asked(words + "x", **detailed))
-    out["ids"] = await through_both(prefill, decode, asked([5, 6, 7], **detailed))
+    out["other"] = await through_both(prefill, decode, completion(words + "x", **detailed))
+    out["ids"] = await through_both(prefill, decode, completion([5, 6, 7], **detailed))
     chat = ChatCompletionRequest(model="m", messages=[{"role": "user", "content": "hi"}], max_completion_tokens=5)
     out["chat"] = await through_both(prefill, decode, chat, chat=True)
-    out["two"] = await all_of(prefill.completions(asked([[5, 6, 7], [8, 9]], **detailed), None))
-    out["choices"] = await all_of(prefill.completions(asked([5, 6, 7], n=2, temperature=1.0, **detailed), None))
-    out["long"] = await all_of(prefill.completions(asked([1] * 16000, max_tokens=500), None))
+    out["two"] = await all_of(prefill.completions(completion([[5, 6, 7], [8, 9]], **detailed), None))
+    out["choices"] = await all_of(prefill.completions(completion([5, 6, 7], n=2, temperature=1.0, **detailed), None))
+    out["long"] = await all_of(prefill.completions(completion([1] * 16000, max_tokens=500), None))
     # Parameters of another request: what is answered is the other prompt's.
-    first = asked("another prompt altogether")
+    first = completion("another prompt altogether")
     first.kv_transfer_params = {"do_remote_decode": True}
     (answer,) = [item async for item in prefill.completions(first, None)]
-    mixed = asked(words, **detailed)
+    mixed = completion(words, **detailed)
     mixed.kv_transfer_params = answer.kv_transfer_params
     out["mixed"] = await all_of(decode.completions(mixed, None))
     # More at once than a socket keeps messages for.
-    several = [through_both(prefill, decode, asked([7, number, 9], max_tokens=1)) for number in range(40)]
+    several = [through_both(prefill, decode, completion([7, number, 9], max_tokens=1)) for number in range(40)]
     out["burst"] = [len(one) for one in await asyncio.gather(*several)]
     for _ in range(200):
         if not prefill._leases:
             break
         await asyncio.sleep(0.02)
     # A client that leaves between prefill and decode.
-    first = asked(words)
+    first = completion(words)
     first.kv_transfer_params = {"do_remote_decode": True}
     (kept,) = [item async for item in prefill.completions(first, None)]
     await decode._engine_client.notify_kv_transfer_request_rejected("gone", kept.kv_transfer_params)
     # A client that leaves.
-    leaving = decode.completions(asked(words, stream=True, max_tokens=2000), None)
+    leaving = decode.completions(completion(words, stream=True, max_tokens=2000), None)
     await leaving.__anext__()
     await leaving.aclose()
     await asyncio.sleep(0.1)
@@ -156,17 +156,17 @@ async def main(folder: Path) -> dict[str, Any]:
     mixed.kv_transfer_params = answer.kv_transfer_params
     out["gone"] = await all_of(decode.completions(mixed, None))
     one, two = [await started(folder, "fluid", "pd-fluid-2xtp4", "node-1", number) for number in (1, 2)]
-    several = [through_both(*(pair[:: 1 - 2 * (number % 2)]), asked([7, number, 9, *range(200)], **detailed))
+    several = [through_both(*(pair[:: 1 - 2 * (number % 2)]), completion([7, number, 9, *range(200)], **detailed))
                for pair in ((one, two),) for number in range(8)]  # fmt: skip
     out["fluid"] = await asyncio.gather(*several)
-    out["fluid alone"] = [await all_of(one.completions(asked([7, number, 9, *range(200)], **detailed), None))
+    out["fluid alone"] = [await all_of(one.completions(completion([7, number, 9, *range(200)], **detailed), None))
                           for number in range(8)]  # fmt: skip
     out["generated"] = [each.generated_tokens() for each in (one, two)]
     merged = await started(folder, "fluid", "pd-fluid-2xtp4", "node-1", 3, merged=True)
     out["scattered"] = [one.core.scattered, merged.core.scattered]
     telling = await started(folder, "collocated", "collocated-1xtp4", "node-1", enable_prompt_tokens_details=True)
     for name in ("first", "again"):
-        out[name] = await all_of(telling.completions(asked(words), None))
+        out[name] = await all_of(telling.completions(completion(words), None))
     chat.stream, chat.return_token_ids = True, True
     chat.stream_options = {"include_usage": True}
     out["chat streamed"] = await all_of(telling.chat(chat, None))

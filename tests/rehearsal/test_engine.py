@@ -83,7 +83,7 @@ def test_what_was_fetched_or_left_is_held_no_longer(answers: Answers) -> None:
     assert answers["burst"] == [1] * 40
 
 
-def test_the_share_of_the_pool_in_use_is_told(answers: Answers) -> None:
+def test_the_share_of_the_pool_in_use_is_reported(answers: Answers) -> None:
     for most, last in answers["use"].values():
         assert 0 < most < 1 and last == 0.0
 
@@ -110,12 +110,12 @@ def test_pools_are_scattered_once_they_have_wrapped_unless_blocks_are_assumed_to
     assert answers["scattered"] == [None, False]
 
 
-def test_cached_tokens_are_told_where_that_was_asked(answers: Answers) -> None:
+def test_cached_tokens_are_reported_where_enabled(answers: Answers) -> None:
     first, again = (answers[name][0]["usage"] for name in ("first", "again"))
     assert first["prompt_tokens_details"]["cached_tokens"] == 0
     # The last token is computed, and with it its block.
     assert again["prompt_tokens_details"]["cached_tokens"] == (again["prompt_tokens"] - 1) // 16 * 16 > 0
-    assert answers["both"][0]["usage"]["prompt_tokens_details"] is None, "as vLLM, which tells nothing by default"
+    assert answers["both"][0]["usage"]["prompt_tokens_details"] is None, "as vLLM, which reports nothing by default"
 
 
 def test_the_prompts_tokens_of_a_chat_stand_beside_the_choices(answers: Answers) -> None:

@@ -24,22 +24,22 @@ HARDWARE = load_hardware("h100-vllm-0.11")
 SHAPE = require_shape("gpt-oss-120b")
 
 
-def asked(*words: str) -> LaunchRequest:
+def launch_request(*words: str) -> LaunchRequest:
     return request_from(parse(LaunchSettings, words), words)
 
 
 def test_flags_make_the_request_and_json_carries_it() -> None:
-    plain = asked("--pd-spread", "--rehearse")
+    plain = launch_request("--pd-spread", "--rehearse")
     assert plain.rehearsal == Rehearsal() and plain.cluster == load_cluster("p5.48xlarge-x2")
     assert plain.node_count == 2 and plain.local_nodes is None
     assert plain.known_view() == plain.cluster
-    told = asked("--pd-spread", "--rehearse", "--slow-down", "20", "--cluster", "p5.48xlarge-x13")
-    assert told.rehearsal is not None
-    assert told.rehearsal.slow_down == 20 and told.node_count == 13
-    assert request_from_json(request_to_json(told)) == told
-    assert asked("--pd-spread").rehearsal is None
-    assert asked("--pd-spread", "--rehearse", "--chunk-per-token").rehearsal == Rehearsal(chunk_per_token=True)
-    assert asked("--pd-pack", "--rehearse", "--assume-merged").rehearsal == Rehearsal(assume_merged=True)
+    larger = launch_request("--pd-spread", "--rehearse", "--slow-down", "20", "--cluster", "p5.48xlarge-x13")
+    assert larger.rehearsal is not None
+    assert larger.rehearsal.slow_down == 20 and larger.node_count == 13
+    assert request_from_json(request_to_json(larger)) == larger
+    assert launch_request("--pd-spread").rehearsal is None
+    assert launch_request("--pd-spread", "--rehearse", "--chunk-per-token").rehearsal == Rehearsal(chunk_per_token=True)
+    assert launch_request("--pd-pack", "--rehearse", "--assume-merged").rehearsal == Rehearsal(assume_merged=True)
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_time_is_slowed_down_by_requests_and_cores() -> None:
     assert "104 GPUs answer up to" in why
 
 
-def test_the_manifest_says_what_it_is_of() -> None:
-    substitutes = RehearsalSubstitutes(asked("--pd-spread", "--rehearse", "--slow-down", "7"))
+def test_the_manifest_records_the_rehearsal() -> None:
+    substitutes = RehearsalSubstitutes(launch_request("--pd-spread", "--rehearse", "--slow-down", "7"))
     versions: dict[str, str | None] = {"vllm": "0.29.0", "torch": "2", "ray": "2.60.0"}
     deployment = Deployment(topology=parse_label("pd-spread-p2xtp4-d1xtp2"))
     manifest = Manifest(origin="measured", label="x", deployment=deployment, versions=versions)
@@ -98,11 +98,11 @@ def test_the_manifest_says_what_it_is_of() -> None:
     assert changed.rehearsal is not None
     assert changed.rehearsal.model_copy(update={"caches": {}}) == Rehearsal(slow_down=7)
     assert {*changed.rehearsal.caches} == {"prefill", "decode"}
-    for role, told in changed.rehearsal.caches.items():
+    for role, cache in changed.rehearsal.caches.items():
         pool = deployment.pools[role]
-        assert told == engine_cache(deployment, pool, HARDWARE, SHAPE)
-        assert told.blocks == kv_pool_blocks(HARDWARE, SHAPE, pool) > 10_000
-        assert (told.block_tokens, told.window, told.step_tokens) == (16, None, 8192)
+        assert cache == engine_cache(deployment, pool, HARDWARE, SHAPE)
+        assert cache.blocks == kv_pool_blocks(HARDWARE, SHAPE, pool) > 10_000
+        assert (cache.block_tokens, cache.window, cache.step_tokens) == (16, None, 8192)
     assert changed.rehearsal.caches["prefill"].blocks > changed.rehearsal.caches["decode"].blocks
     assert Rehearsal.model_validate_json(changed.rehearsal.model_dump_json()) == changed.rehearsal
     assert changed.versions["vllm"] == "simulated (vLLM 0.11, Ray 2.51, NIXL 0.6.1)"
@@ -110,7 +110,7 @@ def test_the_manifest_says_what_it_is_of() -> None:
     assert changed.on_local_nodes and not changed.local
 
 
-def test_an_engine_reads_what_it_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_reads_its_specification(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deployment = Deployment(topology=parse_label("pd-spread-p1xtp4-d1xtp4"))
     spec = EngineSpec(
         rehearsal=Rehearsal(slow_down=5), role="prefill", hardware=HARDWARE, shape=SHAPE, deployment=deployment,

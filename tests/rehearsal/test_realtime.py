@@ -96,7 +96,7 @@ class Loop:
         enters_s = self.ingress.pass_on(self.front_engine, self.tokens[0], streaming, now_s)
 
         if self.links is None:
-            self.by_role["collocated"].submit(SimulatedRequest(*self.tokens, (), self.teller(number)), enters_s)
+            self.by_role["collocated"].submit(SimulatedRequest(*self.tokens, (), self.reporter(number)), enters_s)
             return
         prefill = self.by_role["prefill"]
 
@@ -109,17 +109,17 @@ class Loop:
         assert self.links is not None
         prefill = self.by_role["prefill"]
         source = Source(self.links, self.front_engine, lambda at_s: prefill.release_prefilled(prefilled, at_s))
-        self.by_role["decode"].submit(SimulatedRequest(*self.tokens, (), self.teller(number), source), moment_s)
+        self.by_role["decode"].submit(SimulatedRequest(*self.tokens, (), self.reporter(number), source), moment_s)
 
-    def teller(self, number: int) -> Callable[[float, int], None]:
-        def tell(moment_s: float, tokens: int) -> None:
+    def reporter(self, number: int) -> Callable[[float, int], None]:
+        def on_tokens(moment_s: float, tokens: int) -> None:
             self.first_s.setdefault(number, moment_s)
             self.chunks.setdefault(number, []).append(tokens)
             if tokens == self.tokens[1]:
                 self.end_s[number] = moment_s
                 self.clock.call_at(moment_s, lambda: self.send(moment_s))
 
-        return tell
+        return on_tokens
 
     @property
     def tpot_s(self) -> float:
@@ -167,18 +167,18 @@ def test_every_token_of_an_answer_comes_when_its_step_ends(began_s: float) -> No
     """On a clock that has gone for long, too: moments are less exact there."""
     clock = VirtualTime()
     clock.now = began_s
-    told: list[list[tuple[float, int]]] = [[] for _ in range(6)]
+    reported: list[list[tuple[float, int]]] = [[] for _ in range(6)]
     engine = engine_of(HARDWARE, SHAPE, Pool(tp=4), prefills_only=False)
     one = RealTime([engine], clock, empty_cache, every_token=True)
-    for number, each in enumerate(told):
-        tell = lambda at_s, tokens, each=each: each.append((at_s, tokens))  # noqa: E731
-        one.submit(served(tell, (2000, 80)), began_s + 0.1 * number)
+    for number, each in enumerate(reported):
+        on_tokens = lambda at_s, tokens, each=each: each.append((at_s, tokens))  # noqa: E731
+        one.submit(served(on_tokens, (2000, 80)), began_s + 0.1 * number)
     clock.run()
-    for each in told:
+    for each in reported:
         assert [tokens for _, tokens in each] == list(range(1, 81))
         moments = [at_s for at_s, _ in each]
         assert moments == sorted(moments)
-    alone_s = [at_s for at_s, _ in told[-1][-10:]]  # the others have ended: steps of one length, nearly
+    alone_s = [at_s for at_s, _ in reported[-1][-10:]]  # the others have ended: steps of one length, nearly
     gaps_s = [after - before for before, after in itertools.pairwise(alone_s)]
     assert max(gaps_s) == pytest.approx(min(gaps_s), rel=0.02)
 
@@ -201,9 +201,9 @@ def test_in_slow_time_it_is_the_simulator_nearly(slow_down: float) -> None:
 
 
 def served(
-    tell: Callable[[float, int], None], tokens: tuple[int, int], blocks: tuple[int, ...] = ()
+    on_tokens: Callable[[float, int], None], tokens: tuple[int, int], blocks: tuple[int, ...] = ()
 ) -> SimulatedRequest:
-    return SimulatedRequest(*tokens, blocks, tell)
+    return SimulatedRequest(*tokens, blocks, on_tokens)
 
 
 def alone(clock: VirtualTime) -> RealTime:
@@ -225,14 +225,14 @@ def test_the_same_beginning_is_computed_once() -> None:
 
 @pytest.mark.parametrize("after_s", [0.0, 0.01, 0.2, 5.0])
 def test_whoever_leaves_gives_everything_back(after_s: float) -> None:
-    clock, told = VirtualTime(), []
+    clock, reported = VirtualTime(), []
     one = alone(clock)
-    stays = [one.submit(served(lambda at_s, tokens: told.append(tokens), (3000, 50)), 0.0) for _ in range(3)]
-    leaves = one.submit(served(lambda at_s, tokens: told.append(-tokens), (3000, 500)), 0.0)
+    stays = [one.submit(served(lambda at_s, tokens: reported.append(tokens), (3000, 50)), 0.0) for _ in range(3)]
+    leaves = one.submit(served(lambda at_s, tokens: reported.append(-tokens), (3000, 500)), 0.0)
     clock.call_at(after_s, lambda: one.abort(leaves))
     clock.run()
-    assert told.count(50) == len(stays)
-    assert -500 not in told or after_s > 4
+    assert reported.count(50) == len(stays)
+    assert -500 not in reported or after_s > 4
     engine = one.engines[0]
     assert engine.held_tokens == pytest.approx(0)
     assert engine.context == pytest.approx(0)
@@ -242,17 +242,17 @@ def test_whoever_leaves_gives_everything_back(after_s: float) -> None:
 
 
 def test_prefilled_kv_is_held_until_it_is_released() -> None:
-    clock, told = VirtualTime(), []
+    clock, reported = VirtualTime(), []
     one = alone(clock)
-    number = one.submit(SimulatedRequest(3000, 1, (), lambda at_s, tokens: told.append(at_s), moves_on=True), 0.0)
+    number = one.submit(SimulatedRequest(3000, 1, (), lambda at_s, tokens: reported.append(at_s), moves_on=True), 0.0)
     clock.run()
-    assert len(told) == 1
+    assert len(reported) == 1
     assert one.engines[0].held_tokens == 188 * one.engines[0].block_tokens, "whole blocks"
-    one.release_prefilled(number, told[0] + 1.0)
-    clock.call_at(told[0] + 2.0, one.advance)
+    one.release_prefilled(number, reported[0] + 1.0)
+    clock.call_at(reported[0] + 2.0, one.advance)
     clock.run()
     assert one.engines[0].held_tokens == 0
-    one.release_prefilled(number, told[0] + 3.0)  # told twice: nothing is given back twice
+    one.release_prefilled(number, reported[0] + 3.0)  # reported twice: nothing is given back twice
     assert one.engines[0].held_tokens == 0
 
 
@@ -265,11 +265,11 @@ def test_a_fork_of_gpt_oss_hits_from_the_third_time_on() -> None:
     common = tuple(range(100))
     latest: list[int] = []
 
-    def tell(at_s: float, tokens: int) -> None:
+    def on_tokens(at_s: float, tokens: int) -> None:
         hits.append(one.times(latest[-1]).hit_tokens)
 
     for own in range(1000, 1003):
         blocks = (*common, *range(1000 * own, 1000 * own + 20))
-        latest.append(one.submit(served(tell, (120 * size, 1), blocks), clock.now))
+        latest.append(one.submit(served(on_tokens, (120 * size, 1), blocks), clock.now))
         clock.run()
     assert hits == [0, 0, 100 * size]

@@ -17,11 +17,11 @@ def test_an_answer_is_the_same_in_every_process() -> None:
         "from pdlab.rehearsal.tokens import answer, digest, block_keys;"
         "print(answer(digest([5, 6, 7]), 8, 1024), block_keys(list(range(40)), 16))"
     )
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2],
         env={"PYTHONHASHSEED": "77"},
     )  # fmt: skip
-    assert told.stdout.strip() == f"{answer(digest([5, 6, 7]), 8, 1024)} {block_keys(list(range(40)), 16)}"
+    assert done.stdout.strip() == f"{answer(digest([5, 6, 7]), 8, 1024)} {block_keys(list(range(40)), 16)}"
 
 
 def test_other_prompts_have_other_answers_and_longer_ones_begin_alike() -> None:

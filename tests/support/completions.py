@@ -21,7 +21,7 @@ FIRST_S, TOKEN_S = 0.03, 0.003
 
 
 @dataclass
-class Asked:
+class ReceivedRequest:
     """A request as it came: its body, its headers, when it was read and when the last token of its answer was sent."""
 
     body: dict[str, Any]
@@ -32,24 +32,26 @@ class Asked:
 
 @dataclass
 class CompletionsServer:
-    """``fails``: prompts for which it says HTTP 500; ``breaks``: those whose stream has an error for its third token.
-    ``tells_ids`` False: it knows nothing of return_token_ids. ``deltas``: what chat answers in place of words, token by
+    """``fails``: prompts that it answers with HTTP 500; ``breaks``: those whose stream has an error as third token.
+    ``sends_ids`` False: it ignores return_token_ids. ``deltas``: what chat answers in place of words, token by
     token. ``ends_apart``: the reason for the end comes after the last token, in a chunk without one."""
 
-    asked: list[Asked] = field(default_factory=list)
+    received: list[ReceivedRequest] = field(default_factory=list)
     fails: Any = None
     breaks: Any = None
     deltas: list[dict[str, Any]] = field(default_factory=list)
     ends_apart: bool = False
-    tells_ids: bool = True
-    tells_cached: bool = False
+    sends_ids: bool = True
+    sends_cached: bool = False
     url: str = ""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         chat = request.path.endswith("chat/completions")
         body = json.loads(await request.read())
-        entry = Asked(body, {name.lower(): value for name, value in request.headers.items()}, time.monotonic())
-        self.asked.append(entry)
+        entry = ReceivedRequest(
+            body, {name.lower(): value for name, value in request.headers.items()}, time.monotonic()
+        )
+        self.received.append(entry)
         prompt = body["messages"] if chat else body["prompt"]
         if self.fails is not None and self.fails(prompt):
             return web.Response(status=500)
@@ -59,9 +61,9 @@ class CompletionsServer:
         digest = hashlib.sha256(json.dumps(prompt).encode()).digest()
         words = sum(len(each["content"].split()) for each in prompt) if chat else len(_tokens(prompt))
         if chat:
-            asked = {"prompt_token_ids": _ids(prompt)} if body.get("return_token_ids") and self.tells_ids else {}
+            prompt_ids = {"prompt_token_ids": _ids(prompt)} if body.get("return_token_ids") and self.sends_ids else {}
             role = {"role": "assistant", "content": ""}
-            await self.send(response, {"choices": [{"index": 0, "delta": role}], **asked})
+            await self.send(response, {"choices": [{"index": 0, "delta": role}], **prompt_ids})
         await asyncio.sleep(FIRST_S)
         for number in range(count):
             if number == 2 and self.breaks is not None and self.breaks(prompt):
@@ -71,14 +73,14 @@ class CompletionsServer:
             token = digest[number % len(digest)]
             delta = self.deltas[number] if number < len(self.deltas) else {"content": f" w{token}"}
             part = {"delta": delta} if chat else {"text": f" w{token}"}
-            ids = {"token_ids": [token]} if body.get("return_token_ids") and self.tells_ids else {}
+            ids = {"token_ids": [token]} if body.get("return_token_ids") and self.sends_ids else {}
             entry.ended_s = time.monotonic()
             await self.send(response, {"choices": [{"index": 0, **part, **ids}]})
             await asyncio.sleep(TOKEN_S)
         if self.ends_apart:
             await self.send(response, {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
         usage: dict[str, Any] = {"prompt_tokens": words, "completion_tokens": count}
-        if self.tells_cached:
+        if self.sends_cached:
             usage["prompt_tokens_details"] = {"cached_tokens": words // 2}
         await self.send(response, {"choices": [], "usage": usage})
         await response.write(b"data: [DONE]\n\n")

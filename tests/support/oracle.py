@@ -138,7 +138,7 @@ class Oracle:
             return bool(settings[name]) and number % settings[name] == 0
 
         entry = {"id": request_id, "prompt": body["prompt"], "arrived": arrived, "sent": [], "tokens": 0, "ask": body}
-        entry["ask"] = {name: value for name, value in body.items() if name != "prompt"}
+        entry["body"] = {name: value for name, value in body.items() if name != "prompt"}
         self.log.append(entry)
         if number == settings["restart_at"]:
             self.total = dict.fromkeys(COUNTERS, 0)

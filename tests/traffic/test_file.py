@@ -91,7 +91,7 @@ class TestConversations:
                 assert (after.parent, after.blocks[0]) == (None, ("system/all", 100))
         assert len({each.session for each in got}) == 200
 
-    def test_quantities_are_as_asked(self, tmp_path: Path) -> None:
+    def test_quantities_are_as_written(self, tmp_path: Path) -> None:
         got = requests(written(tmp_path, seed=7, conversations={**CHAT, "sessions": 1500}))
         turns = [sum(1 for _ in group) for group in _sessions(got)]
         user = [each.blocks[-1][1] for each in got]
@@ -321,7 +321,7 @@ class TestBounded:
         for part in (1, 37, 50, 62, 63, 99, 100):
             assert percentile_of(Counter(values), part) == sorted(values)[-(-len(values) * part // 100) - 1]
 
-    def test_figures_say_which_cache_they_are_of(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_figures_name_their_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(describe, "KEPT_BLOCKS", 2)
         common = {"session": "s", "at_s": 0, "out": 1}
         rows = [{"id": f"r{n}", "blocks": [[key, 10]], **common} for n, key in enumerate("abacbb")]

@@ -114,7 +114,7 @@ def test_azure(name: str) -> None:
     assert got["r3"].at_s == pytest.approx(0.052 if name == "azure-2023.csv" else 1 - 0.123456)
 
 
-def test_burstgpt_leaves_failed_requests_out_and_says_so() -> None:
+def test_burstgpt_leaves_failed_requests_out_and_counts_them() -> None:
     head, got = replay("burstgpt-1.csv")
     assert (head.left_out, [*got]) == (1, ["r2", "r3", "r5", "r6"])
     assert (got["r3"].blocks, got["r3"].out, got["r6"].at_s) == ((("r3", 1087),), 230, 113.0)

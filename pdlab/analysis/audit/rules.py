@@ -3,8 +3,8 @@
 Every finding names the files, the evidence, the impact on a plot (in per cent if that can be computed), and the
 fix. The rules are those that published measurements of this kind have broken:
 
-- **identical**: files of different experiments with the same bytes: one of them is not what its name says.
-- **contradiction**: a name or label that says another configuration, other token counts, loads, numbers of requests
+- **identical**: files of different experiments with the same bytes: one of them is not what its name states.
+- **contradiction**: a name or label that states another configuration, other token counts, loads, numbers of requests
   or peaks than the content.
 - **collision**: levels that a reader keyed on concurrency would merge into one.
 - **reused prompts**: levels that share a seed repeat each other's prompts, and the prefix cache answers them.
@@ -16,7 +16,7 @@ fix. The rules are those that published measurements of this kind have broken:
 - **metadata**: missing information that a repetition of the measurement needs.
 - **invalid**: levels that failed the benchmark's own checks.
 - **lengths**: levels of one curve whose requests had somewhat different lengths.
-- **early ends**: answers that ended before the length that a name asks for.
+- **early ends**: answers that ended before the length that a name states.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pdlab.analysis.audit.registry import AuditFinding, AuditInputs, Numbers, ru
 from pdlab.core.text import counted
 from pdlab.core.workload import Closed, Open
 from pdlab.results.description import Stated
-from pdlab.results.published_files import most_counted, number, offered_rps, peak_in_flight
+from pdlab.results.published_files import max_counted, number, offered_rps, peak_in_flight
 from pdlab.results.published_folders import SourcedExperiment
 from pdlab.results.store import MANIFEST
 
@@ -163,7 +163,7 @@ def _contradictions(level: LevelFile) -> Iterator[AuditFinding]:
             yield AuditFinding("rate_not_offered", (level.name,), {"what": finding.text}, percent)
     peak = peak_in_flight(level.raw)
     full = isinstance(load, Closed) and run.num_requests >= load.concurrency
-    most = PEAK_SLACK * most_counted(load.value, run.whole)
+    most = PEAK_SLACK * max_counted(load.value, run.whole)
     if full and peak is not None and not 0.5 * load.value <= peak <= most:
         numbers: Numbers = {"concurrency": load.value, "peak": peak}
         yield AuditFinding("peak_contradicts", (level.name,), numbers, 100 * abs(peak / load.value - 1))
@@ -282,7 +282,7 @@ def _gpus(folder: Folder) -> Iterator[AuditFinding]:
         return
     deployed = manifest.deployment.gpus
     placed = sum(len(slots) for slots in manifest.placement.used_slots.values()) if manifest.placement else deployed
-    for verb, gpus in (("says", manifest.gpus or deployed), ("places", placed)):
+    for verb, gpus in (("states", manifest.gpus or deployed), ("places", placed)):
         if gpus != deployed:
             numbers: Numbers = {"label": manifest.deployment.label, "deployed": deployed, "verb": verb, "gpus": gpus}
             yield AuditFinding(

@@ -27,7 +27,7 @@ class EndedRequest(NamedTuple):
 
     ``itl_s``: gaps between chunks. ``due_s``: since the begin of the level's schedule (None: there is none).
     ``by_schedule``: its lateness is by that, and not ``lateness_s``. ``facts``: more fields of its record.
-    ``timeline``: as its server told it. ``prompt``: what an engine computed for it.
+    ``timeline``: as its server sent it. ``prompt``: what an engine computed for it.
     """
 
     start_s: float
@@ -81,7 +81,7 @@ class EndedRequests:
                 timelines = (timeline_of(one, self.origin_s) for one in some)
                 yield EndedPart(
                     records=tuple(record_of(one, self.origin_s, self.schedule_s) for one in some),
-                    timelines=tuple(told for told in timelines if told is not None),
+                    timelines=tuple(timeline for timeline in timelines if timeline is not None),
                     prompts=tuple(one.prompt for one in some if one.prompt is not None),
                 )
 
@@ -107,8 +107,8 @@ def record_of(ended: EndedRequest, origin_s: float, schedule_s: float | None = N
 
 
 def timeline_of(ended: EndedRequest, origin_s: float) -> RequestTimeline | None:
-    """What its server told of an answered request, with the client's times as its record has them; None where it told
-    nothing that can be read: of another server it is no JSON, or no object."""
+    """What its server reported of an answered request, with the client's times as its record has them; None where it
+    sent nothing that can be read: of another server it is no JSON, or no object."""
     if ended.timeline is None or not ended.ok or not ended.ttft_s:
         return None
     with contextlib.suppress(ValueError, TypeError, RecursionError):

@@ -128,7 +128,7 @@ class LoadClient:
             try:
                 answers[part] = self._processes[part].run(own, count, together)
             except threading.BrokenBarrierError:
-                pass  # another one has said why
+                pass  # another one has the reason
             except Exception as error:
                 errors.append(error)
                 prepared.abort()
@@ -184,7 +184,7 @@ class _Process:
         """Drive one level, or one part of it: ``together`` then waits for the others and returns the start time."""
         self.wait_ready()
         self._send(level.model_dump_json(exclude_defaults=True))
-        told = CollectedRequests()
+        requests = CollectedRequests()
         while True:
             message = self._receive()
             if message["event"] == "progress" and progress:
@@ -195,10 +195,10 @@ class _Process:
                 raise UsageError(message["message"])
             elif message["event"] == "ended":
                 part = validate(EndedPart, message["part"], where="load generator's answer")
-                told.add(part.records, part.timelines, part.prompts)
+                requests.add(part.records, part.timelines, part.prompts)
             elif message["event"] == "done":
                 answer = validate(ClientAnswer, message["answer"], where="load generator's answer")
-                return told.of(answer)
+                return requests.of(answer)
 
     def wait_ready(self) -> None:
         while not self._ready:

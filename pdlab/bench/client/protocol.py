@@ -11,8 +11,8 @@ from pdlab.bench.levels import prefix_seed
 from pdlab.core import defaults
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Closed, Level, Open, Ramp, Replay, Workload
-from pdlab.results.kept import Kept, Row
 from pdlab.results.schema import ClientLoad, RequestRecord
+from pdlab.results.stored_rows import Row, StoredRows
 from pdlab.results.timeline import RequestTimeline
 
 SESSION_HEADER = "x-session-id"  # to the router of an engine: the request's session
@@ -206,8 +206,8 @@ class CollectedRequests:
     """The requests of a level, which processes report part by part."""
 
     def __init__(self) -> None:
-        self._records, self._timelines = Kept(RequestRecord), Kept(RequestTimeline)
-        self._prompts = Kept(ComputedTokens)
+        self._records, self._timelines = StoredRows(RequestRecord), StoredRows(RequestTimeline)
+        self._prompts = StoredRows(ComputedTokens)
 
     def add(
         self,
@@ -217,15 +217,15 @@ class CollectedRequests:
     ) -> None:
         for record in records:
             self._records.add(record, record.arrival_s)
-        for told in timelines:
-            self._timelines.add(told, told.arrival_s or 0.0)
+        for timeline in timelines:
+            self._timelines.add(timeline, timeline.arrival_s or 0.0)
         for prompt in prompts:
             self._prompts.add(prompt, 0.0)
 
     def of(self, answer: ClientAnswer) -> ClientAnswer:
         """The answer with all of its requests."""
-        told = {"records": self._records, "timelines": self._timelines, "prompts": self._prompts}
-        return answer.model_copy(update=told)
+        collected = {"records": self._records, "timelines": self._timelines, "prompts": self._prompts}
+        return answer.model_copy(update=collected)
 
 
 def slowed(level: ClientLevel, slow_down: float) -> ClientLevel:
@@ -262,9 +262,9 @@ def in_simulated_time(answer: ClientAnswer, slow_down: float) -> ClientAnswer:
         for name in ("loop_lag_s", "clock_step_s", "origin_s", "schedule_s")
         if (value := getattr(answer, name)) is not None
     }
-    told = CollectedRequests()
-    told.add(map(shorter, answer.records), answer.timelines, answer.prompts)
-    return told.of(answer.model_copy(update=changed))
+    requests = CollectedRequests()
+    requests.add(map(shorter, answer.records), answer.timelines, answer.prompts)
+    return requests.of(answer.model_copy(update=changed))
 
 
 def merged(answers: Sequence[ClientAnswer]) -> ClientAnswer:
@@ -274,7 +274,8 @@ def merged(answers: Sequence[ClientAnswer]) -> ClientAnswer:
     requests = CollectedRequests()
     for answer in answers:
         requests.add(
-            timelines=(told.shifted(answer.origin_s - origin_s) for told in answer.timelines), prompts=answer.prompts
+            timelines=(timeline.shifted(answer.origin_s - origin_s) for timeline in answer.timelines),
+            prompts=answer.prompts,
         )
         late_s = answer.schedule_s - schedule_s if answer.schedule_s is not None and schedule_s is not None else 0.0
         for record in answer.records:

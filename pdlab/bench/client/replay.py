@@ -41,7 +41,7 @@ _answer: contextvars.ContextVar[StreamedAnswer] = contextvars.ContextVar("answer
 @dataclass
 class StreamedAnswer:
     """What the stream of one answer held beside text: its token ids and those of the ``prompt``, whether a chunk had
-    any of the answer, and how many tokens of the prompt came from a cache (None: the server does not say)."""
+    any of the answer, and how many tokens of the prompt came from a cache (None: the server does not report it)."""
 
     ids: list[int]
     prompt: Sequence[int] = ()
@@ -153,7 +153,7 @@ def own_requests(level: ClientLevel) -> PlannedRequests:
 
 @dataclass
 class AwaitedEnd:
-    """The end of a request that others wait for: ``followers`` have not been told of it yet."""
+    """The end of a request that others wait for: ``followers`` do not have it yet."""
 
     end: asyncio.Future[History | NoFollowUp]
     followers: int
@@ -173,9 +173,9 @@ class SessionSender:
         self._awaited: dict[str, AwaitedEnd] = {}
         self._began_s = 0.0
 
-    async def run(self, asked: Callable[..., Any], send: RequestFunc, keep: Keep, session: Any) -> None:
-        """Send every request when it is due, by ``send``, one of vLLM's request functions, which gets what ``asked``
-        makes of the request. ``keep`` is called with each ended request.
+    async def run(self, make_input: Callable[..., Any], send: RequestFunc, keep: Keep, session: Any) -> None:
+        """Send every request when it is due, by ``send``, one of vLLM's request functions, which gets what
+        ``make_input`` makes of the request. ``keep`` is called with each ended request.
         """
         running, errors = set[asyncio.Task[None]](), list[BaseException]()
 
@@ -192,7 +192,7 @@ class SessionSender:
                 request = request_at(self._file, self.planned.offsets[number])
                 if followers := self.planned.followers[number]:
                     self._awaited[request.id] = AwaitedEnd(asyncio.get_running_loop().create_future(), followers)
-                each = self._send(request, self.planned.turns[number], due_s, asked, send, keep, session)
+                each = self._send(request, self.planned.turns[number], due_s, make_input, send, keep, session)
                 task = asyncio.create_task(each)
                 running.add(task)
                 task.add_done_callback(ended)
@@ -211,13 +211,13 @@ class SessionSender:
         request: TrafficRequest,
         turn: int,
         due_s: float,
-        asked: Callable[..., Any],
+        make_input: Callable[..., Any],
         send: RequestFunc,
         keep: Keep,
         session: Any,
     ) -> None:
         """Wait for what the request waits for, and have it sent."""
-        told: History | NoFollowUp = NoFollowUp(f"{request.id} failed")
+        end: History | NoFollowUp = NoFollowUp(f"{request.id} failed")
         name = self._name + request.id
         replayed = {"id": request.id, "session": request.session, "turn": turn}
         replayed |= {"parent": request.parent, "waits": request.waits}
@@ -227,21 +227,21 @@ class SessionSender:
             if unknown is not None:
                 from pdlab.bench.client.vllm_names import RequestFuncOutput
 
-                told = NoFollowUp(f"{request.id} was not sent")
+                end = NoFollowUp(f"{request.id} was not sent")
                 output = RequestFuncOutput(error=f"not sent: {unknown.why}", start_time=time.perf_counter())
                 output.prompt_len = request.new_tokens
                 keep(name, output, replayed=replayed | {"sent": False}, due_s=due_s, waited=True)
                 return
-            known = {other: each for other, each in before.items() if isinstance(each, History)}
-            made = asked(prompt=[], prompt_len=request.new_tokens, output_len=request.out, request_id=name)
-            told, facts = await self._answered(send, request, known, made, session)
+            histories = {other: each for other, each in before.items() if isinstance(each, History)}
+            func_input = make_input(prompt=[], prompt_len=request.new_tokens, output_len=request.out, request_id=name)
+            end, facts = await self._answered(send, request, histories, func_input, session)
             replayed["cached_tokens"] = facts.pop("cached_tokens")
             keep(name, facts.pop("output"), replayed=replayed, due_s=due_s, waited=bool(before), **facts)
         finally:
-            self._end(request.id, told)  # what follows it must not wait for ever
+            self._end(request.id, end)  # what follows it must not wait for ever
 
     async def _answered(
-        self, send: RequestFunc, request: TrafficRequest, before: dict[str, History], asked: Any, session: Any
+        self, send: RequestFunc, request: TrafficRequest, before: dict[str, History], func_input: Any, session: Any
     ) -> tuple[History | NoFollowUp, dict[str, Any]]:
         """What follows the request, and what is known of it: its ``output`` among it."""
         base = before[request.continues] if request.continues is not None else History([], [], 0.0)
@@ -255,18 +255,18 @@ class SessionSender:
             await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
         own = StreamedAnswer([])
         _answer.set(own)
-        headers = {**(asked.extra_headers or {}), SESSION_HEADER: request.session}
-        changed = replace(asked, prompt=ids, prompt_len=len(ids) or request.new_tokens, extra_headers=headers)
+        headers = {**(func_input.extra_headers or {}), SESSION_HEADER: request.session}
+        changed = replace(func_input, prompt=ids, prompt_len=len(ids) or request.new_tokens, extra_headers=headers)
         if self.chat:
-            body = {**(asked.extra_body or {}), **(request.extra or {})}
+            body = {**(func_input.extra_body or {}), **(request.extra or {})}
             changed = replace(changed, chat_messages=messages, extra_body=body)
         output = await send(changed, session, None)
         if due_s is not None:
             facts["lateness_s"] = output.start_time - due_s
         if output.success and not own.begun:
             output.success, output.error = False, "the answer's stream held no token"
-        asked_tokens = (output.prompt_len if self.chat else len(ids), request.out)
-        facts |= {"output": output, "cached_tokens": own.cached, "asked": asked_tokens}
+        requested_tokens = (output.prompt_len if self.chat else len(ids), request.out)
+        facts |= {"output": output, "cached_tokens": own.cached, "asked": requested_tokens}
         if not output.success:
             return NoFollowUp(f"{request.id} failed"), facts
         prompt = own.prompt if self.chat else ids
@@ -310,13 +310,13 @@ def tee_answers() -> None:
 
         def add_chunk(self, chunk_bytes: bytes) -> list[str]:
             answer = _answer.get(None)
-            return [message for message in super().add_chunk(chunk_bytes) if _holds(message, answer)]
+            return [message for message in super().add_chunk(chunk_bytes) if _keep_message(message, answer)]
 
     requests.StreamedResponseHandler = TeeingHandler
 
 
-def _holds(message: str, answer: StreamedAnswer | None) -> bool:
-    """Whether a message of a stream is for vLLM's function; ``answer`` keeps what it says. Raises BenchError for an
+def _keep_message(message: str, answer: StreamedAnswer | None) -> bool:
+    """Whether a message of a stream is for vLLM's function; ``answer`` keeps its content. Raises BenchError for an
     error event."""
     # Only replays pay for reading every message twice.
     if answer is None and '"error"' not in message:
@@ -325,8 +325,8 @@ def _holds(message: str, answer: StreamedAnswer | None) -> bool:
         return True
     data = json.loads(text)
     if error := data.get("error"):
-        told = error.get("message") if isinstance(error, dict) else error
-        raise BenchError(f"the answer's stream ended with an error: {' '.join(str(told or error).split())}")
+        message_text = error.get("message") if isinstance(error, dict) else error
+        raise BenchError(f"the answer's stream ended with an error: {' '.join(str(message_text or error).split())}")
     if answer is None:
         return True
     if usage := data.get("usage"):

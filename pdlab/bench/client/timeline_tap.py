@@ -38,8 +38,8 @@ class TappedSession(_Tapped):
 class _TappedPost(_Tapped):
     async def __aenter__(self) -> Any:
         response = await self._inner.__aenter__()
-        if (told := response.headers.get(HEADER)) is not None:
-            self._found(told)
+        if (timeline := response.headers.get(HEADER)) is not None:
+            self._found(timeline)
         return _TappedResponse(response, self._found)
 
     async def __aexit__(self, *error: Any) -> Any:
@@ -69,9 +69,9 @@ class TappedContent(_Tapped):
         if at < 0:
             self._rest = text[1 - len(_COMMENT) :]
             return
-        told, end, _ = text[at + len(_COMMENT) :].partition(_END)
+        timeline, end, _ = text[at + len(_COMMENT) :].partition(_END)
         if end:
-            self._found(told.decode(errors="replace"))
+            self._found(timeline.decode(errors="replace"))
             self._rest = b""
         else:
             self._rest = text[at:]

@@ -156,7 +156,7 @@ def _send(answers: TextIO, **message: object) -> None:
 async def _drive(
     level: ClientLevel, load: SessionSender | list[Any], tokenizer: Any, answers: TextIO, driven: _RunningLevel
 ) -> ClientAnswer:
-    """Run one level, or this process's share of it; tells the parent its requests, and returns the rest."""
+    """Run one level, or this process's share of it; sends its requests to the parent, and returns the rest."""
     from pdlab.bench.client.vllm_names import freeze_gc_heap
 
     meter = Meter(level, answers, tokenizer)
@@ -202,7 +202,7 @@ async def _replayed(level: ClientLevel, load: SessionSender, base_url: str, send
 
     from pdlab.bench.client.vllm_names import RequestFuncInput
 
-    asked = partial(
+    make_input = partial(
         RequestFuncInput,
         api_url=f"{base_url}/v1/{'chat/completions' if load.chat else 'completions'}",
         model=level.model,
@@ -213,7 +213,7 @@ async def _replayed(level: ClientLevel, load: SessionSender, base_url: str, send
     connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=300, keepalive_timeout=60, enable_cleanup_closed=True)
     timeout = aiohttp.ClientTimeout(total=REQUEST_MOST_S)
     async with aiohttp.ClientSession(connector=connector, trust_env=True, timeout=timeout) as session:
-        await load.run(asked, send, meter.keep, session)
+        await load.run(make_input, send, meter.keep, session)
 
 
 async def _benchmarked(
@@ -227,14 +227,14 @@ async def _benchmarked(
     names = [sample.request_id for sample in samples]
     due_s = {sample.request_id: sample.timestamp for sample in samples} if level.scheduled else {}
     lengths = dict(zip(names, _own_lengths(level) or (), strict=False))
-    told = RequestFuncOutput(success=True, output_tokens=1)
+    placeholder = RequestFuncOutput(success=True, output_tokens=1)
 
-    async def ask(request_func_input: Any, session: Any, pbar: Any = None) -> Any:
+    async def send_and_keep(request_func_input: Any, session: Any, pbar: Any = None) -> Any:
         output, name = await send(request_func_input, session, pbar), request_func_input.request_id
         meter.keep(name, output, due_s=due_s.get(name), asked=lengths.get(name))
-        return told
+        return placeholder
 
-    ASYNC_REQUEST_FUNCS["pdlab"] = ask
+    ASYNC_REQUEST_FUNCS["pdlab"] = send_and_keep
     random.seed(level.seed)
     np.random.seed(level.seed)  # vLLM draws the gaps between arrivals from numpy's global state
     await benchmark(
@@ -273,7 +273,7 @@ class Meter:
         self.answers = answers
         self.ended = EndedRequests()
         self.timed_out: set[str] = set()
-        self.told: dict[str, str] = {}
+        self.timelines: dict[str, str] = {}
         """Timelines, as their servers wrote them, of requests that are not kept yet."""
         self.waited_s: dict[str, float] = {}
         """Closed loop: how long the place of each of these had been free when it was sent."""
@@ -300,7 +300,7 @@ class Meter:
             request_id = request_func_input.request_id
             more = {**(request_func_input.extra_headers or {}), HEADER: "1"}
             request_func_input = replace(request_func_input, extra_headers=more)
-            session = TappedSession(session, lambda told: self.told.update({request_id: told}))
+            session = TappedSession(session, lambda timeline: self.timelines.update({request_id: timeline}))
         try:
             output = await asyncio.wait_for(func(request_func_input, session, pbar), self.level.request_timeout_s)
         except (asyncio.TimeoutError, asyncio.CancelledError) as error:
@@ -336,7 +336,7 @@ class Meter:
         ``waited`` for others has its lateness in ``lateness_s``. ``facts``: fields of its record.
         """
         tokens = output.output_tokens or 0
-        if output.success and not tokens:  # of a server that does not tell, as vLLM's benchmark counts
+        if output.success and not tokens:  # of a server that does not report them, as vLLM's benchmark counts
             tokens = len(self._tokenizer(output.generated_text, add_special_tokens=False).input_ids)
         place_free_s = self.waited_s.pop(name, None)
         if name in self.timed_out:
@@ -356,7 +356,7 @@ class Meter:
                 by_schedule=due_s is not None and not waited,
                 lateness_s=lateness_s if due_s is not None else place_free_s,
                 facts=facts,
-                timeline=self.told.pop(name, None),
+                timeline=self.timelines.pop(name, None),
                 prompt=prompt,
             )
         )
@@ -384,7 +384,7 @@ class Meter:
 
     @property
     def loop_lag_s(self) -> float | None:
-        """95th percentile (nearest rank) of the lag; None for a level too short to tell."""
+        """95th percentile (nearest rank) of the lag; None for a level too short for it."""
         return round(sorted(self._lags)[int(0.95 * (len(self._lags) - 1))], 6) if self._lags else None
 
 
@@ -478,7 +478,7 @@ def _replay(level: ClientLevel, tokenizer: Any) -> SessionSender:
 
 
 def _samples(level: ClientLevel, tokenizer: Any) -> list[Any]:
-    """This process's requests: distinct prompts of exactly the tokens asked, in an open loop with the time at which
+    """This process's requests: distinct prompts of exactly the requested tokens, in an open loop with the time at which
     each is due."""
     own, lengths = level.own_requests, _own_lengths(level)
     seed = level.seed if level.parts == 1 else (level.seed + 0x9E3779B9 * (level.part + 1)) % 2**32
@@ -502,12 +502,12 @@ def _samples(level: ClientLevel, tokenizer: Any) -> list[Any]:
 
 def _dataset(seed: int, prefix_tokens: int = 0, prefix_seed: int = 0, inputs: list[int] | None = None) -> Any:
     """vLLM's random dataset with another way to draw a prompt, of ``inputs`` tokens each where that is given (to be
-    asked for the longest of them).
+    called with the longest of them).
 
     vLLM takes consecutive token ids from a random start, so there are only as many prompts as
     the vocabulary has entries and they repeat within a sweep; and after decoding and encoding
     again some have a token too many. Here every token is drawn, and a prompt is drawn anew until
-    it has exactly the length asked and has not been drawn before in the level.
+    it has exactly the requested length and has not been drawn before in the level.
     """
     import numpy as np
 
@@ -572,7 +572,7 @@ def _whole_tokens(tokenizer: Any, allowed_tokens: Any) -> Any:
 
 
 def _texts_in_a_row(tokenizer: Any, tokens: Any) -> Any:
-    """Texts of tokens any row of which encodes to itself, so that prompts need not be encoded to know their length;
+    """Texts of tokens any row of which encodes to itself, so that the length of a prompt follows without encoding it;
     None where that is not so.
 
     Each is a word that is itself when it is encoded alone (`_whole_tokens`), and the tokenizer splits a text into words

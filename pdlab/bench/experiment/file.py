@@ -43,13 +43,13 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,63}"
 Knob = Literal["max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill", "enable_prefix_caching"]
 # Around vLLM 0.29's own (8192 and 1024 on an H100): smaller steps for gaps, larger ones for prompts; fewer sequences
 # for TPOT. It takes enable_chunked_prefill=false with a warning that answers may be wrong, so
-# it is tried only if a file asks for it.
+# it is tried only if a file lists it.
 GRID: dict[Knob, tuple[bool | int, ...]] = {
     "max_num_batched_tokens": (2048, 4096, 16384),
     "max_num_seqs": (64, 1024),
 }
 MOST_SETTINGS, TUNED_LOADS = 16, 4
-# Seconds of a start, where neither the file nor earlier visits say: measured on the local stack
+# Seconds of a start, where neither the file nor earlier visits have them: measured on the local stack
 # (docs/startup.md), and a guess for a 120b model on a cluster.
 LOCAL_LAUNCH_S, CLUSTER_LAUNCH_S = 45.0, 300.0
 

@@ -147,7 +147,7 @@ def _visit(
     """One configuration launched and measured; whatever goes wrong with it is kept with the visit."""
     name = visit.configuration.name
     measured = False
-    writer.update(number, started_at=now(), status="interrupted", command=launcher.shown(visit), error=None)
+    writer.update(number, started_at=now(), status="interrupted", command=launcher.typed_command(visit), error=None)
     try:
         began = time.monotonic()
         launcher.launch(visit)
@@ -261,14 +261,14 @@ class _Launcher:
         self._runner = StepRunner()
         self.failed_configurations: dict[str, str] = {}
 
-    def shown(self, visit: PlannedVisit) -> str:
+    def typed_command(self, visit: PlannedVisit) -> str:
         """The command as a person would type it."""
         return command_line(to_words(started(self._plan.file, visit.configuration.settings, self._options.port)))
 
     def request(self, visit: PlannedVisit) -> LaunchRequest:
-        """What that command asks for."""
+        """The launch request of that command."""
         return visit.configuration.request.model_copy(
-            update={"port": self._options.port, "command": (self.shown(visit),)}
+            update={"port": self._options.port, "command": (self.typed_command(visit),)}
         )
 
     def launch(self, visit: PlannedVisit) -> None:

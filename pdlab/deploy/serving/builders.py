@@ -51,8 +51,8 @@ from pdlab.deploy.serving.timeline import SendsTimeline, StreamsPast, TimelineHe
 from pdlab.deploy.serving.vllm_costs import CostsLess, EmptiesStats
 from pdlab.roles.spec import FluidSpec
 
-# Its modules are not imported: they need vLLM, which the machine that builds the application may not have.
-_KV_GUARD = importlib.resources.files("pdlab.guard")
+# The guard's modules are not imported: they need vLLM, which the machine that builds the application may not have.
+_PDLAB = importlib.resources.files("pdlab")
 _UNCHANGING = (str, int, float, bytes, type(None))
 _END = DONE_EVENT.strip()
 FLUID_PREFIX = "Fluid:"  # of the engines' deployment
@@ -332,7 +332,7 @@ def _build(builder: str | Callable[[dict[str, Any]], Any], args: Mapping[str, An
     own = {name: args[name] for name in OWN if name in args}
     rays = {name: value for name, value in args.items() if name not in OWN}
     if (own.get("kv_guard") or {}).get("send_sources"):
-        files = own["guard_files"] = sources(_KV_GUARD)
+        files = own["guard_files"] = sources(_PDLAB)
         configs = [key for key in ("prefill_config", "decode_config", "llm_config") if key in rays]
         rays |= {key: _with_guard(rays[key], files) for key in configs}
     make: Any = getattr(importlib.import_module("ray.serve.llm"), builder) if isinstance(builder, str) else builder

@@ -3,10 +3,11 @@
 Prefill samples the first token from the prompt; decode samples it once more when it has the KV cache, and goes on from
 there. With greedy sampling both take the same token, except if two tokens are nearly as likely and round differently.
 `first_token` decides for which requests this holds; docs/timeline.md has the table. For these requests decode's engine
-can get the token (`FIRST_TOKEN`). And `early_token` can go to the client as soon as prefill has answered, before the KV
-cache has moved. Decode's text must then begin with the token, and this beginning is left out. If it does not, decode
-gets a new request, to continue from the prompt and prefill's token. Works on requests and answers of Ray Serve LLM by
-their public fields; runs in its replicas, sent there by value: imports the standard library and its neighbours.
+can get the token (`FIRST_TOKEN` of `pdlab.marks.engine_marks`). And `early_token` can go to the client as soon as
+prefill has answered, before the KV cache has moved. Decode's text must then begin with the token, and this beginning is
+left out. If it does not, decode gets a new request, to continue from the prompt and prefill's token. Works on requests
+and answers of Ray Serve LLM by their public fields; runs in its replicas, sent there by value: imports the standard
+library and its neighbours.
 """
 
 from __future__ import annotations
@@ -28,8 +29,6 @@ _FREE = frozenset({
     # Of chat.
     "messages", "max_completion_tokens", "chat_template_kwargs", "reasoning_effort", "include_reasoning",
 })  # fmt: skip
-# `pdlab.guard.first_token`, which the replica may not import; a test compares them.
-FIRST_TOKEN = "pdlab_first_token"
 # What a decoder writes for bytes that are no whole character yet.
 _PART_OF_A_CHARACTER = "\ufffd"
 

@@ -45,7 +45,7 @@ _NO_CONTENT = "Validating message"
 # 500 or an exception, by what it says, that is a 400 -> what the client is told.
 REASONS = {
     NO_VOCABULARY: "the engine's node has no vocabulary for this model's chat format (o200k_base.tiktoken) and cannot "
-    "download it: fetch it there with `python -m pdlab weights --fetch`, or use /v1/completions",
+    "download it: fetch it there with pdlab's command `weights --fetch`, or use /v1/completions",
     _NO_CONTENT: "content or tool_calls of a message have a part that is of no known kind: give a text",
 }
 

@@ -38,17 +38,25 @@ OLD_S = 3600.0
 
 # Of the package above the guard. Where a node has pdlab too, its other packages are found beside the guard.
 PARENT = "from pkgutil import extend_path\n\n__path__ = extend_path(__path__, __name__)\n"
+# What the guard's modules import of pdlab.
+PACKAGES = ("guard", "marks")
 
 
-def sources(package: Traversable) -> dict[str, str]:
-    """The guard's package as path -> text, below a package ``pdlab`` that has nothing else of its own.
+def sources(pdlab: Traversable) -> dict[str, str]:
+    """The guard's packages as path -> text, below a package ``pdlab`` that has nothing else of its own.
 
-    ``package`` is a folder, or a folder inside a zip that is imported. Raises RuntimeError where it holds no module.
+    ``pdlab`` is the package's folder, or a folder inside a zip that is imported. Raises RuntimeError where it has no
+    guard.
     """
-    modules = sorted((each for each in package.iterdir() if each.name.endswith(".py")), key=lambda each: each.name)
-    files = {f"pdlab/guard/{module.name}": module.read_text(encoding="utf-8") for module in modules}
+    files = {
+        f"pdlab/{package}/{module.name}": module.read_text(encoding="utf-8")
+        for package in PACKAGES
+        if (pdlab / package).is_dir()
+        for module in sorted((pdlab / package).iterdir(), key=lambda each: each.name)
+        if module.name.endswith(".py")
+    }
     if f"pdlab/guard/{GUARD_MODULE}" not in files:
-        raise RuntimeError(f"the KV guard cannot be brought to the nodes: {package} holds no {GUARD_MODULE}")
+        raise RuntimeError(f"the KV guard cannot be sent to the nodes: {pdlab} has no guard/{GUARD_MODULE}")
     return {"pdlab/__init__.py": PARENT, **files}
 
 
@@ -174,5 +182,5 @@ async def _write_elsewhere(files: Mapping[str, str]) -> None:
         try:
             await asyncio.wait_for(reference, WRITE_TIMEOUT_S)
         except Exception as error:
-            logging.getLogger("ray.serve").error("the KV guard could not be brought to node %s: %r", node, error)
+            logging.getLogger("ray.serve").error("the KV guard could not be sent to node %s: %r", node, error)
             raise

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 from pdlab.deploy.serving.early_token import (
-    FIRST_TOKEN,
     DropsSentText,
     EarlyToken,
     SentTextMismatch,
@@ -30,6 +29,7 @@ from pdlab.deploy.serving.early_token import (
 from pdlab.deploy.serving.ray_names import MODELS, PD
 from pdlab.deploy.serving.timeline import IDS_KEY, TIMES_KEY, current, unpacked
 from pdlab.deploy.serving.usage import cached_in_prefill
+from pdlab.marks.engine_marks import FIRST_TOKEN
 
 # The keyword by which a call's route reaches its router.
 ROUTE = "pdlab_route"

@@ -19,7 +19,6 @@ import sys
 import time
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from pdlab.deploy.serving.events import DONE_EVENT, END
@@ -27,6 +26,7 @@ from pdlab.deploy.serving.guard import Message, Send
 from pdlab.deploy.serving.step_watch import connector_stats, on_outputs
 from pdlab.deploy.serving.traces import TRACEPARENT, TRACESTATE, RequestTrace, SpanMaker
 from pdlab.deploy.serving.ttft_metrics import CountsParts
+from pdlab.marks.engine_marks import CORE, READ, WIRE, boot_id
 
 HEADER = "x-pdlab-timeline"
 ID_HEADER = "x-request-id"
@@ -42,14 +42,10 @@ FIELD = "pdlab_timeline"
 SENDING = "pdlab.sending"
 _TRACE = (TRACEPARENT, TRACESTATE)
 ROUTES = ("/v1/completions", "/v1/chat/completions")
-# `pdlab.guard.marks`, which the replica may not import; a test compares them.
-CORE, WIRE, READ = "pdlab_marks_core", "pdlab_marks_wire", "read"
 _DONE_BYTES = DONE_EVENT.encode()
 _ID_CHARS = 128
 # Of a header's value. aiohttp reads lines of 8190 bytes, HAProxy headers of 15 KiB together.
 _HEADER_BYTES = 4096
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
-_BOOT_CHARS = 8
 
 
 class _RequestContext:
@@ -189,7 +185,7 @@ class RequestTiming:
 
     def record(self, replica: str, *, guarded: bool) -> dict[str, Any]:
         """The timeline, as it is sent."""
-        boot = _boot()
+        boot = _machine.get("boot") or _machine.setdefault("boot", boot_id())
         wire = self._wire(boot)
         path, err = self.path, None
         if len(self.engine_ids) > 1:
@@ -598,14 +594,6 @@ def replica_id() -> str:
 
 def _without_trace(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: text for name, text in headers.items() if name.lower() not in _TRACE}
-
-
-def _boot() -> str:
-    if "boot" not in _machine:
-        _machine["boot"] = ""
-        with contextlib.suppress(OSError):
-            _machine["boot"] = _BOOT.read_text(encoding="ascii")[:_BOOT_CHARS]
-    return _machine["boot"]
 
 
 def _ms(seconds: float) -> float:

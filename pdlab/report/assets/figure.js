@@ -109,9 +109,9 @@ const figures = (() => {
       if (block.text) make("text", { x: (across[0] + across[1]) / 2, y: (up[0] + up[1]) / 2 + 4, "text-anchor": "middle" }, svg, block.text);
     }
     const where = ([vx, vy]) => ({ x: x.at(vx), y: vy === null ? null : y.at(vy) });
-    const part = (line) => make("g", line.curve === undefined ? {} : { class: "curve", "data-i": line.curve }, svg);
+    const part = (line, name) => make("g", line.curve === undefined ? {} : { class: name, "data-i": line.curve }, svg);
     for (const line of panel.lines.filter((each) => each.area.length)) {
-      const inside = make("svg", { x: box.left, y: box.top, width: box.right - box.left, height: box.bottom - box.top, viewBox: `${box.left} ${box.top} ${box.right - box.left} ${box.bottom - box.top}` }, part(line));
+      const inside = make("svg", { x: box.left, y: box.top, width: box.right - box.left, height: box.bottom - box.top, viewBox: `${box.left} ${box.top} ${box.right - box.left} ${box.bottom - box.top}` }, part(line, "bands"));
       make("path", { class: "band", d: `${path(line.area.map(where))}z`, fill: line.color }, inside);
     }
     for (const best of panel.frontiers.map((points) => points.map(where))) {
@@ -122,7 +122,7 @@ const figures = (() => {
     for (const line of panel.lines) {
       // The lines of one curve are in one group.
       const curve = line.curve === undefined ? line : line.curve;
-      if (!groups.has(curve)) groups.set(curve, part(line));
+      if (!groups.has(curve)) groups.set(curve, part(line, "curve"));
       const group = groups.get(curve), placed = line.points.map((point, i) => ({ ...where(point), line, level: line.levels && line.levels[i] }));
       if (line.width) make("path", { d: path(placed), fill: "none", stroke: line.color, "stroke-width": 1.04 * line.width, "stroke-dasharray": dashes(line) }, group);
       line.reach.forEach(([low, high], i) => make("path", { d: `M${placed[i].x} ${y.at(low)}V${y.at(high)}`, stroke: line.color }, group));

@@ -26,8 +26,8 @@ BURST_GPT = "response_tokens"  # its name of the answer's tokens, of which a fai
 
 
 def csv_trace(path: Path, spec: TrafficFile) -> Iterator[RecordedRequest]:
-    """Every line behind the names. Moments are seconds, milliseconds where the name of the column says so, or ISO 8601.
-    Raises UsageError."""
+    """Every line behind the names. Moments are seconds, milliseconds in a column of `MOMENTS_MS`, or ISO 8601. Raises
+    UsageError."""
     with opened(path) as stream:
         rows = _rows(path, stream)
         _, head = next(rows, (1, []))
@@ -45,9 +45,9 @@ def csv_trace(path: Path, spec: TrafficFile) -> Iterator[RecordedRequest]:
                 yield RecordedRequest(line, name, name, RecordedPrompt(()), 0, at_s)
                 continue
             prompt = RecordedPrompt(((name, whole_tokens(row[inputs], where)),))
-            whose = row[session].strip() if session is not None else ""
-            whose = f"s{check_name(whose, SESSION, 'session', where)}" if whose else name
-            yield RecordedRequest(line, name, whose, prompt, whole_tokens(row[outputs], where), at_s)
+            session_id = row[session].strip() if session is not None else ""
+            session_id = f"s{check_name(session_id, SESSION, 'session', where)}" if session_id else name
+            yield RecordedRequest(line, name, session_id, prompt, whole_tokens(row[outputs], where), at_s)
 
 
 def _rows(path: Path, stream: TextIO) -> Iterator[tuple[int, list[str]]]:
@@ -88,7 +88,7 @@ def moment_s(text: str, where: str, unit_s: float) -> float:
     try:
         value = float(text) * unit_s
     except ValueError:
-        # Python 3.10 knows at most six digits of a second.
+        # Python 3.10 parses at most six digits of a second.
         seconds_text, _, fraction_text = text.strip().replace("Z", "+00:00").partition(".")
         digits = fraction_text[: len(fraction_text) - len(fraction_text.lstrip("0123456789"))]
         iso = f"{seconds_text}.{digits[:6].ljust(6, '0')}{fraction_text[len(digits) :]}" if digits else seconds_text

@@ -17,7 +17,7 @@ from pdlab.traffic.file import TrafficFile
 from pdlab.traffic.formats.record import RecordedPrompt, RecordedRequest, check_text, json_lines, name_of, whole
 from pdlab.traffic.requests import Block, opened
 
-CHARS_PER_TOKEN = 4  # of English text, about; pdlab says that the lengths are estimated
+CHARS_PER_TOKEN = 4  # of English text, about; the lengths are marked as estimated
 CHUNK_CHARS = 2**20
 LONGEST_WORD = 16  # of JSON outside of strings and numbers, and of escapes within strings, at least
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant"}
@@ -78,36 +78,35 @@ def sharegpt(path: Path, spec: TrafficFile) -> Iterator[RecordedRequest]:
     counts = counter(spec.tokenizer)
     for number, row in enumerate(_array(path), start=1):
         where = f"{path}, conversation {number}"
-        said = row.get("conversations") if isinstance(row, dict) else None
-        if not isinstance(said, list):
+        entries = row.get("conversations") if isinstance(row, dict) else None
+        if not isinstance(entries, list):
             raise UsageError(f"{where}: conversations must be a list of messages")
-        whose, before, turn = f"s{number}", None, 0
-        asked: list[dict[str, Any]] = []
-        for each in said:
+        session, parent, turn = f"s{number}", None, 0
+        messages: list[dict[str, Any]] = []
+        for each in entries:
             speaker = each.get("from") if isinstance(each, dict) else None
             role = "system" if speaker == "system" else ROLES.get(str(speaker))
             if role is None:
                 raise UsageError(f"{where}: from {speaker!r} is none of system, {', '.join(ROLES)}")
             message = _message(role, each.get("value"), "value", where)
             if role != "assistant":
-                asked.append(message)
+                messages.append(message)
                 continue
-            if not asked:
+            if not messages:
                 continue  # it begins with an answer
-            name = f"{whose}t{turn}"
-            messages = tuple(asked)
+            name = f"{session}t{turn}"
             yield RecordedRequest(
                 number,
                 name,
-                whose,
+                session,
                 _prompt(messages, counts),
                 counts(message["content"]),
-                parent=before,
-                continues=before is not None,
+                parent=parent,
+                continues=parent is not None,
                 added=True,
-                messages=messages,
+                messages=tuple(messages),
             )
-            before, turn, asked = name, turn + 1, []
+            parent, turn, messages = name, turn + 1, []
 
 
 def _array(path: Path) -> Iterator[Any]:

@@ -377,13 +377,13 @@ def test_mixes_arrive_at_rates_of_their_own(mixes: str, found: bool) -> None:
 
 
 class TestVariedLengths:
-    """Every request beside what it was asked for, and the level's rates beside their means."""
+    """Every request beside its requested tokens, and the level's rates beside their means."""
 
     WORKLOAD = Workload(input_tokens=ITL, output_tokens=OTL, lengths=Uniform(low=0.5, high=1.5))
 
-    def folder(self, path: Path, asked: tuple[int, int] = (ITL, OTL), **changes: Any) -> Path:
+    def folder(self, path: Path, requested: tuple[int, int] = (ITL, OTL), **changes: Any) -> Path:
         usual = {"workload": self.WORKLOAD, "asked_tokens": (float(ITL), float(OTL))}
-        records = [record.model_copy(update={"asked": asked}) for record in requests(4, 80)]
+        records = [record.model_copy(update={"asked": requested}) for record in requests(4, 80)]
         whole = metrics.whole(LevelData.of(records))
         steady = metrics.steady(LevelData.of(records), Closed(concurrency=4))
         store = Store(path)
@@ -395,11 +395,11 @@ class TestVariedLengths:
         assert audit([self.folder(tmp_path / "one")]) == []
 
     def test_an_answer_of_another_length_than_its_request(self, tmp_path: Path) -> None:
-        (finding,) = audit([self.folder(tmp_path / "one", asked=(ITL, OTL - 1))])
+        (finding,) = audit([self.folder(tmp_path / "one", requested=(ITL, OTL - 1))])
         assert finding.kind == "impossible"
         assert "80 answers do not have the requested token counts" in finding.evidence
 
-    def test_rates_of_other_lengths_than_were_asked(self, tmp_path: Path) -> None:
+    def test_rates_of_other_lengths_than_requested(self, tmp_path: Path) -> None:
         (finding,) = audit([self.folder(tmp_path / "one", asked_tokens=(1.1 * ITL, float(OTL)))])
         assert finding.kind == "contradiction" and "the workload has 563.2 input tokens per request" in finding.evidence
 
@@ -453,7 +453,7 @@ def test_a_renamed_level_is_seen(tmp_path: Path) -> None:
 
 def test_a_manifest_that_counts_other_gpus(tmp_path: Path) -> None:
     (finding,) = audit([ours(tmp_path / "one", gpus=8)])
-    assert finding.kind == "GPUs" and "uses 2 GPUs, the manifest says 8" in finding.evidence
+    assert finding.kind == "GPUs" and "uses 2 GPUs, the manifest states 8" in finding.evidence
     assert finding.percent == pytest.approx(300)
 
 
@@ -499,7 +499,7 @@ def test_one_folder_of_two_workloads(tmp_path: Path) -> None:
 
 
 def test_answers_that_end_early_are_no_sign_of_editing(tmp_path: Path) -> None:
-    """A client that measured E2EL says how long requests stayed; a name does not say how long answers were."""
+    """A client that measured E2EL has the time that requests stayed; a name does not have how long answers were."""
     stays_s, answered = TTFT_S + TPOT_S * 19, 80
     content = {
         "total_output_tokens": answered * 20,
@@ -526,7 +526,7 @@ def test_gpus_can_be_given_to_an_audit(tmp_path: Path, capsys: pytest.CaptureFix
     assert "unreadable" not in capsys.readouterr().out
 
 
-def test_the_exit_code_says_that_something_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_exit_code_shows_that_something_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert viz.main(["--audit", str(tmp_path / "nowhere")]) == 2
     assert "nowhere does not exist" in capsys.readouterr().err
     assert viz.main(["--audit", str(tmp_path)]) == 3
@@ -554,7 +554,7 @@ def test_a_copy_of_the_same_configuration_is_called_a_copy(tmp_path: Path) -> No
     assert "one is a copy of the other" in copied.consequence and "another configuration" not in copied.consequence
 
 
-def test_what_many_folders_share_is_told_once_with_all_of_them(tmp_path: Path) -> None:
+def test_what_many_folders_share_is_reported_once_with_all_of_them(tmp_path: Path) -> None:
     names = ["a_4xtp2", "b_2xtp4", "c_8xtp1"]
     paths = [published(tmp_path / name, {"conc4.json": {"num_prompts": 20 * (n + 4)}}) for n, name in enumerate(names)]
     text = render(audit(paths), len(paths))

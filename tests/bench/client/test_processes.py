@@ -59,7 +59,9 @@ def test_open_loop_arrives_at_its_rate(client: LoadClient, level: ClientLevel, s
 
 
 @pytest.mark.usefixtures("cold_start")
-def test_a_client_that_stood_still_tells_which_requests_it_sent_late(level: ClientLevel, shared_oracle: Oracle) -> None:
+def test_a_client_that_stood_still_reports_which_requests_it_sent_late(
+    level: ClientLevel, shared_oracle: Oracle
+) -> None:
     """Coordinated omission: what was due meanwhile is sent afterwards, and no latency has the wait in it."""
     sent = level.model_copy(update={"name": "stopped", "load": Open(rate_rps=30.0), "num_requests": 90})
     with LoadClient() as client:
@@ -116,8 +118,8 @@ def test_bare_pair(client: LoadClient, level: ClientLevel, shared_oracle: Oracle
     figures = whole(LevelData.of(answer.records))
     assert figures.completed == 60 and figures.ttft and figures.tpot and figures.e2el
     entries = shared_oracle.log_of("bare-")
-    prefills = [entry["ask"] for entry in entries if not entry["ask"]["stream"]]
-    decodes = [entry["ask"] for entry in entries if entry["ask"]["stream"]]
+    prefills = [entry["body"] for entry in entries if not entry["body"]["stream"]]
+    decodes = [entry["body"] for entry in entries if entry["body"]["stream"]]
     assert len(prefills) == len(decodes) == 60
     assert all(body["max_tokens"] == 1 and body["kv_transfer_params"]["do_remote_decode"] for body in prefills)
     assert all(body["kv_transfer_params"]["remote_engine_id"] == "oracle" for body in decodes)
@@ -126,7 +128,7 @@ def test_bare_pair(client: LoadClient, level: ClientLevel, shared_oracle: Oracle
     # adds is counted once: six places hold one request at a time.
     assert figures.ttft.p50_s >= 0.149 and figures.e2el.p50_s >= 0.219
     assert sum(record.e2el_s or 0.0 for record in answer.records) <= 6 * figures.duration_s
-    by_id = {(entry["id"], entry["ask"]["stream"]): entry for entry in entries}
+    by_id = {(entry["id"], entry["body"]["stream"]): entry for entry in entries}
     served = [
         by_id[name, True]["sent"][0] - by_id[name, False]["arrived"] for name in {entry["id"] for entry in entries}
     ]
@@ -161,7 +163,7 @@ def test_a_refused_level_does_not_end_the_client(client: LoadClient, level: Clie
 
 
 @pytest.mark.usefixtures("cold_start")
-def test_a_client_that_dies_says_so(level: ClientLevel) -> None:
+def test_a_client_that_dies_is_an_error(level: ClientLevel) -> None:
     with LoadClient() as client:
         client.wait_ready()
         pid = client.pid
@@ -198,7 +200,7 @@ def test_a_level_that_is_stopped_answers_what_was_sent(
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_a_level_that_is_stopped_before_anything_was_sent_says_that_nothing_runs(level: ClientLevel) -> None:
+def test_a_level_that_is_stopped_before_anything_was_sent_is_an_error(level: ClientLevel) -> None:
     with LoadClient() as client:
         client.wait_ready()
         client.stop()
@@ -279,7 +281,7 @@ def test_a_shared_prefix_is_shared_and_the_rest_is_not(
     assert len({tuple(prompt[16:]) for prompt in prompts}) == 40
 
 
-def test_a_refusal_of_shared_load_says_why_and_leaves_nothing(
+def test_a_refusal_of_shared_load_has_its_reason_and_leaves_nothing(
     pair: LoadClient, level: ClientLevel, tmp_path: Path
 ) -> None:
     """The last one: it ends the pair, for the other process may be in the middle of the level."""

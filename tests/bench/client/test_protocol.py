@@ -14,7 +14,7 @@ LEVEL = ClientLevel(
 )  # fmt: skip
 
 
-def test_requests_come_slowly_and_say_when() -> None:
+def test_requests_come_slowly_with_their_time() -> None:
     slow = slowed(LEVEL, 8.0)
     assert (slow.load, slow.request_timeout_s, slow.stamped) == (Open(rate_rps=0.5), 480.0, True)
     assert not LEVEL.stamped

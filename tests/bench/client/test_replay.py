@@ -1,4 +1,4 @@
-"""Replays of compiled workloads: what a server that keeps every body says of them."""
+"""Replays of compiled workloads: checked by a server that keeps every body."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.completions import TOKEN_S, Asked, CompletionsServer, completions_server
+from support.completions import TOKEN_S, CompletionsServer, ReceivedRequest, completions_server
 
 from pdlab.bench.client.processes import LoadClient
 from pdlab.bench.client.protocol import ClientLevel, ReplayedPlan
@@ -88,9 +88,9 @@ def by_id(records: tuple[RequestRecord, ...]) -> dict[str, RequestRecord]:
     return {record.replayed.id: record for record in records if record.replayed}
 
 
-def bodies(asked: list[Asked]) -> dict[str, str]:
+def bodies(received: list[ReceivedRequest]) -> dict[str, str]:
     """Id of the request -> its body as it was sent."""
-    return {each.headers["x-request-id"]: json.dumps(each.body) for each in asked}
+    return {each.headers["x-request-id"]: json.dumps(each.body) for each in received}
 
 
 def test_a_follow_up_is_its_parent_its_answer_and_its_own_tokens(
@@ -99,7 +99,7 @@ def test_a_follow_up_is_its_parent_its_answer_and_its_own_tokens(
     answer = client.run(level(written(tmp_path, conversations()), server, tokenizer))
     records = by_id(answer.records)
     assert len(records) == SESSIONS * TURNS and all(record.ok for record in records.values())
-    came = {each.headers["x-request-id"].rpartition("-")[2]: each for each in server.asked}
+    came = {each.headers["x-request-id"].rpartition("-")[2]: each for each in server.received}
     for request in conversations():
         each, record = came[request.id], records[request.id]
         prompt = each.body["prompt"]
@@ -130,7 +130,7 @@ def test_the_same_seed_is_the_same_bytes_from_one_process_or_four(
         with completions_server() as server:
             answer = processes.run(level(path, server, tokenizer, seed=seed))
             assert all(record.ok and record.lateness_s is not None for record in answer.records)
-            sent.append({name.rpartition("-")[2]: body for name, body in bodies(server.asked).items()})
+            sent.append({name.rpartition("-")[2]: body for name, body in bodies(server.received).items()})
             peers.append(answer.processes)
     one, of_four, other = sent
     assert peers == [1, 4, 1] and one == of_four and set(one) == set(other)
@@ -167,14 +167,14 @@ def test_what_follows_a_failed_request_is_not_sent(
     of_zero = [records[f"c0t{turn}"] for turn in range(TURNS)]
     assert [bool(record.replayed and record.replayed.sent) for record in of_zero] == [True, False, False]
     assert [record.error for record in of_zero[1:]] == ["not sent: c0t0 failed", "not sent: c0t1 was not sent"]
-    assert len(records) == SESSIONS * TURNS and len(server.asked) == SESSIONS * TURNS - 4 * 2
+    assert len(records) == SESSIONS * TURNS and len(server.received) == SESSIONS * TURNS - 4 * 2
     assert sum(record.ok for record in records.values()) == SESSIONS * TURNS - 4 * 3
 
 
 def test_an_answer_without_token_ids_is_followed_by_nothing(
     server: CompletionsServer, client: LoadClient, tokenizer: Path, tmp_path: Path
 ) -> None:
-    server.tells_ids, server.tells_cached = False, True
+    server.sends_ids, server.sends_cached = False, True
     records = by_id(client.run(level(written(tmp_path, conversations(2)), server, tokenizer)).records)
     assert records["c0t0"].ok and not records["c0t1"].ok
     assert records["c0t0"].replayed and records["c0t0"].replayed.cached_tokens == 21 // 2
@@ -187,7 +187,7 @@ def test_chat_contains_the_answers_text_and_no_role_is_a_token(
 ) -> None:
     path = written(tmp_path, conversations(2), endpoint="chat")
     records = by_id(client.run(level(path, server, tokenizer, endpoint="chat")).records)
-    came = {each.headers["x-request-id"].rpartition("-")[2]: each for each in server.asked}
+    came = {each.headers["x-request-id"].rpartition("-")[2]: each for each in server.received}
     first, second = (came[name].body["messages"] for name in ("c0t0", "c0t1"))
     assert [each["role"] for each in second] == ["user", "assistant", "user"] and second[:1] == first
     assert len(second[1]["content"].split()) == 4
@@ -196,13 +196,13 @@ def test_chat_contains_the_answers_text_and_no_role_is_a_token(
     assert all(len(record.itl_s) == record.output_tokens - 1 for record in records.values())
 
 
-@pytest.mark.parametrize("tells_ids", [True, False])
+@pytest.mark.parametrize("sends_ids", [True, False])
 def test_reasoning_and_tool_calls_are_tokens_and_the_end_is_none(
-    server: CompletionsServer, client: LoadClient, tokenizer: Path, tmp_path: Path, tells_ids: bool
+    server: CompletionsServer, client: LoadClient, tokenizer: Path, tmp_path: Path, sends_ids: bool
 ) -> None:
-    server.tells_ids, server.ends_apart = tells_ids, True
+    server.sends_ids, server.ends_apart = sends_ids, True
     call = {"index": 0, "function": {"name": "f", "arguments": "{"}}
-    server.deltas = [{"reasoning": " hm"}, {"tool_calls": [call]}, {"content": " said"}]
+    server.deltas = [{"reasoning": " hm"}, {"tool_calls": [call]}, {"content": " yes"}]
     path = written(tmp_path, conversations(2), endpoint="chat")
     records = by_id(client.run(level(path, server, tokenizer, endpoint="chat")).records)
     for record in records.values():
@@ -211,18 +211,18 @@ def test_reasoning_and_tool_calls_are_tokens_and_the_end_is_none(
         assert record.ttft_s is not None and record.e2el_s is not None
         # A first token is the first that came: reasoning.
         assert record.e2el_s - record.ttft_s >= (record.output_tokens - 1) * TOKEN_S * 0.9
-    follow_up = next(each.body for each in server.asked if each.headers["x-request-id"].endswith("c0t1"))
-    assert follow_up["messages"][1]["content"].split()[0] == "said", "the history has what was said, and no reasoning"
+    follow_up = next(each.body for each in server.received if each.headers["x-request-id"].endswith("c0t1"))
+    assert follow_up["messages"][1]["content"].split()[0] == "yes", "the history has the content, and no reasoning"
 
 
-def test_prompts_that_the_file_does_not_foresee_are_told_in_blocks(
+def test_prompts_that_the_file_does_not_determine_are_reported_in_blocks(
     server: CompletionsServer, client: LoadClient, tokenizer: Path, tmp_path: Path
 ) -> None:
     path = written(tmp_path, conversations(3), endpoint="chat")
     prompts = client.run(level(path, server, tokenizer, endpoint="chat", block_tokens=4)).prompts
-    told = {each.id: each for each in prompts}
-    assert told.keys() == {request.id for request in conversations(3)}
-    first, follow_up, third, second = (told[name] for name in ("c0t0", "c0t1", "c2t0", "c1t0"))
+    reported = {each.id: each for each in prompts}
+    assert reported.keys() == {request.id for request in conversations(3)}
+    first, follow_up, third, second = (reported[name] for name in ("c0t0", "c0t1", "c2t0", "c1t0"))
     assert (first.tokens, first.computed, len(first.keys)) == (16 + 5, 16 + 5 + 4 - 1, 24 // 4)
     assert follow_up.tokens == 16 + 5 + 4 + 5 and follow_up.keys[:5] == first.keys[:5]
     assert follow_up.keys[5] != first.keys[5], "the answer's text is other tokens here than the model's"
@@ -231,39 +231,39 @@ def test_prompts_that_the_file_does_not_foresee_are_told_in_blocks(
     assert not client.run(level(path, server, tokenizer, endpoint="chat")).prompts
     drawn = written(tmp_path, conversations(1))
     assert not client.run(level(drawn, server, tokenizer, block_tokens=4)).prompts, "the file has the tokens"
-    server.tells_ids = False
+    server.sends_ids = False
     path = written(tmp_path, conversations(1), endpoint="chat")
     assert not client.run(level(path, server, tokenizer, endpoint="chat", block_tokens=4)).prompts
 
 
-def test_chat_and_completions_are_asked_for_the_same_answer(
+def test_chat_and_completions_request_the_same_answer(
     server: CompletionsServer, client: LoadClient, tokenizer: Path, tmp_path: Path
 ) -> None:
     for endpoint in ("completions", "chat"):
         path = written(tmp_path, conversations(1), endpoint=endpoint)
         client.run(level(path, server, tokenizer, endpoint=endpoint))
     sampling = {"ignore_eos": True, "temperature": 0.0, "return_token_ids": True}
-    assert len(server.asked) == 2 * TURNS
-    assert all(sampling.items() <= each.body.items() for each in server.asked)
-    assert [each.body["max_completion_tokens"] for each in server.asked[TURNS:]] == [4, 5, 6]
+    assert len(server.received) == 2 * TURNS
+    assert all(sampling.items() <= each.body.items() for each in server.received)
+    assert [each.body["max_completion_tokens"] for each in server.received[TURNS:]] == [4, 5, 6]
 
 
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
 def test_an_error_in_the_stream_fails_the_request(
     server: CompletionsServer, client: LoadClient, tokenizer: Path, tmp_path: Path, endpoint: str
 ) -> None:
-    server.breaks = lambda prompt: len(server.asked) == 1
+    server.breaks = lambda prompt: len(server.received) == 1
     path = written(tmp_path, conversations(1), endpoint=endpoint)
     records = by_id(client.run(level(path, server, tokenizer, endpoint=endpoint)).records)
     first, second = records["c0t0"], records["c0t1"]
     assert not first.ok and first.error is not None and first.error.endswith("with an error: the engine has died")
-    assert second.error == "not sent: c0t0 failed" and len(server.asked) == 1
+    assert second.error == "not sent: c0t0 failed" and len(server.received) == 1
 
 
 def test_an_error_in_the_stream_fails_a_request_of_any_level(
     server: CompletionsServer, client: LoadClient, tokenizer: Path
 ) -> None:
-    server.breaks = lambda prompt: len(server.asked) == 1
+    server.breaks = lambda prompt: len(server.received) == 1
     records = client.run(
         ClientLevel(
             name="c1", base_url=server.url, model="m", tokenizer=str(tokenizer), input_tokens=20, output_tokens=4,
@@ -285,12 +285,12 @@ def test_real_text_is_sent_as_it_is(
     path = written(tmp_path, requests)
     (record,) = client.run(level(path, server, tokenizer)).records
     ids = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).encode(text, add_special_tokens=False).ids
-    assert server.asked[0].body["prompt"] == ids and record.asked == (len(ids), 3)
+    assert server.received[0].body["prompt"] == ids and record.asked == (len(ids), 3)
     tools = [{"type": "function", "function": {"name": "f"}}]
     requests = [dataclasses.replace(requests[0], extra={"tools": tools})]
     client.run(level(written(tmp_path, requests, endpoint="chat"), server, tokenizer, endpoint="chat"))
-    asked = server.asked[1].body
-    assert (asked["messages"], asked["tools"], asked["temperature"]) == ([message], tools, 0.0)
+    body = server.received[1].body
+    assert (body["messages"], body["tools"], body["temperature"]) == ([message], tools, 0.0)
 
 
 def test_times_of_a_stretched_replay_are_longer(
@@ -298,7 +298,7 @@ def test_times_of_a_stretched_replay_are_longer(
 ) -> None:
     path = written(tmp_path, conversations(3))
     client.run(level(path, server, tokenizer, stretch=3.0))
-    came = {each.headers["x-request-id"].rpartition("-")[2]: each for each in server.asked}
+    came = {each.headers["x-request-id"].rpartition("-")[2]: each for each in server.received}
     assert came["c2t0"].came_s - came["c0t0"].came_s == pytest.approx(0.3, abs=0.1)
     assert came["c0t1"].came_s - came["c0t0"].ended_s >= 3 * GAP_S
 
@@ -309,7 +309,7 @@ def test_a_replay_of_another_number_of_requests_is_refused(
     wrong = level(written(tmp_path, conversations(2)), server, tokenizer, num_requests=7)
     with pytest.raises(UsageError, match="6 requests, 7 are to be replayed"):
         client.run(wrong)
-    assert not server.asked
+    assert not server.received
 
 
 def test_blocks_of_what_is_to_be_sent_stay_in_the_file(tmp_path: Path) -> None:
@@ -317,14 +317,14 @@ def test_blocks_of_what_is_to_be_sent_stay_in_the_file(tmp_path: Path) -> None:
     blocks = [tuple((f"b{n}-{k}", 5) for k in range(100)) for n in range(2000)]
     many = [TrafficRequest(f"r{n}", f"s{n}", each, 3, at_s=0.0) for n, each in enumerate(blocks)]
     plan = ReplayedPlan(path=str(written(tmp_path, many)), groups=2000)
-    asked = ClientLevel(
+    whole = ClientLevel(
         name="replay1", base_url="http://x", input_tokens=500, output_tokens=3, seed=5, num_requests=2000, model="m",
         tokenizer="t", load=plan,
     )  # fmt: skip
-    own_requests(asked)  # what is made once
+    own_requests(whole)  # what is made once
     tracemalloc.start()
     try:
-        planned = own_requests(asked)
+        planned = own_requests(whole)
         # pydantic keeps some thousands of the latest strings.
         kept = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(False, "*pydantic*")])
         held = sum(each.size for each in kept.statistics("filename"))
@@ -365,18 +365,18 @@ from pdlab.bench.client.protocol import ClientLevel, ReplayedPlan
 from pdlab.bench.client.worker import Meter
 
 @dataclass
-class Asked:
+class Request:
     prompt: list
     prompt_len: int
     output_len: int
     request_id: str
     extra_headers: dict | None = None
 
-async def answer(asked, session, pbar):
+async def answer(request, session, pbar):
     own = replay._answer.get()
     own.begun, own.ids = True, [7] * 50
     now_s, gaps_s = time.perf_counter(), [0.001 * number for number in range(49)]
-    return SimpleNamespace(success=True, start_time=now_s, ttft=0.1, latency=2.0, prompt_len=len(asked.prompt),
+    return SimpleNamespace(success=True, start_time=now_s, ttft=0.1, latency=2.0, prompt_len=len(request.prompt),
                            output_tokens=50, itl=gaps_s, error="", generated_text="")
 
 path, count = sys.argv[1], int(sys.argv[2])
@@ -384,7 +384,7 @@ level = ClientLevel(name="replay1", base_url="http://x", input_tokens=5, output_
                     model="m", tokenizer="t", load=ReplayedPlan(path=path, groups=count, stretch=1e-6))
 words = replay.WordTexts(range(1000), ["w"] * 1000, 1, list)
 sender, meter = replay.SessionSender(level, replay.own_requests(level), words), Meter(level, io.StringIO())
-asyncio.run(sender.run(Asked, partial(meter.request, answer), meter.keep, None))
+asyncio.run(sender.run(Request, partial(meter.request, answer), meter.keep, None))
 records = sum(len(part.records) for part in meter.ended.parts())
 failed, waiting = meter.ended.failed, len(sender._awaited)
 print(records, failed, waiting, re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])

@@ -63,15 +63,19 @@ def test_a_header_is_found_and_other_comments_are_not() -> None:
     assert read([b": ping\n\ndata: 1\n\n"])[1] == []
 
 
-def told(start_s: float, text: str | None, *, ok: bool = True) -> RequestTimeline | None:
+def read_timeline(start_s: float, text: str | None, *, ok: bool = True) -> RequestTimeline | None:
     ended = EndedRequest(start_s, 0.5, 1.0, ok, 8, 4, (), "", None, False, None, {}, text, None)
     return timeline_of(ended, origin_s=2.0)
 
 
 def test_timelines_have_the_clients_times_and_unreadable_ones_are_left_out() -> None:
     good = '{"v":1,"id":"x","path":"collocated","t":{"first_byte":400.0}}'
-    one = told(3.0, good)
-    assert told(2.0, None) is None and told(2.5, '{"v":2}') is None and told(2.6, good, ok=False) is None
+    one = read_timeline(3.0, good)
+    assert (
+        read_timeline(2.0, None) is None
+        and read_timeline(2.5, '{"v":2}') is None
+        and read_timeline(2.6, good, ok=False) is None
+    )
     assert one is not None and (one.arrival_s, one.ttft_s) == (1.0, 0.5)
     assert sum(part.seconds for part in one.parts()) == pytest.approx(0.5)
 
@@ -88,15 +92,15 @@ NAMED = '"v":1,"id":"x","path":"pd"'
         f'{{{NAMED},"t":{{"first_byte":1}},"wire":[[0,NaN,1,1,1,1]]}}',
     ],
 )  # fmt: skip
-def test_what_no_server_of_ours_tells_loses_no_request(text: str) -> None:
+def test_unreadable_timelines_lose_no_request(text: str) -> None:
     """Whatever server is measured: a level's records are not lost for it, and what is kept can be read again."""
-    assert told(2.0, text) is None
+    assert read_timeline(2.0, text) is None
 
 
 def test_timelines_of_several_processes_are_on_one_clock() -> None:
     def answer(origin_s: float) -> ClientAnswer:
-        told = RequestTimeline(id="x", path="local", t={"first_byte": 1.0}, arrival_s=0.25, ttft_s=0.1)
-        fields = {"started_at": "", "finished_at": "", "records": (), "timelines": (told,), "origin_s": origin_s}
+        timeline = RequestTimeline(id="x", path="local", t={"first_byte": 1.0}, arrival_s=0.25, ttft_s=0.1)
+        fields = {"started_at": "", "finished_at": "", "records": (), "timelines": (timeline,), "origin_s": origin_s}
         return ClientAnswer.model_validate({"name": "x", **fields})
 
-    assert [told.arrival_s for told in merged([answer(8.0), answer(7.0)]).timelines] == [0.25, 1.25]
+    assert [each.arrival_s for each in merged([answer(8.0), answer(7.0)]).timelines] == [0.25, 1.25]

@@ -33,7 +33,7 @@ def records_of(meter: Meter) -> list[RequestRecord]:
     return sorted((each for part in meter.ended.parts() for each in part.records), key=lambda each: each.arrival_s)
 
 
-async def test_a_request_without_an_answer_in_time_is_known_as_such() -> None:
+async def test_a_request_without_an_answer_in_time_is_marked() -> None:
     meter = Meter(level(load=Closed(concurrency=1), request_timeout_s=0.05), io.StringIO())
 
     async def serve(request: Any, *_: Any) -> Any:
@@ -41,8 +41,8 @@ async def test_a_request_without_an_answer_in_time_is_known_as_such() -> None:
         return answered(time.perf_counter(), success=False, error="HTTP 500")
 
     for name, takes_s in (("hangs", 9.0), ("fails", 0.0)):
-        asked = SimpleNamespace(request_id=name, takes_s=takes_s, prompt_len=1)
-        meter.keep(name, await meter.request(serve, asked, None))
+        request = SimpleNamespace(request_id=name, takes_s=takes_s, prompt_len=1)
+        meter.keep(name, await meter.request(serve, request, None))
     assert meter.ended.failed == meter.ended.count == 2 and not meter.timed_out and not meter.waited_s
     hangs, fails = records_of(meter)
     assert (hangs.timed_out, fails.timed_out) == (True, False)
@@ -92,7 +92,7 @@ def test_a_process_that_begins_late_is_late_by_the_common_schedule() -> None:
     assert whole.schedule_s == 10.0
 
 
-def test_records_keep_what_was_asked_of_each_request_of_this_process() -> None:
+def test_records_keep_the_requested_tokens_of_each_request_of_this_process() -> None:
     lengths = tuple((number, 2) for number in range(1, 10))
     own = level(load=Open(rate_rps=1.0), lengths=lengths).model_copy(update={"part": 1, "parts": 4})
     assert _own_lengths(own) == [(2, 2), (6, 2)] and _own_lengths(level(load=Open(rate_rps=1.0))) is None
@@ -115,13 +115,13 @@ def test_what_waited_for_others_is_late_by_them() -> None:
     assert [record.lateness_s for record in records_of(meter)] == [0.0, 0.125, None]
 
 
-def test_tokens_that_the_server_does_not_tell_are_counted_in_the_text() -> None:
+def test_tokens_that_the_server_does_not_report_are_counted_in_the_text() -> None:
     def tokenizer(text: str, **_: Any) -> Any:
         return SimpleNamespace(input_ids=text.split())
 
     meter = Meter(level(load=Closed(concurrency=1)), io.StringIO(), tokenizer)
-    meter.keep("told", answered(1.0, generated_text="a b c"))
-    meter.keep("not told", answered(2.0, output_tokens=None, generated_text="a b c"))
+    meter.keep("reported", answered(1.0, generated_text="a b c"))
+    meter.keep("not reported", answered(2.0, output_tokens=None, generated_text="a b c"))
     meter.keep("failed", answered(3.0, output_tokens=None, success=False))
     assert [record.output_tokens for record in records_of(meter)] == [4, 3, 0]
 

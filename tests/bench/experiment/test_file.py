@@ -53,7 +53,7 @@ def test_shipped_files_can_be_planned(name: str, tmp_path: Path) -> None:
         place(configuration.deployment, view)
 
 
-def test_a_dry_run_says_that_a_run_would_be_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_prints_that_a_run_would_be_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def last(*words: str) -> str:
         assert experiment.main(["local-pack-vs-spread", "--dry-run", *words]) == 0
         return capsys.readouterr().out.splitlines()[-1]

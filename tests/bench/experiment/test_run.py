@@ -122,7 +122,7 @@ def test_a_deployment_that_does_not_start_is_marked_and_the_rest_runs(lab: Lab) 
     assert "about " in errors and " to go)" in errors
 
 
-def test_a_launcher_that_dies_without_an_error_line_is_told_by_its_exit_code(
+def test_a_launcher_that_dies_without_an_error_line_is_reported_by_its_exit_code(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = make_schedule(str(lab.file()))
@@ -139,7 +139,7 @@ def test_a_launcher_that_dies_without_an_error_line_is_told_by_its_exit_code(
 
 
 def test_the_collocated_side_is_tuned_first(lab: Lab) -> None:
-    """Here the answers are as many times as fast as max_num_seqs says."""
+    """Here the answers are max_num_seqs times as fast."""
     lab.file(
         deployments=[
             {"name": "base", "label": "collocated-2xtp1", "engine_arg": {"max_num_seqs": 2}},
@@ -233,7 +233,7 @@ def test_the_search_finds_the_highest_rate_of_a_known_queue(lab: Lab, oracle: Or
     late = {
         run.key.value for run in experiment.runs if {"lateness", "client_saturation"} & set(run.validity.failed_gates)
     }
-    if late and not search.finished:  # a machine too busy to drive the load: said, and no end claimed beyond it
+    if late and not search.finished:  # a machine too busy to drive the load: reported, and no end claimed beyond it
         assert code == 3 and "load generator" in search.detail, (out, errors)
     else:
         assert search.low_rps and search.high_rps, search.detail
@@ -267,14 +267,14 @@ def test_a_deployment_that_does_not_come_back_is_taken_down_before_the_next(
     launcher: Any = SimpleNamespace(
         launch=lambda _: calls.append("launch"),
         stop=lambda: calls.append("stop"),
-        shown=lambda _: "",
+        typed_command=lambda _: "",
         failed_configurations={},
     )
     visit: Any = SimpleNamespace(configuration=SimpleNamespace(name="x"), parts=[None], repeat=0)
     plan: Any = SimpleNamespace(file=SimpleNamespace(name="trial"))
-    keeper: Any = SimpleNamespace(update=lambda _, **changes: updates.append(changes))
+    writer: Any = SimpleNamespace(update=lambda _, **changes: updates.append(changes))
     progress: Any = SimpleNamespace(visit_done=lambda text, measured: calls.append(text))
-    run._visit(0, visit, plan, run.RunOptions(out=tmp_path), keeper, launcher, progress)
+    run._visit(0, visit, plan, run.RunOptions(out=tmp_path), writer, launcher, progress)
     assert calls == ["launch", "stop", "FAILED: p1 died; not whole again within 900 s"]
     assert updates[-1]["status"] == "failed" and "not whole again" in updates[-1]["error"]
     assert launcher.failed_configurations == {}, "the next repeat launches it anew"

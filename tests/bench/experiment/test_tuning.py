@@ -94,7 +94,7 @@ def test_it_takes_bounds_loads_and_a_collocated_deployment(tmp_path: Path) -> No
     assert search_of(plan(tmp_path, tune_baseline=None)) is None
 
 
-def test_a_dry_run_says_how_many_launches_and_how_long(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_prints_how_many_launches_and_how_long(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     planned = plan(tmp_path, expect={"launch_s": 60, "ttft_s": 0.1, "tpot_s": 0.01})
     without = plan(tmp_path, expect=planned.file.expect.model_dump(), tune_baseline=None)
     search = search_of(planned)

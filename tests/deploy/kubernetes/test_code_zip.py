@@ -128,7 +128,7 @@ for name in names:
     importlib.import_module(name)
 import importlib.resources as resources, pdlab
 import pdlab.deploy.serving.guard_sources as guard_sources
-print(json.dumps([pdlab.__file__, sorted(guard_sources.sources(resources.files("pdlab.guard")))]))
+print(json.dumps([pdlab.__file__, sorted(guard_sources.sources(resources.files("pdlab")))]))
 """
 
 
@@ -150,7 +150,7 @@ def test_a_folder_without_the_guard_is_refused(tmp_path: Path) -> None:
     from pdlab.deploy.serving.guard_sources import sources
 
     (tmp_path / "other.py").touch()
-    with pytest.raises(RuntimeError, match=r"holds no connector\.py"):
+    with pytest.raises(RuntimeError, match=r"has no guard/connector\.py"):
         sources(tmp_path)
 
 

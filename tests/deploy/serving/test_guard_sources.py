@@ -13,8 +13,8 @@ import pytest
 import pdlab
 from pdlab.deploy.serving import guard_sources
 
-PACKAGE = Path(pdlab.__file__).parent / "guard"
-FILES = {"pdlab/__init__.py": "", "pdlab/guard/__init__.py": "WHO = 'brought'\n"}
+PDLAB = Path(pdlab.__file__).parent
+FILES = {"pdlab/__init__.py": "", "pdlab/guard/__init__.py": "SENT = 'first'\n"}
 
 
 @pytest.fixture(autouse=True)
@@ -36,14 +36,19 @@ def run(code: str, path: str) -> str:
     return done.stdout.strip()
 
 
-def test_the_whole_package_travels() -> None:
-    files = guard_sources.sources(PACKAGE)
-    assert {"pdlab/__init__.py", "pdlab/guard/connector.py", "pdlab/guard/scheduler.py"} < set(files)
-    assert files["pdlab/guard/leases.py"] == (PACKAGE / "leases.py").read_text(encoding="utf-8")
+def test_the_guard_travels_with_what_it_imports() -> None:
+    files = guard_sources.sources(PDLAB)
+    assert {
+        "pdlab/__init__.py",
+        "pdlab/guard/connector.py",
+        "pdlab/guard/scheduler.py",
+        "pdlab/marks/engine_marks.py",
+    } < set(files)
+    assert files["pdlab/guard/leases.py"] == (PDLAB / "guard" / "leases.py").read_text(encoding="utf-8")
 
 
 def test_an_engines_process_imports_it_by_name() -> None:
-    folder, held = guard_sources.hold(guard_sources.sources(PACKAGE))
+    folder, held = guard_sources.hold(guard_sources.sources(PDLAB))
     code = "import pdlab.guard.leases as it; print(it.__file__, it.LeaseBook('e').claim('r', 'd').verdict)"
     assert run(code, folder) == f"{folder}/pdlab/guard/leases.py unknown"
     held.close()
@@ -51,11 +56,11 @@ def test_an_engines_process_imports_it_by_name() -> None:
 
 def test_it_does_not_hide_a_pdlab_that_the_node_has() -> None:
     """On a rehearsal's nodes it did: no module named pdlab.rehearsal."""
-    folder, held = guard_sources.hold(guard_sources.sources(PACKAGE))
+    folder, held = guard_sources.hold(guard_sources.sources(PDLAB))
     code = "import pdlab.guard.leases as a, pdlab.core.errors as b; print(a.__file__, b.__file__)"
-    assert run(code, f"{folder}:{PACKAGE.parents[1]}").split() == [
+    assert run(code, f"{folder}:{PDLAB.parent}").split() == [
         f"{folder}/pdlab/guard/leases.py",
-        str(PACKAGE.parent / "core" / "errors.py"),
+        str(PDLAB / "core" / "errors.py"),
     ]
     held.close()
 
@@ -70,10 +75,10 @@ def test_the_path_is_the_nodes_own(home: Path) -> None:
 def test_other_sources_are_another_folder() -> None:
     first, second = (
         guard_sources.write(FILES),
-        guard_sources.write({**FILES, "pdlab/guard/__init__.py": "WHO = 'another'\n"}),
+        guard_sources.write({**FILES, "pdlab/guard/__init__.py": "SENT = 'another'\n"}),
     )
     assert first != second
-    assert run("import pdlab.guard; print(pdlab.guard.WHO)", f"{second}:{first}") == "another"
+    assert run("import pdlab.guard; print(pdlab.guard.SENT)", f"{second}:{first}") == "another"
 
 
 def test_what_is_there_is_kept_and_what_is_broken_is_made_anew() -> None:
@@ -104,9 +109,9 @@ def test_the_last_one_that_uses_it_removes_it() -> None:
 
 
 def test_old_folders_of_other_versions_go_unless_they_are_used() -> None:
-    other = {**FILES, "pdlab/guard/__init__.py": "WHO = 'another'\n"}
+    other = {**FILES, "pdlab/guard/__init__.py": "SENT = 'another'\n"}
     used, held = guard_sources.hold(FILES)
-    left = Path(guard_sources.write({**FILES, "pdlab/guard/__init__.py": "WHO = 'left'\n"}))
+    left = Path(guard_sources.write({**FILES, "pdlab/guard/__init__.py": "SENT = 'left'\n"}))
     half = Path(used).parent / ".making-x"
     half.mkdir()
     long_ago = time.time() - guard_sources.OLD_S - 60
@@ -135,6 +140,6 @@ try:
 except ImportError:
     guard_sources.write({FILES!r})
     import pdlab.guard
-    print(pdlab.guard.WHO)
+    print(pdlab.guard.SENT)
 """
-    assert run(code, folder) == "brought"
+    assert run(code, folder) == "first"

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from pdlab.deploy.serving import prefill_call, timeline
-from pdlab.deploy.serving.early_token import FIRST_TOKEN, EarlyToken
+from pdlab.deploy.serving.early_token import EarlyToken
 from pdlab.deploy.serving.prefill_call import ROUTE, CallsPrefill, PrefillRules
+from pdlab.marks.engine_marks import FIRST_TOKEN
 from pdlab.marks.request_parts import seconds_of
 
 RULES = PrefillRules(120.0, 5.0, ("retry", "local"), early_token=False, reuse_first_token=False)

@@ -30,7 +30,7 @@ from pdlab.deploy.serving.timeline import (
     listen,
     unpacked,
 )
-from pdlab.guard import marks
+from pdlab.marks.engine_marks import boot_id
 from pdlab.results.timeline import RequestTimeline
 
 ASKS = ((HEADER.encode(), b"1"), (b"x-request-id", b"r-1"), (b"content-type", b"application/json"))
@@ -47,11 +47,6 @@ def timing(clock: Clock) -> RequestTiming:
     return RequestTiming(wanted=True, request_id="r-1", clock=clock)
 
 
-def test_the_guards_names_are_the_replicas() -> None:
-    assert (timeline.CORE, timeline.WIRE, timeline.READ) == (marks.CORE, marks.WIRE, marks.READ)
-    assert timeline._boot() == marks.boot() != ""
-
-
 def test_a_request_whose_kv_cache_moved(timing: RequestTiming, clock: Clock) -> None:
     timing.orchestrated = True
     clock.now += 0.010
@@ -62,7 +57,7 @@ def test_a_request_whose_kv_cache_moved(timing: RequestTiming, clock: Clock) -> 
     for name, at in (("queued", 100.04), ("scheduled", 100.09), ("first", 100.10)):
         timing.event(name, at)
     timing.receive(100.05, 100.07, 100.08, "read")
-    own = marks.boot()
+    own = boot_id()
     timing.reads += [(1, 100.055, 100.066, 900.0, 64, 1, own), (0, 100.052, 100.060, 800.0, 64, 1, own)]
     clock.now = 100.11
     timing.chunk()
@@ -86,7 +81,7 @@ def test_reads_of_another_machines_clock_do_not_make_marks(timing: RequestTiming
     timing.reads.append((0, 7.0, 7.5, 1.0, 64, 1, "another"))
     told = timing.record("D", guarded=True)
     assert "posted" not in told["t"] and told["err"] == "the reads were on other machines"
-    timing.reads.append((1, 100.055, 100.066, 1.0, 64, 1, marks.boot()))
+    timing.reads.append((1, 100.055, 100.066, 1.0, 64, 1, boot_id()))
     told = timing.record("D", guarded=True)
     assert told["wire"][0][:3] == [0, 55, 555] and told["t"]["seen"] == 66 and "err" not in told
 
@@ -120,7 +115,8 @@ def test_what_cannot_be_told_is_said(timing: RequestTiming) -> None:
 def test_two_machines_that_do_not_know_their_boot_have_two_clocks(
     timing: RequestTiming, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timeline, "_boot", lambda: "")
+    monkeypatch.setattr(timeline, "boot_id", lambda: "")
+    monkeypatch.setattr(timeline, "_machine", {})
     timing.orchestrated, timing.prefilled = True, True
     timing.event("first", 100.1)
     timing.receive(100.05, 100.07, 100.08, "read")
@@ -146,7 +142,7 @@ def test_a_header_is_no_longer_than_clients_take(timing: RequestTiming) -> None:
     """64 sequences, 8 ranks each: an answer whose header is too long is refused whole by its client."""
     timing.event("first", 100.1)
     for number in range(512):
-        timing.read(number % 8, 100.05, 100.06 + number / 1e5, 900.123, 123_456_789, 16, marks.boot())
+        timing.read(number % 8, 100.05, 100.06 + number / 1e5, 900.123, 123_456_789, 16, boot_id())
     whole = timing.record("D", guarded=True)
     assert len(whole["wire"]) == 512 and len(timeline._json(whole)) > 8190
     told = json.loads(timeline.header_value(whole))

@@ -1,4 +1,4 @@
-"""Questions over real sockets, answered by a listener that reads messages as vLLM's does."""
+"""Queries over real sockets, answered by a listener that reads messages as vLLM's does."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import msgspec
 import pytest
 import zmq
 
+from pdlab.guard.lease_queries import CLAIM, GET_META_MSG, RELEASE, AnswerTable, Peer, Reply, SideChannelClient
 from pdlab.guard.leases import GRANTED, UNKNOWN, LeaseAnswer, LeaseBook
-from pdlab.guard.questions import BACK, CLAIM, GET_META_MSG, AnswerTable, Peer, Reply, SideChannelClient
 
 METADATA = {(0, 0): b"rank 0", (0, 1): b"rank 1"}
 LONG_S = 60.0
@@ -65,64 +65,64 @@ def listener(leases: LeaseBook) -> Iterator[Listener]:
 
 
 @pytest.fixture
-def inquirer() -> Iterator[SideChannelClient]:
-    inquirer = SideChannelClient(make)
-    yield inquirer
-    inquirer.close()
+def client() -> Iterator[SideChannelClient]:
+    client = SideChannelClient(make)
+    yield client
+    client.close()
 
 
-def replies(inquirer: SideChannelClient, count: int) -> list[Reply]:
+def replies(client: SideChannelClient, count: int) -> list[Reply]:
     got: list[Reply] = []
     until = time.monotonic() + LONG_S
     while len(got) < count:
         assert time.monotonic() < until, f"{len(got)} of {count} replies"
-        got += inquirer.replies()
+        got += client.replies()
         time.sleep(0.001)
     return got
 
 
-def test_claims_are_answered_in_order(listener: Listener, inquirer: SideChannelClient, leases: LeaseBook) -> None:
+def test_claims_are_answered_in_order(listener: Listener, client: SideChannelClient, leases: LeaseBook) -> None:
     leases.pin("r", 1000)
     peer = Peer("127.0.0.1", listener.port, "engine")
-    assert list(inquirer.replies()) == []
-    for ticket, name in ((1, "r"), (2, "another")):
-        assert inquirer.ask(ticket, CLAIM, peer, name, "d")
-    first, second = replies(inquirer, 2)
-    assert (first.ticket, first.answer.verdict, first.clock_s) == (1, GRANTED, 12.5)
+    assert list(client.replies()) == []
+    for query_id, name in ((1, "r"), (2, "another")):
+        assert client.send(query_id, CLAIM, peer, name, "d")
+    first, second = replies(client, 2)
+    assert (first.query_id, first.answer.verdict, first.clock_s) == (1, GRANTED, 12.5)
     assert 900 < first.answer.covered_s <= 1000
     assert second == Reply(2, LeaseAnswer(UNKNOWN), 12.5)
 
 
-def test_another_engine_at_the_same_address_knows_nothing(
-    listener: Listener, inquirer: SideChannelClient, leases: LeaseBook
+def test_another_engine_at_the_same_address_has_no_lease(
+    listener: Listener, client: SideChannelClient, leases: LeaseBook
 ) -> None:
     leases.pin("r", 1000)
-    inquirer.ask(1, CLAIM, Peer("127.0.0.1", listener.port, "the one before"), "r", "d")
-    assert replies(inquirer, 1)[0].answer == LeaseAnswer(UNKNOWN)
+    client.send(1, CLAIM, Peer("127.0.0.1", listener.port, "the one before"), "r", "d")
+    assert replies(client, 1)[0].answer == LeaseAnswer(UNKNOWN)
 
 
-def test_what_is_given_back_is_told(listener: Listener, inquirer: SideChannelClient, leases: LeaseBook) -> None:
+def test_a_release_reaches_the_book(listener: Listener, client: SideChannelClient, leases: LeaseBook) -> None:
     leases.pin("r", 1000)
-    inquirer.ask(0, BACK, Peer("127.0.0.1", listener.port, "engine"), "r", "d")
-    replies(inquirer, 1)
-    assert leases.take_given_back() == {"r"}
+    client.send(0, RELEASE, Peer("127.0.0.1", listener.port, "engine"), "r", "d")
+    replies(client, 1)
+    assert leases.take_released() == {"r"}
 
 
-def test_nobody_at_the_address(inquirer: SideChannelClient) -> None:
-    assert inquirer.ask(1, CLAIM, Peer("127.0.0.1", 9, "engine"), "r", "d"), "it is not known yet that nobody answers"
-    assert list(inquirer.replies()) == []
+def test_nobody_at_the_address(client: SideChannelClient) -> None:
+    assert client.send(1, CLAIM, Peer("127.0.0.1", 9, "engine"), "r", "d"), "it is not known yet that nobody answers"
+    assert list(client.replies()) == []
 
 
 @pytest.mark.parametrize("host", ["no such host", "no such\nhost"])
-def test_an_address_that_is_none(host: str, inquirer: SideChannelClient) -> None:
-    assert not inquirer.ask(1, CLAIM, Peer(host, 9, "engine"), "r", "d")
+def test_an_address_that_is_none(host: str, client: SideChannelClient) -> None:
+    assert not client.send(1, CLAIM, Peer(host, 9, "engine"), "r", "d")
 
 
-def test_connections_are_bounded(inquirer: SideChannelClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pdlab.guard.questions.MOST_PEERS", 2)
+def test_connections_are_bounded(client: SideChannelClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdlab.guard.lease_queries.MAX_PEERS", 2)
     for port in (9, 10, 11):
-        inquirer.ask(1, CLAIM, Peer("127.0.0.1", port, "engine"), "r", "d")
-    assert [port for _, port in inquirer._sockets] == [10, 11]
+        client.send(1, CLAIM, Peer("127.0.0.1", port, "engine"), "r", "d")
+    assert [port for _, port in client._sockets] == [10, 11]
 
 
 class TestTable:
@@ -138,17 +138,17 @@ class TestTable:
         assert AnswerTable(METADATA, leases)[key] == b""
 
 
-def test_an_answer_that_is_none_is_passed_over(inquirer: SideChannelClient) -> None:
+def test_an_answer_that_is_none_is_passed_over(client: SideChannelClient) -> None:
     context = zmq.Context()
     router = context.socket(zmq.ROUTER)
     try:
         peer = Peer("127.0.0.1", router.bind_to_random_port("tcp://127.0.0.1"), "engine")
-        inquirer.ask(1, CLAIM, peer, "r", "d")
+        client.send(1, CLAIM, peer, "r", "d")
         identity, _, message = router.recv_multipart()
         assert msgspec.msgpack.decode(message)[0] == GET_META_MSG
         clock = msgspec.msgpack.encode(1.0)
         for payload in (b"", b"\xff", msgspec.msgpack.encode(3), msgspec.msgpack.encode((1, "granted", 2.0))):
             router.send_multipart((identity, b"", payload, clock))
-        assert replies(inquirer, 1) == [Reply(1, LeaseAnswer("granted", 2.0), 1.0)]
+        assert replies(client, 1) == [Reply(1, LeaseAnswer("granted", 2.0), 1.0)]
     finally:
         context.destroy(linger=0)

@@ -1,8 +1,8 @@
-"""Questions about leases over the side channel of vLLM's NIXL connector, and their answers.
+"""Queries of leases over the side channel of vLLM's NIXL connector, and their answers.
 
 The side channel answers a message ``(GET_META_MSG, pp_rank, tp_rank)`` with the entry of a table for the two ranks, and
-with its clock. A question is such a message with `MARK` as the first rank. `AnswerTable` replaces the table and answers
-it. Decode's scheduler thread sends questions and never waits: ZeroMQ sends and receives in its own thread.
+with its clock. A query is such a message with `QUERY_RANK` as the first rank. `AnswerTable` replaces the table and
+answers it. Decode's scheduler thread sends queries and never waits: ZeroMQ sends and receives in its own thread.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from typing import Any, NamedTuple
 import msgspec
 import zmq
 
+from pdlab.guard import vllm_names
 from pdlab.guard.leases import UNKNOWN, LeaseAnswer, LeaseBook
 
 logger = logging.getLogger("vllm.pdlab.guard")
 
-MARK = "pdlab-guard"
-CLAIM, BACK = "claim", "back"
+QUERY_RANK = "pdlab-guard"
+CLAIM, RELEASE = "claim", "back"
 # Equal to vLLM's constant of that name (a contract test compares them).
 GET_META_MSG = b"get_meta_msg"
 # Most peers with an open connection.
-MOST_PEERS = 256
+MAX_PEERS = 256
 RECONNECT_MS = 5000
 # A connection is closed after this long without an acknowledgement, for example over a cut link. TCP's own retries have
 # growing pauses of up to two minutes, which would delay messages after the link is back. Also the connect timeout.
-SILENT_MS = 10_000
+ACK_TIMEOUT_MS = 10_000
 
 
 class Peer(NamedTuple):
@@ -40,21 +41,21 @@ class Peer(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """An answer to the question ``ticket``. ``clock_s``: prefill's ``perf_counter`` at the answer."""
+    """An answer to the query ``query_id``. ``clock_s``: prefill's ``perf_counter`` at the answer."""
 
-    ticket: int
+    query_id: int
     answer: LeaseAnswer
     clock_s: float
 
 
-def encode_question(ticket: int, kind: str, peer: Peer, remote_request_id: str, reader: str) -> bytes:
-    """The message of a question to the side channel."""
-    question = (ticket, kind, peer.engine_id, remote_request_id, reader)
-    return msgspec.msgpack.encode((GET_META_MSG, MARK, question))
+def encode_query(query_id: int, kind: str, peer: Peer, remote_request_id: str, reader: str) -> bytes:
+    """The message of a query to the side channel."""
+    query = (query_id, kind, peer.engine_id, remote_request_id, reader)
+    return msgspec.msgpack.encode((GET_META_MSG, QUERY_RANK, query))
 
 
 class AnswerTable(dict[Any, bytes]):
-    """The side channel's table of metadata, which also answers questions from a book of leases.
+    """The side channel's table of metadata, which also answers queries from a book of leases.
 
     Never raises, because an exception would end the side channel's thread, and all later handshakes would fail.
     """
@@ -66,39 +67,39 @@ class AnswerTable(dict[Any, bytes]):
     def __getitem__(self, key: Any) -> bytes:
         try:
             first, second = key
-            if first == MARK:
+            if first == QUERY_RANK:
                 return self._answer(second)
             return super().__getitem__(key)
         except Exception as error:
             logger.warning("side channel: a message without an answer (%s: %s)", type(error).__name__, error)
             return b""
 
-    def _answer(self, question: Any) -> bytes:
-        ticket, kind, engine_id, request_id, reader = question
+    def _answer(self, query: Any) -> bytes:
+        query_id, kind, engine_id, request_id, reader = query
         answer = LeaseAnswer(UNKNOWN)
         if engine_id == self._leases.engine_id:
-            if kind == BACK:
-                self._leases.give_back(request_id, reader)
+            if kind == RELEASE:
+                self._leases.release(request_id, reader)
             else:
                 answer = self._leases.claim(request_id, reader)
-        return msgspec.msgpack.encode((ticket, answer.verdict, answer.covered_s))
+        return msgspec.msgpack.encode((query_id, answer.verdict, answer.covered_s))
 
 
 class SideChannelClient:
-    """Sends questions to side channels; for one thread. ``make``: replaces vLLM's ``make_zmq_socket``."""
+    """Sends queries to side channels; for one thread. ``make``: replaces vLLM's ``make_zmq_socket``."""
 
     def __init__(self, make: Callable[..., Any] | None = None) -> None:
-        self._make = make or _make_zmq_socket
+        self._make = make
         self._context: Any = None
         self._sockets: dict[tuple[str, int], Any] = {}
 
-    def ask(self, ticket: int, kind: str, peer: Peer, remote_request_id: str, reader: str) -> bool:
-        """Send a question without waiting. False: it could not be sent, and there will be no answer."""
+    def send(self, query_id: int, kind: str, peer: Peer, remote_request_id: str, reader: str) -> bool:
+        """Send a query without waiting. False: it could not be sent, and there will be no answer."""
         try:
             socket = self._socket(peer.host, peer.port)
-            socket.send_multipart([b"", encode_question(ticket, kind, peer, remote_request_id, reader)], zmq.NOBLOCK)
+            socket.send_multipart([b"", encode_query(query_id, kind, peer, remote_request_id, reader)], zmq.NOBLOCK)
         except (zmq.ZMQError, OverflowError, TypeError, ValueError) as error:
-            logger.warning("no question could be sent to %s:%s (%s)", peer.host, peer.port, error)
+            logger.warning("no query could be sent to %s:%s (%s)", peer.host, peer.port, error)
             return False
         return True
 
@@ -112,8 +113,8 @@ class SideChannelClient:
                     break
                 with contextlib.suppress(msgspec.MsgspecError, TypeError, ValueError):
                     _, payload, clock = frames
-                    ticket, verdict, covered_s = msgspec.msgpack.decode(payload)
-                    yield Reply(ticket, LeaseAnswer(verdict, covered_s), msgspec.msgpack.decode(clock))
+                    query_id, verdict, covered_s = msgspec.msgpack.decode(payload)
+                    yield Reply(query_id, LeaseAnswer(verdict, covered_s), msgspec.msgpack.decode(clock))
 
     def close(self) -> None:
         """Close the connections and drop unsent messages."""
@@ -132,18 +133,13 @@ class SideChannelClient:
                 self._context = zmq.Context()
                 self._context.setsockopt(zmq.LINGER, 0)
                 self._context.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS)
-                self._context.setsockopt(zmq.TCP_MAXRT, SILENT_MS)
-                self._context.setsockopt(zmq.CONNECT_TIMEOUT, SILENT_MS)
-            while len(self._sockets) >= MOST_PEERS:
+                self._context.setsockopt(zmq.TCP_MAXRT, ACK_TIMEOUT_MS)
+                self._context.setsockopt(zmq.CONNECT_TIMEOUT, ACK_TIMEOUT_MS)
+            while len(self._sockets) >= MAX_PEERS:
                 self._sockets.pop(next(iter(self._sockets))).close(linger=0)
             name = f"[{host}]" if ":" in host else host
             # With vLLM's own function, so that a change of it (pdlab/cluster/loopback.py) applies to both ends.
-            socket = self._make(ctx=self._context, path=f"tcp://{name}:{port}", socket_type=zmq.DEALER, bind=False)
+            make = self._make or vllm_names.make_zmq_socket
+            socket = make(ctx=self._context, path=f"tcp://{name}:{port}", socket_type=zmq.DEALER, bind=False)
         self._sockets[key] = socket  # last in the order: the least recently used socket is closed first
         return socket
-
-
-def _make_zmq_socket(**kwargs: Any) -> Any:
-    from pdlab.guard.vllm_names import make_zmq_socket
-
-    return make_zmq_socket(**kwargs)
