@@ -16,6 +16,7 @@ from pdlab.faults.kinds import KINDS
 from pdlab.faults.plan import FaultPlan
 from pdlab.guard.receives import ACTIONS
 from pdlab.results.timeline import PARTS
+from pdlab.sim.hardware import load_hardware
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -61,3 +62,18 @@ def test_the_page_of_faults_has_every_kind_and_every_key_of_a_plan() -> None:
     assert all(rows) and set().union(*rows) == set(KINDS)
     keys = {name for cell in first_cells("faults.md", "## Plans") for name in re.findall(r"`(\w+)`", cell)}
     assert keys == set(FaultPlan.model_fields) - {"about", "seed"}
+
+
+def test_the_errors_of_the_shipped_fit_are_those_of_its_file() -> None:
+    error = load_hardware("h100-vllm-0.11").error
+    assert error is not None
+    medians = [error.tpot_percent, error.ttft_percent, error.requests_per_s_percent]
+    readme, page = (path.read_text() for path in (DOCS.parent / "README.md", DOCS / "model.md"))
+    names = ("TPOT", "mean TTFT", "requests/s")
+    said = ", ".join(f"{name} {value:g} %" for name, value in zip(names, medians, strict=True))
+    assert f"({error.points} levels, median):\n{said}" in readme
+    row = re.search(r"^\| \*\*each experiment predicted by a fit to the other six.*$", page, re.MULTILINE)
+    assert row and [float(cell.strip(" %")) for cell in row[0].split("|")[2:5]] == medians
+    common = ", ".join(f"{name} {error.parts[name].common_percent:g} %" for name in names)
+    level = ", ".join(f"{error.parts[name].level_percent:g} %" for name in names)
+    assert f"left out of the fit: {common} |" in page and f"from the same errors: {level} |" in page

@@ -34,6 +34,7 @@ from pdlab.plan.accuracy import (
     rankings,
     rankings_text,
     table,
+    without_lowest,
 )
 from pdlab.plan.calibration import (
     compare,
@@ -430,7 +431,7 @@ def main(settings: CalibrateSettings) -> int:
             tpot_percent=round(errors["TPOT"], 1),
             ttft_percent=round(errors["mean TTFT"], 1),
             requests_per_s_percent=round(errors["requests/s"], 1),
-            points=len({(point.experiment, point.load) for point in outside}),
+            points=len({(point.experiment, point.load) for point in without_lowest(outside)}),
             how="each experiment predicted by a fit to the others; medians, without the lowest load of each",
             tpot_days_percent=days[0],
             ttft_days_percent=days[1],

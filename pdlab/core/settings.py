@@ -316,7 +316,7 @@ def from_flag_keys(part: FlagsOf, data: Mapping[str, Any], others: Sequence[str]
     given: dict[str, Any] = {}
     for key, value in data.items():
         if key not in fields:
-            raise ValueError(f"{key} is not a known key; {choices(key, [*others, *fields])}")
+            raise ValueError(f"{key} is not a known key; {choices(str(key), [*others, *fields])}")
         each = fields[key]
         of_number = isinstance(value, int | float) and not isinstance(value, bool)
         try:

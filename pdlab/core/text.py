@@ -9,6 +9,8 @@ from typing import NamedTuple
 # Sums of the same numbers in different orders differ by less than this.
 ROUNDING = 1e-9
 
+_SPACES = "\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}"  # which Python counts among what cannot be printed
+
 Row = Sequence[str]
 
 
@@ -92,6 +94,12 @@ def last_line(text: str) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message that is not blank, stripped; without one the exception's type."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def printable(text: str) -> str:
+    """The text with escapes in place of ends of lines, control characters, and bytes of a file's name that are no
+    UTF-8."""
+    return "".join(char if char.isprintable() or char in _SPACES else repr(char)[1:-1] for char in text)
 
 
 def shell_assignments(variables: Mapping[str, str]) -> str:

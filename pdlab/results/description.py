@@ -15,7 +15,7 @@ from pydantic import Field, field_validator
 
 from pdlab.core.deployment import Collocated, Disaggregated, parse_label
 from pdlab.core.errors import UsageError
-from pdlab.core.schema import Frozen, load_yaml
+from pdlab.core.schema import Frozen, OneLine, load_yaml
 
 DESCRIPTION = "pdlab-describe.yaml"
 
@@ -27,7 +27,7 @@ class DescribedResults(Frozen):
     match: str = Field(min_length=1)
     deployment: str | None = None
     gpus: int | None = Field(default=None, ge=1)
-    label: str | None = Field(default=None, min_length=1)
+    label: OneLine | None = Field(default=None, min_length=1)
     model: str | None = Field(default=None, min_length=1)
     skip: bool = False
 

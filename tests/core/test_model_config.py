@@ -117,6 +117,11 @@ def test_context(keys: dict[str, Any], tokens: int) -> None:
     assert shape({**LLAMA, **keys}).max_context == tokens
 
 
+def test_an_infinite_context_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_context of the model is inf, which is no whole number"):
+        shape({**LLAMA, "rope_scaling": {"type": "linear", "factor": float("inf")}})
+
+
 def compressed(bits: int, kind: str, **more: Any) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": {"num_bits": bits, "type": kind, **more}}
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, "ignore": ["lm_head"]}

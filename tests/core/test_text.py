@@ -60,3 +60,15 @@ def test_bash_reads_assignments_back(variables: dict[str, str]) -> None:
 )
 def test_a_value_is_shown_the_same_everywhere(function: str, value: object, shown: str) -> None:
     assert getattr(core_text, function)(value) == shown
+
+
+@given(st.text())
+def test_what_can_be_printed_is_on_one_line(text: str) -> None:
+    shown = core_text.printable(text)
+    assert len(shown.splitlines()) <= 1 and "\x1b" not in shown
+    assert shown.encode() and shown == core_text.printable(shown) if shown else not text
+
+
+def test_names_keep_their_letters() -> None:
+    assert core_text.printable("5\xa0ms, \N{GREEK SMALL LETTER MU}s") == "5\xa0ms, \N{GREEK SMALL LETTER MU}s"
+    assert core_text.printable("a\nb\u2028c\udce9") == "a\\nb\\u2028c\\udce9"

@@ -45,7 +45,7 @@ def test_a_described_folder_is_read_by_its_description(study: Path, capsys: pyte
             second: "- match: 2p2d/*\n  deployment:\n  gpus: 4\n  label: two and two",
         },
     )
-    found = {each.name: each.manifest for each in load_experiments(study)}
+    found = {each.label: each.manifest for each in load_experiments(study)}
     assert sorted(manifest.gpus or 0 for manifest in found.values()) == [4, 8]
     assert found["two and two"].gpus == 4
     (deployed,) = [manifest.deployment for manifest in found.values() if manifest.deployment]
