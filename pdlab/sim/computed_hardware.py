@@ -35,8 +35,7 @@ BARE_SOURCE = (
     "a prompt token, 15 % for 5 ms more (python benchmarks/score_model.py)"
 )
 BARE_PD_SOURCE = (
-    "least mean error of TTFT over 16 public stacks of P:D, each counted once "
-    "(python benchmarks/score_model.py --disaggregated)"
+    "least mean error of TTFT over 16 public stacks of P:D, each counted once (docs/model.md, Public points of P:D)"
 )
 LEAST_SD_MS = 0.1  # of the host's time: the errors of the tables hide smaller differences
 
