@@ -1,12 +1,15 @@
-"""Tables in docs of what the code declares: counters are made from it, parts, faults and their keys are compared.
+"""Tables in docs of what the code declares or simulates: counters and simulations are made from it, parts, faults,
+their keys and the errors of a fit are compared.
 
-PDLAB_UPDATE_GOLDEN=1 rewrites the table of counters.
+PDLAB_UPDATE_GOLDEN=1 rewrites the tables that are made.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,20 +30,32 @@ def first_cells(page: str, heading: str) -> list[str]:
     return [row.split("|")[1].strip() for row in rows]
 
 
+def held(name: str, page: str, made: str) -> None:
+    """The page has this text between the marks of that name. PDLAB_UPDATE_GOLDEN=1 writes it there."""
+    path = DOCS / page
+    head, begin, rest = path.read_text(encoding="utf-8").partition(f"<!-- {name}: `make golden` -->\n")
+    shown, end, tail = rest.partition(f"\n<!-- end of {name} -->")
+    assert begin and end
+    if os.environ.get("PDLAB_UPDATE_GOLDEN"):
+        path.write_text(head + begin + made + end + tail, encoding="utf-8")
+        shown = made
+    assert shown == made, "run `make golden`"
+
+
 @pytest.mark.golden
 def test_the_table_of_counters_is_made_from_them() -> None:
     named = {f"pdlab_prefill_{name}": text for name, text in COUNTERS.items()}
     named |= {f"pdlab_guard_{name}": text for name, text in ACTIONS.items()}
     rows = [f"| `{name}` | {text.rstrip('.')} |" for name, text in named.items()]
-    table = "\n".join(["| counter | what it counts |", "|---|---|", *rows])
-    page = DOCS / "metrics.md"
-    head, begin, rest = page.read_text(encoding="utf-8").partition("<!-- counters: `make golden` -->\n")
-    shown, end, tail = rest.partition("\n<!-- end of counters -->")
-    assert begin and end
-    if os.environ.get("PDLAB_UPDATE_GOLDEN"):
-        page.write_text(head + begin + table + end + tail, encoding="utf-8")
-        shown = table
-    assert shown == table, "run `make golden`"
+    held("counters", "metrics.md", "\n".join(["| counter | what it counts |", "|---|---|", *rows]))
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("name", ["orderings", "large_scale"])
+def test_simulated_tables_are_what_their_command_prints(name: str) -> None:
+    script = DOCS.parent / "benchmarks" / f"{name}.py"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=True)
+    held(name, "model.md", done.stdout.strip())
 
 
 def test_the_page_of_the_timeline_has_every_part_in_the_order_of_time() -> None:

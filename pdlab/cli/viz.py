@@ -370,7 +370,7 @@ def _show(settings: VizSettings, words: Sequence[str]) -> None:
     if settings.export:
         from pdlab.report.export import check_exports, write_exports
 
-        check_exports(settings.export)
+        check_exports(settings.export, (*settings.exps, *settings.simulated, *settings.published))
     found = find(settings.exps, "--exps")
     if not found.given:
         settings.only("folders of faults, which have no load levels", *WITHOUT_LEVELS)

@@ -12,7 +12,7 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,19 +70,24 @@ class WrittenExport(NamedTuple):
     line: str
 
 
-def check_exports(exports: Mapping[str, Path]) -> None:
-    """Raises UsageError if a file cannot be written, or a library is missing."""
+def check_exports(exports: Mapping[str, Path], read: Sequence[Path]) -> None:
+    """Raises UsageError if a file cannot be written or would be among the results of ``read``, folders or files, or if
+    a library is missing."""
     for name, path in exports.items():
         if name in PER_LEVEL:
             check_folder(path, "--export")
         else:
             check_output(path, "--export")
+        for source in read:
+            if path.resolve().is_relative_to(source.resolve()):
+                raise UsageError(f"--export {path}: {source} is read, and its results stay as they are; choose another")
     if "parquet" in exports:
         _parquet()
 
 
 def write_exports(results: Results, exports: Mapping[str, Path]) -> list[WrittenExport]:
-    """Write the levels in these formats. Raises UsageError as `check_exports`."""
+    """Write the levels in these formats, whose paths `check_exports` accepted. Raises UsageError if no level can be
+    written in a format."""
     levels = [
         ExportedLevel(label, each.experiment, run) for label, each in results.labelled for run in each.experiment.runs
     ]

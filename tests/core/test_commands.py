@@ -7,10 +7,11 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from pdlab.__main__ import COMMANDS
+from pdlab.__main__ import COMMANDS, main
 from pdlab.core import exit_code, files
 from pdlab.core.commands import SCRIPTS, python_words, typed
 
@@ -135,3 +136,14 @@ def test_characters_that_the_locale_lacks_are_escaped() -> None:
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
     )  # fmt: skip
     assert done.stdout == b"\\udce9 \\xd7\n"
+
+
+def test_an_interrupt_while_a_command_is_imported_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(name: str) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pdlab.__main__._module", interrupted)
+    assert main(["models"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
