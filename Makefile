@@ -41,14 +41,15 @@ test-long: setup  ## every test, with more kills, more faults and every serving 
 	@export PDLAB_TEST_LONG=1; status=0; $(PYTEST) -m "not live" $(APART) || status=$$?; \
 	$(PYTEST) -m live || status=$$?; exit $$status
 
-# What machines and locks need not have: a browser, Prometheus, Grafana's types, the step times of other GPUs.
+# What machines and locks need not have: a browser, Prometheus, Grafana's types, the step times of other GPUs, wheels of
+# the GPU stack.
 EXTRAS := tests/report/test_html_in_browser.py tests/deploy/test_dashboard.py tests/contract/test_grafana_types.py \
-	tests/contract/test_aiconfigurator.py tests/sim/test_aic.py tests/benchmarks/test_scoring.py \
+	tests/contract/test_aiconfigurator.py tests/contract/test_gpu_wheels.py tests/sim/test_aic.py tests/benchmarks/test_scoring.py \
 	tests/cli/test_startup.py tests/test_packaging.py
 
 test-extras: setup  ## the tests that need Chromium, Prometheus (apt-get install chromium prometheus) or optional packages
 	@./setup.sh extras
-	@PYTHONPATH=.venv/extras $(PYTEST) -m "not long" -rs $(EXTRAS)
+	@PYTHONPATH=.venv/extras PDLAB_GPU_WHEELS=.venv/extras/wheels $(PYTEST) -m "not long" -rs $(EXTRAS)
 
 test-unit: setup  ## 3 minutes: the tests that need neither Ray nor vLLM, and start neither
 	@PDLAB_TEST_UNIT=1 $(PYTEST) -m "not long" $(APART)

@@ -90,17 +90,24 @@ except OSError:
 PY
 }
 
-# Beside .venv's packages and not among them: `make test` has to pass without these.
+# Beside .venv's packages and not among them: `make test` has to pass without these. The wheels of the GPU stack are read
+# and not installed; uv cannot download a wheel.
 install_extras() {
-    local wanted uv
-    wanted="grafana-foundation-sdk==1769699379!11.6.0 $(grep -o 'aiconfigurator-core==[^ "]*' pyproject.toml)"
-    [[ "$(cat .venv/extras/.made 2>/dev/null)" != "$wanted" ]] || return 0
-    uv=$(find_uv "$(find_python)")
+    local packages wheels python uv
+    packages="grafana-foundation-sdk==1769699379!11.6.0 $(grep -o 'aiconfigurator-core==[^ "]*' pyproject.toml)"
+    wheels=$(grep -oE '^(vllm|nixl-cu13|flashinfer-python)==[^ ]*' requirements.txt | tr '\n' ' ')
+    [[ "$(cat .venv/extras/.made 2>/dev/null)" != "$packages $wheels" ]] || return 0
+    python=$(find_python)
+    uv=$(find_uv "$python")
     use_index_of_pip
+    say "installing into .venv/extras/: $packages, and 400 MB of wheels"
     rm -rf .venv/extras
     # shellcheck disable=SC2086
-    "$uv" pip install --quiet --python .venv/bin/python --no-deps --target .venv/extras $wanted
-    echo "$wanted" >.venv/extras/.made
+    "$uv" pip install --quiet --python .venv/bin/python --no-deps --target .venv/extras $packages
+    # shellcheck disable=SC2086
+    "$uv" tool run --quiet --python .venv/bin/python pip download --quiet --disable-pip-version-check --no-deps \
+        --dest .venv/extras/wheels $wheels
+    echo "$packages $wheels" >.venv/extras/.made
 }
 
 main() {

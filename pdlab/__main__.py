@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from pdlab.core.commands import PDLAB, SCRIPTS, module_of
-from pdlab.core.exit_code import exit_code
+from pdlab.core.exit_code import INTERRUPTED, exit_code
 from pdlab.core.files import CHECKOUT
 from pdlab.core.help_pages import HELP, HELP_ALL, parser_of, store_page, stored_page
 from pdlab.core.text import choices
@@ -53,7 +53,14 @@ def usage() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. Without a command, list the commands; 2 for an unknown command."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:  # while the command was imported
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _run(words: list[str]) -> int:
     if not words or words[0] in HELP:
         return _shown(usage())
     if words[0] == "--version":

@@ -1,12 +1,15 @@
-"""Tables in docs of what the code declares: counters are made from it, parts, faults and their keys are compared.
+"""Tables in docs of what the code declares or simulates: counters and simulations are made from it, parts, faults,
+their keys and the errors of a fit are compared.
 
-PDLAB_UPDATE_GOLDEN=1 rewrites the table of counters.
+PDLAB_UPDATE_GOLDEN=1 rewrites the tables that are made.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from pdlab.faults.kinds import KINDS
 from pdlab.faults.plan import FaultPlan
 from pdlab.guard.receives import ACTIONS
 from pdlab.results.timeline import PARTS
+from pdlab.sim.hardware import load_hardware
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -26,20 +30,32 @@ def first_cells(page: str, heading: str) -> list[str]:
     return [row.split("|")[1].strip() for row in rows]
 
 
+def held(name: str, page: str, made: str) -> None:
+    """The page has this text between the marks of that name. PDLAB_UPDATE_GOLDEN=1 writes it there."""
+    path = DOCS / page
+    head, begin, rest = path.read_text(encoding="utf-8").partition(f"<!-- {name}: `make golden` -->\n")
+    shown, end, tail = rest.partition(f"\n<!-- end of {name} -->")
+    assert begin and end
+    if os.environ.get("PDLAB_UPDATE_GOLDEN"):
+        path.write_text(head + begin + made + end + tail, encoding="utf-8")
+        shown = made
+    assert shown == made, "run `make golden`"
+
+
 @pytest.mark.golden
 def test_the_table_of_counters_is_made_from_them() -> None:
     named = {f"pdlab_prefill_{name}": text for name, text in COUNTERS.items()}
     named |= {f"pdlab_guard_{name}": text for name, text in ACTIONS.items()}
     rows = [f"| `{name}` | {text.rstrip('.')} |" for name, text in named.items()]
-    table = "\n".join(["| counter | what it counts |", "|---|---|", *rows])
-    page = DOCS / "metrics.md"
-    head, begin, rest = page.read_text(encoding="utf-8").partition("<!-- counters: `make golden` -->\n")
-    shown, end, tail = rest.partition("\n<!-- end of counters -->")
-    assert begin and end
-    if os.environ.get("PDLAB_UPDATE_GOLDEN"):
-        page.write_text(head + begin + table + end + tail, encoding="utf-8")
-        shown = table
-    assert shown == table, "run `make golden`"
+    held("counters", "metrics.md", "\n".join(["| counter | what it counts |", "|---|---|", *rows]))
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("name", ["orderings", "large_scale"])
+def test_simulated_tables_are_what_their_command_prints(name: str) -> None:
+    script = DOCS.parent / "benchmarks" / f"{name}.py"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=True)
+    held(name, "model.md", done.stdout.strip())
 
 
 def test_the_page_of_the_timeline_has_every_part_in_the_order_of_time() -> None:
@@ -61,3 +77,18 @@ def test_the_page_of_faults_has_every_kind_and_every_key_of_a_plan() -> None:
     assert all(rows) and set().union(*rows) == set(KINDS)
     keys = {name for cell in first_cells("faults.md", "## Plans") for name in re.findall(r"`(\w+)`", cell)}
     assert keys == set(FaultPlan.model_fields) - {"about", "seed"}
+
+
+def test_the_errors_of_the_shipped_fit_are_those_of_its_file() -> None:
+    error = load_hardware("h100-vllm-0.11").error
+    assert error is not None
+    medians = [error.tpot_percent, error.ttft_percent, error.requests_per_s_percent]
+    readme, page = (path.read_text() for path in (DOCS.parent / "README.md", DOCS / "model.md"))
+    names = ("TPOT", "mean TTFT", "requests/s")
+    said = ", ".join(f"{name} {value:g} %" for name, value in zip(names, medians, strict=True))
+    assert f"({error.points} levels, median):\n{said}" in readme
+    row = re.search(r"^\| \*\*each experiment predicted by a fit to the other six.*$", page, re.MULTILINE)
+    assert row and [float(cell.strip(" %")) for cell in row[0].split("|")[2:5]] == medians
+    common = ", ".join(f"{name} {error.parts[name].common_percent:g} %" for name in names)
+    level = ", ".join(f"{error.parts[name].level_percent:g} %" for name in names)
+    assert f"left out of the fit: {common} |" in page and f"from the same errors: {level} |" in page

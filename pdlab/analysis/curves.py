@@ -341,9 +341,9 @@ def _figures_of(curve: Curve) -> Hashable:
 
 
 def _joined(same: Sequence[Curve]) -> str:
-    names = {configuration(curve.deployment) if curve.deployment else None for curve in same}
-    if len(names) == 1 and None not in names:
-        return f"{names.pop()} ({' = '.join(curve.name for curve in same)})"
+    names = {configuration(curve.deployment) if curve.deployment else "" for curve in same}
+    if len(names) == 1 and (name := names.pop()) and all(curve.label.startswith(name) for curve in same):
+        return f"{name} ({' = '.join(curve.name for curve in same)})"
     return " = ".join(dict.fromkeys(curve.label for curve in same))
 
 
@@ -456,17 +456,13 @@ def _means(repeats: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def short_labels(experiments: Sequence[Experiment]) -> list[str]:
-    """One short unique label each: the configuration, with the workload or name if several share it.
+    """One short unique label each: what a person calls it, else the configuration, with the workload or name if several
+    share it.
 
     If all experiments are parts of one folder of others, its name is left out.
     """
     one_folder = len({e.manifest.label for e in experiments}) == 1
-    short = [
-        (configuration(e.manifest.deployment) if e.manifest.deployment else e.part if e.part and one_folder else e.name)
-        + (" rehearsed" if e.manifest.rehearsal else "")
-        + (f" ({e.part})" if e.part and e.manifest.deployment else "")
-        for e in experiments
-    ]
+    short = [_short_label(experiment, one_folder=one_folder) for experiment in experiments]
     labels: list[str] = []
     unnumbered: list[str] = []
     for experiment, label in zip(experiments, short, strict=True):
@@ -482,6 +478,18 @@ def short_labels(experiments: Sequence[Experiment]) -> list[str]:
         unnumbered.append(label)
         labels.append(f"{label} #{copies + 1}" if copies else label)
     return labels
+
+
+def _short_label(experiment: Experiment, *, one_folder: bool) -> str:
+    part, deployment = experiment.part, experiment.manifest.deployment
+    if experiment.label:
+        label = experiment.label
+    elif deployment:
+        label = configuration(deployment)
+    else:
+        label = part if part and one_folder else experiment.name
+    rehearsed = " rehearsed" if experiment.manifest.rehearsal else ""
+    return label + rehearsed + (f" ({part})" if part and deployment and not experiment.label else "")
 
 
 def shared_settings(curves: Sequence[Curve]) -> dict[str, str]:

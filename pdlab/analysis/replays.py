@@ -12,7 +12,7 @@ from pdlab.results.level_data import LevelData
 from pdlab.results.metrics import distribution
 from pdlab.results.schema import Distribution
 from pdlab.results.slo import bounds_of_one, stresses
-from pdlab.results.texts import numbered
+from pdlab.results.texts import text_codes
 
 if TYPE_CHECKING:
     from pdlab.results.level_data import Codes, Column, Mask
@@ -151,7 +151,7 @@ class _Sessions(NamedTuple):
 
     @classmethod
     def of(cls, requests: LevelData) -> _Sessions:
-        numbers = numbered(requests.replayed.sessions)
+        numbers = text_codes(requests.replayed.sessions)
         return cls(numbers, np.bincount(numbers, weights=~requests.ok) == 0)
 
     def spans_s(self, requests: LevelData) -> Column:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pdlab.analysis.intervals import MIN_BEYOND, beyond
 from pdlab.core.findings import Finding, found
 from pdlab.core.workload import LoadKind
-from pdlab.results.columns import Table, sorted_order
+from pdlab.results.columns import GrowingTable, sorted_order
 from pdlab.results.schema import Run
 from pdlab.results.timeline import PARTS, RequestTimeline, TimePart
 
@@ -159,7 +159,7 @@ class _Timed:
     """TTFT and parts of requests, in columns; NaN: a request has no such part."""
 
     def __init__(self) -> None:
-        self._table = Table(dict.fromkeys((TTFT, *PARTS), "d"))
+        self._table = GrowingTable(dict.fromkeys((TTFT, *PARTS), "d"))
 
     def add(self, ttft_s: float, parts: Iterable[TimePart]) -> None:
         own = dict(parts)

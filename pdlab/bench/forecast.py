@@ -18,10 +18,10 @@ from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.served_model import served_model
 from pdlab.deploy.engine_metrics import KvPool
 from pdlab.deploy.serve_config import cpu_engine_kwargs
-from pdlab.results.columns import Growing, each, room, sorted_order
-from pdlab.results.kept import Kept
+from pdlab.results.columns import GrowingArray, allocated, elements, sorted_order
 from pdlab.results.schema import RequestRecord
-from pdlab.results.texts import Places, Texts
+from pdlab.results.stored_rows import StoredRows
+from pdlab.results.texts import TextIndex, Texts
 from pdlab.results.timeline import RequestTimeline
 from pdlab.traffic.bounded import LatestKeys
 
@@ -117,15 +117,17 @@ def _most_bytes(shape: ModelShape, tp: int) -> float:
     )
 
 
-def placed(records: Iterable[RequestRecord], timelines: Iterable[RequestTimeline], prefix: str) -> Kept[RequestRecord]:
+def placed(
+    records: Iterable[RequestRecord], timelines: Iterable[RequestTimeline], prefix: str
+) -> StoredRows[RequestRecord]:
     """The records of a replay with the replicas that served them, by their timelines; ids there begin with
     ``prefix``."""
-    ids, served_by, numbers = Texts(), Growing("q"), dict[_Replicas, int]()
+    ids, served_by, numbers = Texts(), GrowingArray("q"), dict[_Replicas, int]()
     for timeline in timelines:
         ids.add(timeline.id.removeprefix(prefix))
         served_by.append(numbers.setdefault(_Replicas(timeline.role_d, timeline.role_p), len(numbers)))
     replicas, places = tuple(numbers), served_by.array()
-    timeline_places = Places(ids.array())
+    timeline_places = TextIndex(ids.array())
 
     def replicas_of(record: RequestRecord) -> dict[str, object]:
         at = None if record.replayed is None else timeline_places.of(record.replayed.id)
@@ -159,21 +161,21 @@ def foreseen(
     answered = _answered(records, rules)
     hits = None if answered is None else _hits(answered, reported or _planned(plan, rules.block_tokens), rules)
     if hits is not None:
-        return _with_forecast(records, "foreseen_tokens", each(hits))
+        return _with_forecast(records, "foreseen_tokens", elements(hits))
     bounds = None if reported else _bounds(records, _planned(plan, rules.block_tokens), rules)
     return records if bounds is None else _with_forecast(records, "foreseen_bounds", bounds)
 
 
-def _with_forecast(records: Iterable[RequestRecord], field: str, values: Iterator[object]) -> Kept[RequestRecord]:
+def _with_forecast(records: Iterable[RequestRecord], field: str, values: Iterator[object]) -> StoredRows[RequestRecord]:
     """The records with that field of those that were answered."""
     return _with(records, lambda record: {field: next(values)} if record.ok else {})
 
 
 def _with(
     records: Iterable[RequestRecord], changes_of: Callable[[RequestRecord], Mapping[str, object]]
-) -> Kept[RequestRecord]:
+) -> StoredRows[RequestRecord]:
     """The records with other fields of their `ReplayedRequest`, if they have one."""
-    found = Kept(RequestRecord)
+    found = StoredRows(RequestRecord)
     for record in records:
         own = record.replayed and record.replayed.model_copy(update=changes_of(record))
         found.add(record.model_copy(update={"replayed": own}), record.arrival_s)
@@ -193,7 +195,7 @@ def _answered(records: Iterable[RequestRecord], rules: CacheRules) -> _Answered 
     """None where an engine is not known, or had decoded others before."""
     decodes_s = {} if rules.answers else _first_decoded(records)
     known = {name: number for number, name in enumerate(rules.caches)}
-    ids, arrival_s, engines = Texts(), Growing("d"), Growing("q")
+    ids, arrival_s, engines = Texts(), GrowingArray("d"), GrowingArray("q")
     for record in records:
         if record.replayed is None or not record.ok:
             continue
@@ -214,8 +216,8 @@ def _hits(answered: _Answered, prompts: Iterable[ComputedTokens], rules: CacheRu
     if len(by_arrival) < len(order):
         return None
     caches = [(rules.oracle(replica), rules.host(replica)) for replica in rules.caches]
-    hits = room(len(order), "q")
-    for at, come in zip(each(order), by_arrival, strict=True):
+    hits = allocated(len(order), "q")
+    for at, come in zip(elements(order), by_arrival, strict=True):
         oracle, host = caches[answered.engines[at]]
         prompt = PromptBlocks(come.tokens, come.keys[: come.tokens // rules.block_tokens])
         device = oracle.hit(prompt)
@@ -231,14 +233,14 @@ def _hits(answered: _Answered, prompts: Iterable[ComputedTokens], rules: CacheRu
 
 def _by_arrival(
     ids: TextColumn, arrival_s: Column, prompts: Iterable[ComputedTokens]
-) -> tuple[Codes, Kept[ComputedTokens]]:
+) -> tuple[Codes, StoredRows[ComputedTokens]]:
     """The requests' places in the order in which they came, and what was computed for them in that order: for fewer
     where that is not known of each."""
-    places, order = Places(ids), sorted_order(arrival_s)
-    turn = room(len(order), "q")
-    for number, at in enumerate(each(order)):
+    places, order = TextIndex(ids), sorted_order(arrival_s)
+    turn = allocated(len(order), "q")
+    for number, at in enumerate(elements(order)):
         turn[at] = number
-    computed = Kept(ComputedTokens)
+    computed = StoredRows(ComputedTokens)
     for prompt in prompts:
         place = places.of(prompt.id)
         if place is not None:

@@ -22,10 +22,10 @@ from pdlab.core.mixes import Mixes
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Closed, Open, Ramp, Replay, Workload
 from pdlab.results import metrics
-from pdlab.results.columns import by_parts, each, sorted_known, taken
+from pdlab.results.columns import by_parts, elements, sorted_known, taken
 from pdlab.results.level_data import LevelData, ReplayedData
 from pdlab.results.schema import CanaryResult, Run, Trend, Validity
-from pdlab.results.texts import Places, numbered, text_of
+from pdlab.results.texts import TextIndex, text_codes, text_of
 from pdlab.results.timeline import DISORDER_S, RequestTimeline
 
 if TYPE_CHECKING:
@@ -186,8 +186,8 @@ def _wrong_counts(answered: LevelData, nominal: Pair) -> Iterator[Finding]:
     import numpy as np
 
     sides = {
-        "input": (answered.input_tokens, answered.asked_input, nominal[0]),
-        "output": (answered.output_tokens, answered.asked_output, nominal[1]),
+        "input": (answered.input_tokens, answered.requested_input, nominal[0]),
+        "output": (answered.output_tokens, answered.requested_output, nominal[1]),
     }
     for side, (counts, own, every) in sides.items():
         requested = np.where(np.isnan(own), every, own)
@@ -400,7 +400,7 @@ def affinity(evidence: Evidence) -> Iterator[Finding]:
     for pool in evidence.by_session:
         replicas = _served_by(replayed, pool)
         named = replicas >= 0
-        sessions = numbered(taken(replayed.sessions, named.nonzero()[0]))
+        sessions = text_codes(taken(replayed.sessions, named.nonzero()[0]))
         count = int(replicas.max(initial=0)) + 1
         homes = np.bincount(np.unique(sessions * count + replicas[named]) // count)
         moved = int((homes > 1).sum())
@@ -417,7 +417,7 @@ def decode_context(evidence: Evidence) -> Iterator[Finding]:
     import numpy as np
 
     filled = evidence.delta("external_cache_hits")
-    own = evidence.answered.asked_input
+    own = evidence.answered.requested_input
     context = np.where(np.isnan(own), evidence.run.workload.sent_input_tokens, own) - 1
     requested_tokens = int(context.sum())
     if filled is not None and requested_tokens and filled < FILLED_LEAST * requested_tokens:
@@ -484,10 +484,10 @@ def dependencies(evidence: Evidence) -> Iterator[Finding]:
     """Requests of a replay were sent before the last token of what they wait for: their prompts cannot hold its
     answer, and the engines got another load than the sessions make."""
     requests, replayed = evidence.requests, evidence.requests.replayed
-    places, others = Places(replayed.ids), iter(replayed.after)
+    places, others = TextIndex(replayed.ids), iter(replayed.after)
     waiting, violated, first = 0, 0, ""
     columns = (requests.arrival_s, replayed.sent, replayed.after_counts)
-    for number, (arrival_s, sent, count) in enumerate(zip(*map(each, columns), strict=True)):
+    for number, (arrival_s, sent, count) in enumerate(zip(*map(elements, columns), strict=True)):
         if not count:
             continue
         ended_s = [requests.finish_s[at] for other in islice(others, count) if (at := places.of(other)) is not None]
@@ -580,7 +580,7 @@ def _falls_behind(evidence: Evidence) -> Iterator[Finding]:
     moments = evidence.requests.arrival_s
     turns = _alternating_mixes(evidence.run.workload)
     for which, requests in _by_mix(evidence.requests, turns) if turns else [("", evidence.requests)]:
-        delays = metrics.delays_s(requests)
+        delays = metrics.first_and_last_e2el(requests)
         if delays is None:
             continue
         first_s, last_s, lasted_s = *delays, float(moments[-1] - moments[0])

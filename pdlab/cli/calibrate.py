@@ -21,8 +21,8 @@ from pdlab.core.exit_code import command
 from pdlab.core.files import write_output
 from pdlab.core.output_paths import check_writable, distinct
 from pdlab.core.schema import to_yaml
-from pdlab.core.settings import Settings, Text, not_given, setting
-from pdlab.core.text import choices, numbers
+from pdlab.core.settings import Settings, Text, not_given, setting, written_numbers
+from pdlab.core.text import choices
 from pdlab.plan.accuracy import (
     METRICS,
     coverage,
@@ -34,6 +34,7 @@ from pdlab.plan.accuracy import (
     rankings,
     rankings_text,
     table,
+    without_lowest,
 )
 from pdlab.plan.calibration import (
     compare,
@@ -166,7 +167,7 @@ class CalibrateSettings(Settings):
     )
     rounds: Annotated[int, Ge(0)] = setting(12, "rounds of the search", FIT)
     cross_validate: bool = setting(False, "predict each experiment by a fit to the others; takes minutes", FIT)
-    days: Annotated[tuple[float, float, float], Text(_days, numbers)] | None = setting(
+    days: Annotated[tuple[float, float, float], Text(_days, written_numbers)] | None = setting(
         None,
         "median difference, in percent, between measurements of one configuration on different days; widens the "
         "intervals of predictions; coverage is printed with and without it",
@@ -430,7 +431,7 @@ def main(settings: CalibrateSettings) -> int:
             tpot_percent=round(errors["TPOT"], 1),
             ttft_percent=round(errors["mean TTFT"], 1),
             requests_per_s_percent=round(errors["requests/s"], 1),
-            points=len({(point.experiment, point.load) for point in outside}),
+            points=len({(point.experiment, point.load) for point in without_lowest(outside)}),
             how="each experiment predicted by a fit to the others; medians, without the lowest load of each",
             tpot_days_percent=days[0],
             ttft_days_percent=days[1],

@@ -12,7 +12,7 @@ from pdlab.core.exit_code import command
 from pdlab.core.settings import Settings, setting
 
 if TYPE_CHECKING:
-    from pdlab.results.understood import UnderstoodCurve
+    from pdlab.results.interpretation import InterpretedCurve
 
 EPILOG = f"""\
 examples:
@@ -42,9 +42,9 @@ def main(settings: DescribeSettings) -> int:
     """Describe."""
     from pdlab.core.files import replace
     from pdlab.results.description import DESCRIPTION
+    from pdlab.results.interpretation import interpret
     from pdlab.results.published_folders import require_folder
     from pdlab.results.store import MANIFEST
-    from pdlab.results.understood import understood
 
     require_folder(settings.folder)
     if (settings.folder / MANIFEST).is_file():
@@ -52,7 +52,7 @@ def main(settings: DescribeSettings) -> int:
     file = settings.folder / DESCRIPTION
     if file.exists() and not (settings.force or settings.dry_run):
         raise UsageError(f"{file} is there already: correct it, or write it again with --force")
-    curves = understood(settings.folder).curves
+    curves = interpret(settings.folder).curves
     if not curves:
         raise UsageError(f"{settings.folder} holds no result files; give another folder")
     text = describing(curves)
@@ -65,7 +65,7 @@ def main(settings: DescribeSettings) -> int:
     return 0
 
 
-def describing(curves: Sequence[UnderstoodCurve]) -> str:
+def describing(curves: Sequence[InterpretedCurve]) -> str:
     """The description of the curves as YAML, with the tools, loads and lengths that were found as comments."""
     import yaml
 

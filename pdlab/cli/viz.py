@@ -347,12 +347,12 @@ def _audit(settings: VizSettings) -> int:
 def _dry_run(settings: VizSettings) -> None:
     from pdlab.report.load import find, stated_by_folder
     from pdlab.results.description import Stated
-    from pdlab.results.understood import understood, understood_text
+    from pdlab.results.interpretation import interpret, interpretation_text
 
     found = find(settings.exps, "--exps")
     _note(f"{path}: faults made under load" for path in found.faults)
     stated = stated_by_folder(settings.gpus, settings.label, found.experiments, "--exps")
-    print(understood_text([understood(path, stated.get(path, Stated())) for path in found.experiments]))
+    print(interpretation_text([interpret(path, stated.get(path, Stated())) for path in found.experiments]))
 
 
 def _show(settings: VizSettings, words: Sequence[str]) -> None:
@@ -370,7 +370,7 @@ def _show(settings: VizSettings, words: Sequence[str]) -> None:
     if settings.export:
         from pdlab.report.export import check_exports, write_exports
 
-        check_exports(settings.export)
+        check_exports(settings.export, (*settings.exps, *settings.simulated, *settings.published))
     found = find(settings.exps, "--exps")
     if not found.given:
         settings.only("folders of faults, which have no load levels", *WITHOUT_LEVELS)

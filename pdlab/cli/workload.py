@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,6 +10,7 @@ from pydantic import Field
 from pdlab.core.commands import PDLAB, RUN_BENCH
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import command
+from pdlab.core.files import write_output
 from pdlab.core.output_paths import check_writable
 from pdlab.core.settings import FlagsOf, Settings, not_given, setting
 from pdlab.traffic.file import TrafficFile
@@ -83,10 +83,9 @@ def main(settings: WorkloadSettings) -> int:
 
 
 def _write(settings: WorkloadSettings, output: Path) -> None:
-    """Write a temporary file beside ``output`` and rename it, so that no half-written file stays."""
     from pdlab.traffic.compiled import compiled
     from pdlab.traffic.export import aiperf, vocabulary
-    from pdlab.traffic.requests import write_requests
+    from pdlab.traffic.requests import Lines
 
     check_writable(output, "-o")
     if output.exists() and not settings.force:
@@ -94,20 +93,11 @@ def _write(settings: WorkloadSettings, output: Path) -> None:
     if output.exists() and settings.file.exists() and output.samefile(settings.file):
         raise UsageError(f"-o {output} is the file that is read, which would be lost: choose another")
     head, requests = compiled(settings.file, settings.changes)
-    part = output.with_name(f".{output.name}.part")
-    try:
-        with part.open("w", encoding="utf-8") as stream:
-            if settings.export is None:
-                digest = write_requests(stream, head, requests)
-                said = f"SHA-256 {digest}"
-            else:
-                stream.writelines(_lines(aiperf(head, requests, vocabulary(settings.tokenizer))))
-                said = f"for {settings.export}"
-        part.replace(output)
-    finally:
-        part.unlink(missing_ok=True)
-    print(f"wrote {output}: {said}")
-
-
-def _lines(texts: Iterable[str]) -> Iterable[str]:
-    return (f"{text}\n" for text in texts)
+    if settings.export is None:
+        lines = Lines(head, requests)
+        write_output(output, lines, "-o")
+        print(f"wrote {output}: SHA-256 {lines.sha256}")
+    else:
+        texts = aiperf(head, requests, vocabulary(settings.tokenizer))
+        write_output(output, (f"{text}\n" for text in texts), "-o")
+        print(f"wrote {output}: for {settings.export}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import os
 import re
 import select
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from pdlab.core.commands import not_installed
 from pdlab.core.errors import BenchError, PdlabError, WriteError
 from pdlab.core.failure import failure_file, write_failure
+from pdlab.core.text import printable
 
 if TYPE_CHECKING:
     from pdlab.core.settings import Settings
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 NOT_CLEAN = 3  # the command did its work and has findings: an invalid level, a failed step, a difference
 INTERRUPTED = 130
 READER_GONE = 141  # a shell's code for an end by SIGPIPE
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class CommandLine(Protocol):
@@ -62,6 +66,7 @@ def exit_code(
     """
     again = f". Go on with: {resume}" if resume else ""
     failure_file()  # first, so that no child process inherits the variable
+    _prepare_streams()
     try:
         with no_interrupt_lost():
             code = run()
@@ -87,6 +92,8 @@ def exit_code(
             raise  # another pipe or connection: a fault of pdlab
         return READER_GONE
     except OSError as error:
+        if error.filename is None and error.errno in _FULL:
+            return _failed(error, f"no output can be written ({error.strerror}): free disk space{again}", 1)
         if error.filename is None and not resume:
             write_failure(cut(f"{type(error).__name__}: {error}"), error)
             raise  # not about a file
@@ -99,7 +106,24 @@ def exit_code(
 def _failed(error: Exception, text: str, code: int) -> int:
     print(f"error: {text}", file=sys.stderr)
     write_failure(text, error)
+    try:
+        sys.stdout.flush()
+    except OSError:  # Python would fail again at its end, and exit with 120
+        _drop(sys.stdout.fileno())
     return code
+
+
+def _prepare_streams() -> None:
+    """Open the null device for each standard stream that the caller closed (``>&-``): else the next file would get its
+    number, and a child process would print into that file. A character that the locale does not have is printed as an
+    escape."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, mode))
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def no_file(error: OSError) -> str:
@@ -109,8 +133,7 @@ def no_file(error: OSError) -> str:
 
 def cut(text: str) -> str:
     """The text on one line, with very long words cut, such as a file's content that was given as a value."""
-    line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
-    return re.sub(r"\S{250,}", lambda match: f"{match[0][:100]}...", line)
+    return re.sub(r"\S{250,}", lambda match: f"{match[0][:100]}...", printable(text))
 
 
 def stop_by_signals() -> None:
@@ -152,6 +175,11 @@ def stdout_closed() -> bool:
     poll.register(number, 0)  # poll always reports POLLERR
     if not any(event & select.POLLERR for _, event in poll.poll(0)):
         return False
+    _drop(number)
+    return True
+
+
+def _drop(number: int) -> None:
+    """Whatever is written to this file descriptor from now on is dropped."""
     with Path(os.devnull).open("wb") as nothing:
         os.dup2(nothing.fileno(), number)
-    return True

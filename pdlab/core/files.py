@@ -39,18 +39,28 @@ def replace(path: Path, data: bytes | Iterable[bytes]) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def write_output(path: Path, text: str, flag: str) -> None:
+def real(path: Path) -> Path:
+    """The path without links; ``/dev/stdout`` that is a pipe or a removed file stays, because its link has no path."""
+    without = path.resolve()
+    return path if path.exists() and not without.exists() else without
+
+
+def write_output(path: Path, text: str | Iterable[str], flag: str) -> None:
     """Write the file of a ``flag`` as `replace` does. It follows a link, and writes directly to a device or a pipe.
-    Raises WriteError with the flag."""
-    target = path.resolve()
+
+    ``text``: the content, or its pieces. Raises WriteError with the flag.
+    """
+    target = real(path)
+    pieces = (piece.encode() for piece in ((text,) if isinstance(text, str) else text))
     if target.is_file() or not target.exists():
         try:
-            replace(target, text.encode())
+            replace(target, pieces)
         except WriteError as error:
             raise WriteError(f"{flag} {error}; or choose another file") from error
         return
     try:
-        target.write_text(text, encoding="utf-8")
+        with target.open("wb") as file:
+            file.writelines(pieces)
     except OSError as error:
         raise WriteError(f"{flag} {path}: cannot be written ({reason_of(error)}); choose another") from error
 

@@ -7,6 +7,7 @@ parts whose number of parameters or dtype is unknown.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -80,7 +81,8 @@ def _context(text: Config) -> Any:
         return length
     if kind == "yarn":
         length = scaling.get("original_max_position_embeddings") or length
-    return int(length * factor)
+    context = length * factor
+    return int(context) if math.isfinite(context) else context
 
 
 def _attention(text: Config, fields: Config) -> dict[str, Any]:

@@ -33,6 +33,10 @@ HOST_NAMES = ("pdlab-a", "pdlab-b")
 GpuLink = Literal["nvlink", "pcie", "xgmi"]
 
 
+MAX_NODES = 10_000
+MAX_SLOTS = 10_000  # GPUs or CPUs of one node: more than any machine has, few enough to list
+
+
 class Nic(Frozen):
     """Network of a node. ``gbit_per_s``: line rate of one NIC. tcpxo: Ethernet with Google's GPUDirect-TCPXO, which
     NCCL uses, but UCX does not."""
@@ -100,12 +104,12 @@ class ClusterNode(Frozen):
 
     id: str
     gpu_type: str | None = None
-    gpus: int = Field(default=0, ge=0)
+    gpus: int = Field(default=0, ge=0, le=MAX_SLOTS)
     gpu_memory_gb: float | None = Field(default=None, gt=0, le=10_000)
     gpu_link: GpuLink | None = None
     nvlink_domain: str | None = None
     free_gpus: tuple[int, ...] | None = None
-    cpus: float = Field(default=0, ge=0)
+    cpus: float = Field(default=0, ge=0, le=MAX_SLOTS)
     free_cpus: float | None = Field(default=None, ge=0)
     nic: Nic = Nic()
     host: str | None = None
@@ -141,9 +145,6 @@ class ClusterNode(Frozen):
     def machine(self) -> str:
         """Identity of the physical machine: two nodes of one machine share memory."""
         return self.host or self.id
-
-
-MAX_NODES = 10_000
 
 
 def _copies(node: Any) -> Iterator[Any]:

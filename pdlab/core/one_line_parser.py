@@ -44,6 +44,9 @@ class OneLineParser(argparse.ArgumentParser):
             raise UsageError(f"{name} needs a value, got {arg_string!r}")
         return super()._get_value(action, arg_string)
 
+    def print_help(self, file: Any = None) -> None:
+        print(self.format_help(), end="", file=file, flush=True)  # argparse drops what a full disk does not take
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(self._reworded(message))
 

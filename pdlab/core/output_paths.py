@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 from pdlab.core.errors import UsageError, reason_of
+from pdlab.core.files import real
 
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -13,12 +15,16 @@ PICTURES = (".png", ".svg", ".pdf")
 def check_writable(path: Path, flag: str) -> None:
     """Raises UsageError if no file can be written at ``path``."""
     try:
-        file = path.resolve()  # the probe must not remove a link
+        file = real(path)  # the probe must not remove a link
         if not file.parent.is_dir():
             raise UsageError(f"{flag} {path}: no folder {file.parent}; make it, or choose another")
         if file.is_dir():
             raise UsageError(f"{flag} {path}: is a folder; give a file in it")
         existed = file.exists()
+        if existed and not file.is_file():  # a pipe: its reader would take the probe for the end
+            if not os.access(file, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return
         file.open("ab").close()  # permissions do not show a read-only file system, and root ignores them
         if not existed:
             file.unlink()

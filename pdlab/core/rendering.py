@@ -49,7 +49,7 @@ def table(lines: str, *, drop_unknown: bool = False) -> str:
 
     ``drop_unknown``: leave out columns with ``-`` in every row.
     """
-    head, *rows = ([cell.strip() for cell in line.split(CELL)] for line in lines.splitlines() if line.strip())
+    head, *rows = ([cell.strip() for cell in line.split(CELL)] for line in lines.split("\n") if line.strip())
     kept = [i for i in range(len(head)) if not drop_unknown or any(row[i] != "-" for row in rows)]
     left = {column for column, i in enumerate(kept) if head[i].startswith(LEFT)}
     rows = [[row[i] for i in kept] for row in rows]
@@ -58,7 +58,7 @@ def table(lines: str, *, drop_unknown: bool = False) -> str:
 
 def aligned(lines: str) -> str:
     """Rows, one a line, with `CELL` between cells -> left-aligned columns without a rule."""
-    rows = [[cell.strip() for cell in line.split(CELL)] for line in lines.splitlines() if line.strip()]
+    rows = [[cell.strip() for cell in line.split(CELL)] for line in lines.split("\n") if line.strip()]
     return "\n".join(text.aligned(rows, range(len(rows[0]))))
 
 

@@ -6,13 +6,16 @@ import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from pdlab.core.errors import StoreError, UsageError, reason_of
-from pdlab.core.text import choices
+from pdlab.core.text import choices, printable
+
+OneLine = Annotated[str, AfterValidator(printable)]
+"""A name from a file, a folder or a flag, as it can be printed in a table."""
 
 
 class Frozen(BaseModel):

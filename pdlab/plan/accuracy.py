@@ -93,12 +93,12 @@ def name_of(load: Load) -> str:
 def median_errors(points: Sequence[PredictedPoint], skip_first: bool = True) -> dict[str, float]:
     """Metric -> median absolute percentage error. ``skip_first``: without the lowest load of each experiment."""
     errors = defaultdict[str, list[float]](list)
-    for point in _without_lowest(points) if skip_first else points:
+    for point in without_lowest(points) if skip_first else points:
         errors[point.metric].append(abs(point.error_percent))
     return {metric: statistics.median(errors[metric]) for metric in METRICS if metric in errors}
 
 
-def _without_lowest(points: Sequence[PredictedPoint]) -> list[PredictedPoint]:
+def without_lowest(points: Sequence[PredictedPoint]) -> list[PredictedPoint]:
     """The points without the lowest load of each experiment."""
     lowest_load = {point.experiment: point.load for point in reversed(points)}
     return [point for point in points if lowest_load[point.experiment] != point.load]
@@ -118,7 +118,7 @@ def parts_by_metric(points: Sequence[PredictedPoint], skip_first: bool = True) -
     found = {}
     for metric in METRICS:
         errors = defaultdict[str, list[LevelError]](list)
-        for point in _without_lowest(points) if skip_first else points:
+        for point in without_lowest(points) if skip_first else points:
             if point.metric == metric:
                 errors[point.experiment].append(LevelError(point.log_error, point.scatter))
         if parts := error_parts(list(errors.values())):
@@ -132,7 +132,7 @@ def coverage(
     """Metric -> coverage of its intervals, without the lowest load of each experiment. The intervals of an experiment
     come from the errors of the other experiments. ``days_percent``: metric -> the difference between days that the
     intervals include (None: none)."""
-    compared, days = _without_lowest(points), days_percent or {}
+    compared, days = without_lowest(points), days_percent or {}
     held, widths = defaultdict[str, list[bool]](list), defaultdict[str, list[float]](list)
     for experiment in dict.fromkeys(point.experiment for point in compared):
         others = parts_by_metric([point for point in compared if point.experiment != experiment], skip_first=False)

@@ -21,7 +21,7 @@ from pdlab.analysis.loading import Loaded
 from pdlab.analysis.ranking import bounds_rankings
 from pdlab.analysis.view import View
 from pdlab.core.environment import env_variable
-from pdlab.core.errors import StoreError, WriteError
+from pdlab.core.errors import WriteError
 from pdlab.core.files import replace
 from pdlab.core.rendering import Macros, rendered
 from pdlab.core.version import __version__
@@ -59,11 +59,11 @@ def write_html(
     report: Report, path: str | Path, *, command: str = BY_A_PROGRAM, log_latency: bool | None = None
 ) -> None:
     """Write the page. ``command``: the command that made it. ``log_latency`` None: chosen by the values. Raises
-    StoreError if it cannot be written."""
+    WriteError if it cannot be written."""
     try:
-        replace(Path(path), render(report, command, log_latency=log_latency).encode())
+        replace(Path(path), render(report, command, log_latency=log_latency).encode(errors="backslashreplace"))
     except WriteError as error:
-        raise StoreError(f"report {error}; or choose another --report") from error
+        raise WriteError(f"report {error}; or choose another --report") from error
 
 
 def render(report: Report, command: str, *, log_latency: bool | None = None) -> str:
@@ -84,7 +84,7 @@ def render(report: Report, command: str, *, log_latency: bool | None = None) -> 
         node=tables.node_name(curves, view),
         node_always=tables.node_name(curves, _per_node(view)),
         parts=list(_compared_groups(report)),
-        say=Macros(WORDS),
+        words=Macros(WORDS),
         no_bound=verdicts.NO_BOUND,
         view=view,
         figure=lambda estimate: tables.figure(estimate, view.confidence),

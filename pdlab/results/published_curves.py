@@ -23,11 +23,17 @@ SAME_LENGTHS = 1.25
 ONE_SESSION = timedelta(days=1)
 
 DEPLOYMENT = "the deployment in the file's name"
-SAID = "what is said of it"
+DESCRIBED = "its description"
 _METADATA, _BURSTINESS = "metadata", "burstiness"
-_MODEL, _LENGTHS, _ASKED, _WORDS, _DATE = "model_id", "lengths", "lengths in the file's name", "the file's name", "date"
+_MODEL, _LENGTHS, _NOMINAL, _WORDS, _DATE = (
+    "model_id",
+    "lengths",
+    "lengths in the file's name",
+    "the file's name",
+    "date",
+)
 # Their values need no key beside them.
-BARE = (_MODEL, _LENGTHS, _ASKED, DEPLOYMENT, SAID, _WORDS, _DATE)
+BARE = (_MODEL, _LENGTHS, _NOMINAL, DEPLOYMENT, DESCRIBED, _WORDS, _DATE)
 # Text about the load, the run or its result, which every client writes and which distinguishes no curves.
 _OF_THE_RUN = frozenset(
     {
@@ -68,7 +74,7 @@ class Difference(NamedTuple):
     @property
     def of_deployment(self) -> bool:
         """Whether this key shows that the files are of several deployments, which may have different sizes."""
-        if self.key in (_MODEL, _LENGTHS, _ASKED, _WORDS, _DATE):
+        if self.key in (_MODEL, _LENGTHS, _NOMINAL, _WORDS, _DATE):
             return False
         return self.key == DEPLOYMENT or is_of_deployment(self.key) or any(map(deployment_in, self.values.values()))
 
@@ -138,11 +144,10 @@ def _values(level: PublishedLevel) -> dict[str, str]:
         values.pop("endpoint_type", None)  # vLLM writes the backend under both keys
     if level.name.deployment is not None:
         values[DEPLOYMENT] = level.name.deployment
-    said = level.said
-    if any(said[:3]):
-        values[SAID] = said.label or said.deployment or f"{said.gpus} GPUs"
+    if any(level.stated[:3]):
+        values[DESCRIBED] = level.stated.label or level.stated.deployment or f"{level.stated.gpus} GPUs"
     if level.name.input_tokens is not None:
-        values[_ASKED] = f"{level.name.input_tokens}:{level.name.output_tokens}"
+        values[_NOMINAL] = f"{level.name.input_tokens}:{level.name.output_tokens}"
     return values
 
 

@@ -37,7 +37,7 @@ _METRIC = {"e2e_latency": "e2el"}
 
 class PublishedLevel(NamedTuple):
     """One level of a file. ``part``: which part of the file (empty: all of it). ``data``: its figures under the keys of
-    ``vllm bench serve``. ``name``: parsed from its name; ``said``: stated by people. ``tool`` wrote the file, whose
+    ``vllm bench serve``. ``name``: parsed from its name; ``stated``: stated by people. ``tool`` wrote the file, whose
     hash is ``sha256``. ``shown``: its path in the folder, and its part. ``requests``: all answered requests, if they
     were kept."""
 
@@ -48,7 +48,7 @@ class PublishedLevel(NamedTuple):
     shown: str
     data: dict[str, Any]
     name: FileName
-    said: FileDescription
+    stated: FileDescription
     run: Run
     requests: RequestTimes | None = None
 
@@ -56,8 +56,8 @@ class PublishedLevel(NamedTuple):
     def topology(self) -> Collocated | Disaggregated | None:
         """The deployment that people state, that the file's name gives, or that the name's counts and the file's TP
         degrees give."""
-        if self.said.deployment is not None:
-            return topology_of(self.said.deployment)
+        if self.stated.deployment is not None:
+            return topology_of(self.stated.deployment)
         if self.name.topology is not None:
             return self.name.topology
         counts = replica_counts(self.name.deployment or "")
@@ -70,7 +70,7 @@ class PublishedLevel(NamedTuple):
     @property
     def gpus(self) -> int | None:
         """The GPUs of its deployment as stated by people or by the file; None if neither does."""
-        stated = self.said.gpus if self.said.gpus is not None else number(self.data.get("num_gpus"))
+        stated = self.stated.gpus if self.stated.gpus is not None else number(self.data.get("num_gpus"))
         return int(stated) if stated else None
 
 
@@ -81,18 +81,24 @@ class FileLevels(NamedTuple):
     skipped: str = ""
 
 
-def read_levels(folder: Path, file: Path, label: str, named: FolderName, said: FileDescription) -> FileLevels:
+def read_levels(folder: Path, file: Path, label: str, named: FolderName, stated: FileDescription) -> FileLevels:
     """Read one file in ``folder``, which is called ``label`` and whose name gives ``named``. Raises StoreError, which
     names the file."""
     reading = read_file(file)
-    levels = tuple(_level(folder, file, reading, raw, label, named, said) for raw in reading.levels)
+    levels = tuple(_level(folder, file, reading, raw, label, named, stated) for raw in reading.levels)
     return FileLevels(levels, "" if levels else f"{reading.tool}: {reading.skipped or 'no level'}")
 
 
 def _level(
-    folder: Path, file: Path, reading: FileReading, raw: RawLevel, label: str, named: FolderName, said: FileDescription
+    folder: Path,
+    file: Path,
+    reading: FileReading,
+    raw: RawLevel,
+    label: str,
+    named: FolderName,
+    stated: FileDescription,
 ) -> PublishedLevel:
-    data = {**raw.data, "model_id": said.model} if said.model else raw.data
+    data = {**raw.data, "model_id": stated.model} if stated.model else raw.data
     inside = file.relative_to(folder)
     name = parse_file_name(inside.with_suffix("").as_posix())
     shown = f"{inside}, {raw.part}" if raw.part else str(inside)
@@ -139,12 +145,12 @@ def _level(
         num_requests=num_requests,
         completed=completed,
         failed=failed,
-        asked_tokens=lengths.asked,
+        asked_tokens=lengths.requested,
         whole=whole,
         validity=Validity(findings=tuple(faults), notes=notes),
     )
     times = raw.requests if raw.requests is not None and len(raw.requests.ttft_s) == completed else None
-    return PublishedLevel(reading.tool, reading.sha256, file, raw.part, shown, data, name, said, run, times)
+    return PublishedLevel(reading.tool, reading.sha256, file, raw.part, shown, data, name, stated, run, times)
 
 
 def number(value: Any) -> float | None:
@@ -162,18 +168,18 @@ def peak_in_flight(data: dict[str, Any]) -> float | None:
     """The most requests in flight in any second, as the client counted them.
 
     This is more than were in flight at once, because requests that follow one another in one second count each. See
-    `most_counted`.
+    `max_counted`.
     """
     return number(data.get("max_concurrent_requests"))
 
 
-def most_counted(concurrency: float, whole: Summary) -> float:
+def max_counted(concurrency: float, whole: Summary) -> float:
     """The most requests that a client can count in one second of a full closed loop.
 
     These are the requests in flight at its begin and their successors: twice the concurrency if a request stays for a
     second or longer.
     """
-    stay = stays_s(whole)
+    stay = residence_time(whole)
     turns = 1 / stay.low if stay is not None and stay.low > 0 else 1.0
     return concurrency * (1 + max(1.0, turns))
 
@@ -192,7 +198,7 @@ def capped_at(load: Load, whole: Summary, *, limit: float | None, peak: float | 
     """
     if isinstance(load, Closed) or limit is None or whole.requests_per_s >= (1 - SERVED_SLACK) * offered_rps(load):
         return None
-    stay = stays_s(whole)
+    stay = residence_time(whole)
     if peak is None or (stay is not None and stay.high < 1):
         return limit if stay is not None and whole.requests_per_s * stay.low >= AT_LIMIT * limit else None
     return limit if peak >= limit else None
@@ -205,7 +211,7 @@ class ResidenceTime(NamedTuple):
     high: float
 
 
-def stays_s(whole: Summary) -> ResidenceTime | None:
+def residence_time(whole: Summary) -> ResidenceTime | None:
     """From the level's own figures; None if they are not enough.
 
     It is the mean E2EL. Without that, it is TTFT plus the gaps of a mean answer, by the mean TPOT (over requests) and
@@ -300,7 +306,7 @@ def _tokens(file: Path, data: dict[str, Any], completed: int, folder: FolderName
 
 class _Lengths(NamedTuple):
     workload: Workload
-    asked: tuple[float, float] | None
+    requested: tuple[float, float] | None
     faults: tuple[Finding, ...]
     notes: tuple[Finding, ...]
 
@@ -323,7 +329,7 @@ def _lengths(folder: FolderName, file: FileName, completed: int, input_tokens: f
     mode = folder.mode
     if mode is None or (alone is not None and not _agree(1, sent[alone])):
         mode = _mode(sent["input"], sent["output"])
-    nominal, asked = dict(sent), None
+    nominal, requested = dict(sent), None
     faults: list[Finding] = []
     notes: list[Finding] = []
     for side, tokens in named.items():
@@ -333,13 +339,13 @@ def _lengths(folder: FolderName, file: FileName, completed: int, input_tokens: f
         if _agree(expected, sent[side]):
             nominal[side] = max(1, tokens or expected)
         elif side == "output" and sent[side] < expected:
-            asked = (float(nominal["input"]), float(expected))
+            requested = (float(nominal["input"]), float(expected))
             notes.append(found("answers_ended_early", asked=expected, actual=output_tokens / completed))
         else:
             whose = "file" if getattr(file, f"{side}_tokens") is not None else "folder"
             faults.append(found("file_tokens_differ", whose=whose, side=side, named=expected, actual=sent[side]))
     workload = Workload(input_tokens=nominal["input"], output_tokens=nominal["output"], mode=mode)
-    return _Lengths(workload, asked, tuple(faults), tuple(notes))
+    return _Lengths(workload, requested, tuple(faults), tuple(notes))
 
 
 def _agree(expected: int, actual: int) -> bool:
@@ -358,7 +364,7 @@ def _contradiction(name: str, named: float | None, actual: float) -> list[Findin
 
 def _no_latencies(data: dict[str, Any]) -> list[Finding]:
     latencies = {key: value for key, value in data.items() if key.endswith("_ms") or _LATENCY.fullmatch(key)}
-    wrong = [key for key, value in latencies.items() if is_no_figure(value)]
+    wrong = [key for key, value in latencies.items() if is_invalid_figure(value)]
     if not wrong:
         return []
     more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
@@ -373,7 +379,7 @@ def _recounted(data: dict[str, Any], completed: int, output_tokens: float) -> li
     return [found("file_tokens_recounted", client=output_tokens / completed, server=server / completed)]
 
 
-def is_no_figure(value: Any) -> bool:
+def is_invalid_figure(value: Any) -> bool:
     """Whether a number is not finite, or below 0."""
     if not isinstance(value, float | int) or isinstance(value, bool):
         return False

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from pdlab.core.commands import BENCH, VIZ
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, unguarded
 from pdlab.core.errors import StoreError, UsageError
-from pdlab.core.text import choices, listed
-from pdlab.results.description import DESCRIPTION, DescribedResults, Stated, of_folder, said_of
+from pdlab.core.text import choices, listed, printable
+from pdlab.results.description import DESCRIPTION, DescribedResults, Stated, description_for, of_folder
 from pdlab.results.published_curves import BARE, Difference, PublishedCurve, separated
 from pdlab.results.published_files import FileLevels, PublishedLevel, read_levels
 from pdlab.results.published_names import parse_name
@@ -62,7 +62,8 @@ def sourced_experiments(path: Path, stated: Stated | int | None = None) -> tuple
         ours = (path / MANIFEST).is_file()
         empty = not ours and not any(True for _ in result_files(path))
     if ours:
-        return (SourcedExperiment(_pdlab_experiment(path, gpus)),)
+        label = description_for(path, Path(MANIFEST), entries).label
+        return (SourcedExperiment(_pdlab_experiment(path, gpus).model_copy(update={"label": label})),)
     if empty:
         raise StoreError(f"{path} holds no result files{_hint_at_subfolders(path)}")
     return _published(path, gpus, (*entries, *of_folder(path)))
@@ -158,10 +159,10 @@ def _read_within(path: Path, folder: Path, entries: tuple[DescribedResults, ...]
     with searched(folder):
         files, folders = contents(folder)
     for file in files:
-        said = said_of(path, file.relative_to(path), entries)
-        reading = (
-            FileLevels((), "left out by its description") if said.skip else read_levels(path, file, name, named, said)
-        )
+        described = description_for(path, file.relative_to(path), entries)
+        reading = FileLevels((), "left out by its description")
+        if not described.skip:
+            reading = read_levels(path, file, name, named, described)
         found.levels.extend(reading.levels)
         if not reading.levels:
             found.skipped[file] = reading.skipped
@@ -233,7 +234,7 @@ def _experiment(
     differences: tuple[Difference, ...],
     gpus: int | None,
 ) -> SourcedExperiment:
-    folder, first = _folder_name(path), curve.levels[0]
+    folder, first = printable(_folder_name(path)), curve.levels[0]
     topology, total = deployed(curve, topology, differences, gpus)
     if total is None:
         raise _unknown_size(path)
@@ -250,14 +251,13 @@ def _experiment(
     deployment = None
     if topology is not None:
         deployment = Deployment(name=folder, model=model or "unknown", topology=unguarded(topology))
-    label = first.said.label
     manifest = Manifest(
-        origin="imported", label=label or folder, deployment=deployment, gpus=total, workload=runs[0].run.workload
+        origin="imported", label=folder, deployment=deployment, gpus=total, workload=runs[0].run.workload
     )
-    name = label or (f"{folder} ({curve.part})" if curve.part else folder)
     settings = {key: value for key, value in curve.settings.items() if key not in BARE}
     experiment = Experiment(
-        name=name,
+        name=f"{folder} ({curve.part})" if curve.part else folder,
+        label=first.stated.label,
         part=curve.part,
         settings=settings,
         manifest=manifest,

@@ -6,22 +6,28 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, computed_field, model_validator
+from pydantic import AfterValidator, Field, computed_field, model_validator
 
 from pdlab.core.bounds import Metric
 from pdlab.core.deployment import Deployment
 from pdlab.core.findings import Finding
 from pdlab.core.nodes import ClusterView, Placement
 from pdlab.core.rehearsal import Rehearsal
-from pdlab.core.schema import Frozen
+from pdlab.core.schema import Frozen, OneLine
 from pdlab.core.workload import Load, RunKey, Slo, Workload
-from pdlab.results.kept import Row
+from pdlab.results.stored_rows import Row
 from pdlab.traffic.requests import TrafficHead
 
 SLO_PREFIX = "slo-"
 PERCENTILES = (50, 90, 95, 99)
 
 
+def _a_number(text: str) -> str:
+    float(text)
+    return text
+
+
+BucketEnd = Annotated[str, AfterValidator(_a_number)]
 Origin = Literal["measured", "simulated", "imported"]
 
 
@@ -286,7 +292,7 @@ class EngineCounters(Frozen):
     modelled_ttft_s: float | None = None
     modelled_decode_s: float | None = None
     modelled_late_s: float | None = None
-    buckets: dict[str, dict[str, float]] = Field(default_factory=dict)
+    buckets: dict[str, dict[BucketEnd, float]] = Field(default_factory=dict)
 
 
 class Trend(Frozen):
@@ -395,8 +401,8 @@ class Run(Frozen):
 
     schema_version: Literal[2] = 2
     origin: Origin
-    label: str
-    model: str | None = None
+    label: OneLine
+    model: OneLine | None = None
     key: RunKey
     workload: Workload
     load: Load
@@ -561,7 +567,7 @@ class Manifest(Frozen):
 
     schema_version: Literal[2] = 2
     origin: Origin
-    label: str
+    label: OneLine
     deployment: Deployment | None = None
     cluster: ClusterView | None = None
     placement: Placement | None = None
@@ -638,13 +644,15 @@ def note_texts(runs: Iterable[Run]) -> list[str]:
 class Experiment(Frozen):
     """A manifest, its runs by (kind, value, repeat), and its searches for an SLO's highest rate.
 
-    ``part``: distinguishes this curve from others in the same folder; empty if it is the only one. ``settings``: key ->
-    value in its files, if the folder holds several curves.
+    ``name``: the folder's. ``label``: what a person calls it. ``part``: distinguishes this curve from others in the
+    same folder; empty if it is the only one. ``settings``: key -> value in its files, if the folder holds several
+    curves.
     """
 
-    name: str
-    part: str = ""
-    settings: dict[str, str] = Field(default_factory=dict)
+    name: OneLine
+    label: OneLine | None = None
+    part: OneLine = ""
+    settings: dict[str, OneLine] = Field(default_factory=dict)
     manifest: Manifest
     runs: tuple[Run, ...]
     searches: tuple[SloSearch, ...] = ()

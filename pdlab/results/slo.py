@@ -54,11 +54,11 @@ def _gap_stresses(requests: LevelData, slo: Slo) -> Column:
     """The worse of two ratios per request: 99th percentile of its gaps over its bound, longest gap over its bound."""
     import numpy as np
 
-    from pdlab.results.columns import each
+    from pdlab.results.columns import elements
     from pdlab.results.metrics import percentile
 
     worst, begin = np.zeros(len(requests)), 0
-    for i, count in enumerate(each(requests.gap_counts)):
+    for i, count in enumerate(elements(requests.gap_counts)):
         gaps_s = requests.gaps_s[begin : begin + count]
         begin += count
         if len(gaps_s):

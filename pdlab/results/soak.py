@@ -36,8 +36,8 @@ BIAS = 3.0  # by trials on queues that do not change
 LATENCIES = ("ttft", "tpot")
 
 
-def soak(requests: LevelData, load: Load, asked_s: float) -> Soak:
-    """The change over time of a load that was meant to be held for ``asked_s``."""
+def soak(requests: LevelData, load: Load, requested_s: float) -> Soak:
+    """The change over time of a load that was meant to be held for ``requested_s``."""
     import numpy as np
 
     window = load_window(requests, load)
@@ -52,7 +52,7 @@ def soak(requests: LevelData, load: Load, asked_s: float) -> Soak:
         e2el_s = float(np.median(requests.e2el_s[judged]))
         values = list(zip(requests.arrival_s[known].tolist(), values_s[known].tolist(), strict=True))
         changes[name] = change(values, window.opens_s, window.closes_s, PER_E2EL * e2el_s)
-    return Soak(asked_s=asked_s, windows=windows(requests), changes=changes)
+    return Soak(asked_s=requested_s, windows=windows(requests), changes=changes)
 
 
 def load_window(requests: LevelData, load: Load) -> metrics.LoadWindow | None:
@@ -64,11 +64,7 @@ def load_window(requests: LevelData, load: Load) -> metrics.LoadWindow | None:
     """
     if isinstance(load, Closed):
         return metrics.steady_window(requests, load)
-    ended = metrics.kept_up(requests)
-    if not requests.ok.any() or not ended:
-        return None
-    window = metrics.LoadWindow(metrics.filled_by_s(requests), float(requests.arrival_s[ended - 1]))
-    return window if window.length_s > 0 else None
+    return metrics.open_window(requests, until_level=False)
 
 
 def windows(requests: LevelData, width_s: float = WINDOW_S) -> tuple[SoakWindow, ...]:

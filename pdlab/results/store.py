@@ -27,7 +27,6 @@ from pdlab.core.files import locked, replace
 from pdlab.core.findings import Finding, found
 from pdlab.core.schema import read_model
 from pdlab.core.workload import RunKey
-from pdlab.results.kept import Row, lines_of
 from pdlab.results.level_data import LevelData
 from pdlab.results.schema import (
     SLO_PREFIX,
@@ -39,6 +38,7 @@ from pdlab.results.schema import (
     Run,
     SloSearch,
 )
+from pdlab.results.stored_rows import Row, lines_of
 from pdlab.results.timeline import RequestTimeline
 
 MANIFEST = "manifest.json"
@@ -120,9 +120,9 @@ class Store:
         digest = hashlib.sha256()
         replace(self.records_path(run.key), _packed(lines_of(records), digest.update))
         kept = run.model_copy(update={"raw_sha256": digest.hexdigest()})
-        told = _packed_if_any(timelines)
-        if told:
-            replace(self.timelines_path(run.key), told)
+        packed = _packed_if_any(timelines)
+        if packed:
+            replace(self.timelines_path(run.key), packed)
         else:
             self.timelines_path(run.key).unlink(missing_ok=True)  # of an earlier measurement
         self.write_judged(kept)
@@ -139,8 +139,8 @@ class Store:
         """
         earlier = read_model(self.path(run.key), Run)
         paths = self.records_path(run.key), self.timelines_path(run.key)
-        requests, told = (_pieces(path.open("rb")) if path.exists() else None for path in paths)
-        replaced = self._set_aside(earlier, self.path(run.key).read_bytes, requests, told)
+        requests, own_timelines = (_pieces(path.open("rb")) if path.exists() else None for path in paths)
+        replaced = self._set_aside(earlier, self.path(run.key).read_bytes, requests, own_timelines)
         return self.write(run.model_copy(update={"replaces": replaced}), records, timelines, force=True)
 
     def set_aside(
@@ -178,11 +178,7 @@ class Store:
 
     def records(self, key: RunKey) -> Iterator[RequestRecord]:
         """Every request of one level, one at a time. Raises StoreError."""
-        path = self.records_path(key)
-        try:
-            yield from _rows(path, RequestRecord)
-        except (OSError, EOFError, ValueError, zlib.error) as error:
-            raise StoreError(f"{path}: records cannot be read ({error})") from error
+        return _rows(self.records_path(key), RequestRecord, "records cannot be read")
 
     def read_timelines(self, key: RunKey) -> tuple[RequestTimeline, ...]:
         """All of `timelines`. Raises StoreError."""
@@ -191,12 +187,7 @@ class Store:
     def timelines(self, key: RunKey) -> Iterator[RequestTimeline]:
         """The timelines of one level by arrival; empty if its servers recorded none. Raises StoreError."""
         path = self.timelines_path(key)
-        if not path.exists():
-            return
-        try:
-            yield from _rows(path, RequestTimeline)
-        except (OSError, EOFError, ValueError, zlib.error) as error:
-            raise StoreError(f"{path}: timelines cannot be read ({error}); remove it") from error
+        return _rows(path, RequestTimeline, "timelines cannot be read", "; remove it") if path.exists() else iter(())
 
     def requests(self, key: RunKey) -> LevelData:
         """`read_records` in columns."""
@@ -284,7 +275,7 @@ def searched(folder: Path) -> Iterator[None]:
 
 
 def record_notes(folder: Path) -> list[Finding]:
-    """What the record in ``folder`` tells a reader of its figures. Empty without a record. Raises StoreError."""
+    """Notes on the figures, from the record in ``folder``. Empty without a record. Raises StoreError."""
     record = read_record(folder)
     if record is None:
         return []
@@ -351,9 +342,13 @@ def _packed_if_any(rows: Iterable[Row]) -> Iterator[bytes] | None:
     return None if first is None else _packed(chain((first,), lines))
 
 
-def _rows(path: Path, kind: type[R]) -> Iterator[R]:
-    with gzip.open(path) as file:
-        yield from map(kind.model_validate_json, file)
+def _rows(path: Path, kind: type[R], fault: str, fix: str = "") -> Iterator[R]:
+    """Raises StoreError."""
+    try:
+        with gzip.open(path) as file:
+            yield from map(kind.model_validate_json, file)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise StoreError(f"{path}: {fault} ({error}){fix}") from error
 
 
 def _pieces(file: BufferedIOBase) -> Iterator[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from pdlab.results.columns import ROWS, Growing, each, room, sorted_order, taken
+from pdlab.results.columns import ROWS, GrowingArray, allocated, elements, sorted_order, taken
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,7 +19,7 @@ class Texts:
     """Texts that are added one by one, for an array whose elements have the length of the longest text."""
 
     def __init__(self) -> None:
-        self._bytes, self._counts, self._longest = Growing("B"), Growing("q"), 1
+        self._bytes, self._counts, self._longest = GrowingArray("B"), GrowingArray("q"), 1
         self._rest: list[bytes] = []
 
     def add(self, text: str) -> None:
@@ -32,8 +32,8 @@ class Texts:
         """All of them, in UTF-8."""
         self._put()
         every, counts = self._bytes.array(), self._counts.array()
-        found, begin = room(len(counts), f"S{self._longest}"), 0
-        for at, count in enumerate(each(counts)):
+        found, begin = allocated(len(counts), f"S{self._longest}"), 0
+        for at, count in enumerate(elements(counts)):
             found[at] = every[begin : begin + count].tobytes()
             begin += count
         return found
@@ -46,7 +46,7 @@ class Texts:
         self._rest = []
 
 
-class Places:
+class TextIndex:
     """Index of each text in an array; of equal texts the last."""
 
     def __init__(self, texts: TextColumn) -> None:
@@ -60,10 +60,10 @@ class Places:
         return int(self._places[at]) if at >= 0 and self._sorted[at] == key else None
 
 
-def numbered(texts: TextColumn) -> Codes:
+def text_codes(texts: TextColumn) -> Codes:
     """A number of each text, counted from 0: equal ones have the same."""
     places = sorted_order(texts)
-    ordered, numbers = taken(texts, places), room(len(texts), "q")
+    ordered, numbers = taken(texts, places), allocated(len(texts), "q")
     numbers[places[1:]] = (ordered[1:] != ordered[:-1]).cumsum()
     return numbers
 

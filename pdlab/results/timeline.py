@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import ConfigDict, Field, FiniteFloat
 
 from pdlab.marks.request_parts import after_early, chain, seconds_of
-from pdlab.results.kept import Row
+from pdlab.results.stored_rows import Row
 
 # Every part in the order of time, and its meaning.
 PARTS: Mapping[str, str] = {

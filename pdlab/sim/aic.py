@@ -119,10 +119,10 @@ def tabulate(
     if engine in OTHER_KERNELS:
         key["kernels"] = str(OTHER_KERNELS[engine])
     older = older_kernels(system, engine, engine_version)
-    name = json.dumps({**key, "older": older is not None}, sort_keys=True)
+    name = json.dumps({**key, "older": older and older.before}, sort_keys=True)
     if name not in _known:
         tables = _kept(key) or _keep(key, _filled(key, _TableSource(files, model, pool, formats)))
-        _known[name] = with_older(tables, older, files.config, formats, pool.tp, pool.dp) if older else tables
+        _known[name] = with_older(tables, older, model, files.config, formats, pool) if older else tables
     return _known[name]
 
 
@@ -174,6 +174,15 @@ class _Compiled(NamedTuple):
     other_experts: tuple[OtherWay, ...] = ()
     exchange: OtherWay | None = None
     matrices: tuple[OtherWay, ...] = ()
+    latent: _LatentAttention | None = None
+
+
+class _LatentAttention(NamedTuple):
+    """Seconds that latent attention takes more in other tables (below 0: less): in a prefill step by its tokens, and in
+    a decode step by its batch and context."""
+
+    prefill_s: Callable[[float], float]
+    decode_s: Callable[[float, float], float]
 
 
 def _filled(of: Mapping[str, str], asked: _TableSource) -> Tabulated:
@@ -223,8 +232,11 @@ def _compiled(folder: Path, of: Mapping[str, str], pool: Pool, formats: Mapping[
         system, engine, literal, database_mode=mode, allow_missing_data=mode in ("SOL", "EMPIRICAL")
     )
     if engine == "vllm":
+        gathers = any(isinstance(each, operations.MoEDispatch) for each in model.context_ops)
         for phase in (model.context_ops, model.generation_ops):
             phase[:] = [*(_fused(each, phase) for each in phase), *_rotations(phase)]
+            if gathers and pool.dp == 1:
+                phase[:] = [each for each in phase if not each._name.endswith(ALL_REDUCES_OF_TP)]
     if quantizes_after_attention(engine, database.system_spec["gpu"]["sm_version"]):
         for phase in (model.context_ops, model.generation_ops):
             phase[:] = [_of_16_bits(each) if each._name.endswith("_proj_gemm") else each for each in phase]
@@ -237,8 +249,9 @@ def _compiled(folder: Path, of: Mapping[str, str], pool: Pool, formats: Mapping[
 
     compiling = _Compiling(handle, model, folder, system, engine, pool, over[1])
     other_experts, exchange = _other_ways(compiling, model_of)
-    matrices = _other_matrices(compiling)
-    return _Compiled(handle, literal, model.config.gemm_quant_mode.name, experts, other_experts, exchange, matrices)
+    format_ = model.config.gemm_quant_mode.name
+    matrices, latent = _other_matrices(compiling), _other_latent_attention(compiling)
+    return _Compiled(handle, literal, format_, experts, other_experts, exchange, matrices, latent)
 
 
 def _handle(model: Any, folder: Path, database: Any) -> Any:
@@ -433,6 +446,42 @@ def _other_matrices(of: _Compiling) -> tuple[OtherWay, ...]:
     return tuple(found)
 
 
+# Latent attention of vLLM whose tables have faults, and the system with the same chip whose tables have none. On the
+# three it takes 40 to 60 us longer than on B200 in every layer of a decode step, and 1.6 times as long in prefill. Its
+# parts take as long on all four, and the sum of them is as long as the whole on B200 (decision 036).
+FAULTY_LATENT = {("vllm", system): "b200_sxm" for system in ("b300_sxm", "gb200", "gb300")}
+
+
+def _other_latent_attention(of: _Compiling) -> _LatentAttention | None:
+    from aiconfigurator_core.sdk.engine import build_ops_json
+
+    other = FAULTY_LATENT.get((of.engine, of.system))
+    (prefill, decode) = (
+        [each for each in phase if each._name.endswith("_mla_block")]
+        for phase in (of.model.context_ops, of.model.generation_ops)
+    )
+    if other is None or not decode:
+        return None
+    handle = _handle(of.model, of.folder, _measured(other, of.engine))
+    whole = OtherWay(_seconds_of(of.handle, prefill), _seconds_of(handle, prefill))
+    ops = build_ops_json(decode)
+
+    def decode_s(batch: float, context: float) -> float:
+        own_s, other_s = (
+            1e-3
+            * sum(
+                float(each[1])
+                for each in one.evaluate_ops_json(
+                    ops, is_context=False, batch_size=int(batch), s=int(context) + 1, x=int(batch)
+                )
+            )
+            for one in (of.handle, handle)
+        )
+        return min(other_s - own_s, 0.0)
+
+    return _LatentAttention(lambda tokens: min(whole.more_s(tokens), 0.0), decode_s)
+
+
 def _measured(system: str, engine: str) -> Any:
     """The database of measured tables."""
     from aiconfigurator_core.sdk import perf_database
@@ -507,6 +556,9 @@ def _rotations(phase: Sequence[Any]) -> list[Any]:
     return found
 
 
+# Without data parallel ranks the exchange before and after experts is the two all-reduces of a layer. The package's
+# DeepSeek has two more with vLLM, which has two: after attention and after the experts (``DeepseekV2MoE.forward``).
+ALL_REDUCES_OF_TP = "_tp_allreduce"
 LEAST_MESSAGE = 128  # values that an all-reduce was measured with
 VARIANCE_VALUES = 4  # of a token, as values of 16 bits: the variances of q and of k in 32 bits
 
@@ -543,6 +595,9 @@ def _grid(compiled: _Compiled, provenance: str) -> Tabulated:
     more_s = mended(compiled.experts, rows) if compiled.experts else dict.fromkeys(rows, 0.0)
     for way in compiled.other_experts:
         more_s = {each: min(more_s[each], way.more_s(each)) for each in rows}
+    experts = compiled.experts and LinearTable(
+        xs=rows, ys=tuple(compiled.experts.skewed_s(each) + more_s[each] for each in rows)
+    )
     if compiled.exchange:
         more_s = {each: more_s[each] + min(compiled.exchange.more_s(each), 0.0) for each in rows}
     for matrix in compiled.matrices:
@@ -555,13 +610,17 @@ def _grid(compiled: _Compiled, provenance: str) -> Tabulated:
             kinds.add(kind)
         return found
 
+    latent = compiled.latent
+
+    def unmended_s(tokens: int) -> float:
+        return float(ask(handle.mixed_step_breakdown, tokens - 1, 1, tokens - 1, 2, 0)[1]) * 1e-3
+
     def shared_s(tokens: float) -> float:
-        n = int(tokens)
-        return float(ask(handle.mixed_step_breakdown, n - 1, 1, n - 1, 2, 0)[1]) * 1e-3 + more_s.get(tokens, 0.0)
+        return unmended_s(int(tokens)) + more_s[tokens] + (latent.prefill_s(tokens) if latent else 0.0)
 
     def decode_s(batch: float, context: float) -> float:
         step_ms = float(ask(handle.predict_decode_latency, int(batch), int(context), 2))
-        return step_ms * 1e-3 + more_s[batch]
+        return step_ms * 1e-3 + more_s[batch] + (latent.decode_s(batch, context) if latent else 0.0)
 
     def generation_s(batch: float, context: float) -> float:
         # Beside a chunk of one prompt, whose length is the context: at least that of the chunk.
@@ -571,13 +630,14 @@ def _grid(compiled: _Compiled, provenance: str) -> Tabulated:
     def attention_s(chunk: float, prefix: float) -> float:
         n, before = int(chunk), int(prefix)
         whole_ms = ask(handle.predict_prefill_latency, 1, n + before, before)
-        return max(float(whole_ms) * 1e-3 - (shared_s(n) - more_s.get(float(n), 0.0)), 0.0)
+        return max(float(whole_ms) * 1e-3 - unmended_s(n), 0.0)
 
     return Tabulated(
         shared=LinearTable(xs=axes.tokens, ys=tuple(map(shared_s, axes.tokens))),
         decode=_plane(axes.batches, axes.contexts, decode_s),
         generation_attention=_plane(axes.batches, axes.contexts, generation_s),
         context_attention=_plane(axes.chunks, axes.prefixes, attention_s),
+        experts=experts,
         limits=LIMITS,
         provenance=provenance,
         estimated=tuple(sorted(kinds)),
@@ -585,7 +645,7 @@ def _grid(compiled: _Compiled, provenance: str) -> Tabulated:
 
 
 BESIDE = 64
-QUESTIONS = 6  # one more where `_grid` asks the package something else: tables that are kept are then filled anew
+QUESTIONS = 8  # one more where `_grid` asks the package something else: tables that are kept are then filled anew
 
 
 # Numbers of rows at which the database's matrices were measured and a tile ends. It also has one row more than each,

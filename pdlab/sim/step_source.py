@@ -149,6 +149,7 @@ class Tabulated(Frozen):
     ``shared``: everything but attention, by tokens of the step. ``decode``: a whole step without prefill, by batch and
     mean context. ``generation_attention``: attention of the decoding sequences in a step with prefill, by batch and
     mean context. ``context_attention``: attention of one prompt's chunk, by its tokens and the tokens before it.
+    ``experts``: the share of routed experts in ``shared``, by tokens of the step (None: the model has none).
     ``provenance``: the source of the times, in words. ``estimated``: the kinds of values that were not measured with
     this model, GPU and engine.
     """
@@ -157,6 +158,7 @@ class Tabulated(Frozen):
     decode: BilinearTable
     generation_attention: BilinearTable
     context_attention: BilinearTable
+    experts: LinearTable | None = None
     limits: Limits
     provenance: str
     estimated: tuple[str, ...] = ()

@@ -119,14 +119,30 @@ def line_of(request: TrafficRequest) -> str:
     return json.dumps(row, separators=(",", ":"))
 
 
+class Lines:
+    """The lines of a compiled workload: the head and every request. They can be read once."""
+
+    def __init__(self, head: TrafficHead, requests: Iterable[TrafficRequest]) -> None:
+        self._head, self._requests = head, requests
+        self._digest = hashlib.sha256()
+
+    def __iter__(self) -> Iterator[str]:
+        first = json.dumps(self._head.model_dump(mode="json", exclude_none=True), separators=(",", ":"))
+        for text in chain((first,), map(line_of, self._requests)):
+            self._digest.update(f"{text}\n".encode())
+            yield f"{text}\n"
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the lines that were read, in hexadecimal."""
+        return self._digest.hexdigest()
+
+
 def write_requests(stream: TextIO, head: TrafficHead, requests: Iterable[TrafficRequest]) -> str:
     """Write the head and every request. Returns the SHA-256 of what was written, in hexadecimal."""
-    digest = hashlib.sha256()
-    first = json.dumps(head.model_dump(mode="json", exclude_none=True), separators=(",", ":"))
-    for text in chain((first,), map(line_of, requests)):
-        digest.update(f"{text}\n".encode())
-        stream.write(f"{text}\n")
-    return digest.hexdigest()
+    lines = Lines(head, requests)
+    stream.writelines(lines)
+    return lines.sha256
 
 
 def read_head(path: Path) -> TrafficHead:

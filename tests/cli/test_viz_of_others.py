@@ -20,6 +20,8 @@ from pdlab.analysis.view import View
 from pdlab.cli import viz
 from pdlab.core.workload import parse_slo
 
+PACK = Path(__file__).parents[2] / "bm_results" / "local-pack-vs-spread" / "pack"
+
 
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     code = viz.main(list(words))
@@ -222,3 +224,32 @@ def test_tokens_that_nobody_got_have_no_price(tmp_path: Path, capsys: pytest.Cap
     assert viz.main(["--exps", str(folder), "--no-plot", "--price-per-gpu-hour", "2"]) == 0
     *_, output, of_input, _ = capsys.readouterr().out.partition("Cost at 2")[2].splitlines()[3].split()
     assert output == "-" and float(of_input) > 0
+
+
+def test_a_label_is_the_name_of_a_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = (
+        published.write(tmp_path / name, {"conc8": published.content(8, duration=duration_s)})
+        for name, duration_s in (("a_1xtp2", 80.0), ("b_1xtp2", 90.0))
+    )
+    code, out, _ = shown(
+        capsys, "--exps", str(first), str(second), "--no-plot", "--label", "a_1xtp2=old wire", "b_1xtp2=new\nwire"
+    )
+    rows = out.split("levels\n")[1].splitlines()[1:3]
+    assert code == 0
+    assert [row.split("  ")[0] for row in rows] == ["old wire", r"new\nwire"]
+    assert "a_1xtp2" in rows[0] and "1xTP2 collocated" not in out
+
+
+def test_a_label_is_the_name_of_a_curve_of_pdlab(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = shown(capsys, "--exps", str(PACK), "--no-plot", "--label", "pack=one box")
+    assert code == 0
+    assert "one box" in out and "P1xTP1 D1xTP1 pack" not in out
+
+
+@pytest.mark.parametrize("name", ["two\nlines_1xtp2", "two\u2028lines_1xtp2", "latin\udce9_1xtp2", "$\\frac{$_1xtp2"])
+def test_any_name_of_a_folder_can_be_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    folder = published.write(tmp_path / name, {"conc8": published.content(8, model_id="a\u2028$\\frac{$\x1b[1m")})
+    words = ["--exps", str(folder), "--note", "$\\frac{$", "--plot-path", str(tmp_path / "plot.png")]
+    code, out, err = shown(capsys, *words, "--show-tables", "--report", str(tmp_path / "page.html"))
+    assert (code, "\x1b" in out + err) == (0, False)
+    assert "<html" in (tmp_path / "page.html").read_text(encoding="utf-8")

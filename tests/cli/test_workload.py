@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -89,3 +92,34 @@ def test_speed_scale_and_window_of_a_trace_are_flags(tmp_path: Path, capsys: pyt
     for wrong, rule in (("5", "from one second to another"), ("9-3", "from an earlier second"), ("a-b", "window")):
         assert main([str(trace), "--window", wrong]) == 2
         assert rule in capsys.readouterr().err
+
+
+def test_a_full_disk_is_one_line(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (small_disk / "fill").write_bytes(bytes(60 * 1024))
+    assert main([str(DATA / "chat.yaml"), "-o", str(small_disk / "requests.jsonl")]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: -o ") and "No space left" in err and err.count("\n") == 1
+    assert [each.name for each in small_disk.iterdir()] == ["fill"]
+
+
+def test_a_link_stays_a_link_and_a_pipe_a_pipe(tmp_path: Path) -> None:
+    real, link, pipe, plain = (tmp_path / name for name in ("real", "link", "pipe", "plain"))
+    real.write_text("old", encoding="utf-8")
+    link.symlink_to(real)
+    os.mkfifo(pipe)
+    assert main([str(DATA / "chat.yaml"), "-o", str(plain)]) == 0
+    assert main([str(DATA / "chat.yaml"), "-o", str(link), "--force"]) == 0
+    assert link.is_symlink() and real.read_bytes() == plain.read_bytes()
+    with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE) as reader:
+        assert main([str(DATA / "chat.yaml"), "-o", str(pipe), "--force"]) == 0
+        assert reader.communicate(timeout=60)[0] == plain.read_bytes()
+    assert pipe.is_fifo()
+
+
+def test_two_at_once_write_one_whole_file(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "pdlab", "workload", str(DATA / "chat.yaml"), "--force", "-o"]
+    alone, both = tmp_path / "alone", tmp_path / "both"
+    assert main([str(DATA / "chat.yaml"), "-o", str(alone)]) == 0
+    running = [subprocess.Popen([*words, str(both)], stdout=subprocess.DEVNULL) for _ in range(3)]
+    assert [each.wait(timeout=60) for each in running] == [0, 0, 0]
+    assert both.read_bytes() == alone.read_bytes() and len(list(tmp_path.iterdir())) == 2

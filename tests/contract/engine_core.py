@@ -141,8 +141,8 @@ class VirtualCore:
         self.executor = Executor(self.clock, step_s, wire_s)
         self.polls = polls
         if polls:
-            self.engine.scheduler._ends = self.engine.side.ends = read_ends.ReadEndReceiver(workers=1)
-            self.executor.tell_at = self.engine.side.ends.address
+            self.engine.scheduler._read_ends = self.engine.side.read_ends = read_ends.ReadEndReceiver(workers=1)
+            self.executor.tell_at = self.engine.side.read_ends.address
         process = quietly(CORE).EngineCoreProc
         self.core = core = process.__new__(process)
         core.vllm_config, core.scheduler, core.model_executor = vllm_config, self.engine.scheduler, self.executor
@@ -208,4 +208,4 @@ class VirtualCore:
         with patch.object(quietly(CORE), "time", clock), patch.object(read_ends._thread, "worker", worker):
             yield
         if self.polls:
-            self.engine.side.ends.close()
+            self.engine.side.read_ends.close()

@@ -1,9 +1,7 @@
 """What pdlab sets for GPU engines because of what is in the GPU packages themselves, file by file.
 
 They cannot be imported on a machine without a GPU, so their files are read out of the wheels. PDLAB_GPU_WHEELS names
-the folder that holds them:
-
-    pip download --no-deps -d FOLDER vllm==0.29.0 nixl-cu13==1.3.2 flashinfer-python==0.6.18
+the folder that holds them; `make test-extras` downloads them.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from pdlab.core.catalog import load_cluster, load_deployment, resolve_model
 from pdlab.deploy import serve_config
 from pdlab.deploy.serve_config import render
 from pdlab.placement.place import place
-from pdlab.transfer.doctor import software_rules
+from pdlab.transfer.doctor import fabric_rules
 from tests.support.deployments import SHAPES
 
 
@@ -80,7 +78,7 @@ class TestSampler:
 class TestNixl:
     def test_the_bundled_ibverbs_is_older_than_current_installers(self, nixl: Wheel) -> None:
         (bundled,) = (name for name in nixl.names if "libibverbs" in name)
-        assert software_rules._abi([bundled]) == 48
+        assert fabric_rules._abi([bundled]) == 48
 
     def test_libefa_is_not_bundled_and_libfabrics_plugin_is(self, nixl: Wheel) -> None:
         assert any("libuct_ib_efa.so" in name for name in nixl.names)
@@ -101,15 +99,21 @@ class TestPorts:
         assert "ready_event.wait()  #" in vllm.text(self.SCHEDULER)
 
 
-def fields(vllm: Wheel) -> dict[str, str]:
-    """Engine argument of vLLM -> its annotation, as written."""
-    tree = ast.parse(vllm.text("vllm/engine/arg_utils.py"))
-    (cls,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "EngineArgs")
-    return {
-        node.target.id: ast.unparse(node.annotation)
-        for node in cls.body
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-    }
+def fields(vllm: Wheel) -> set[str]:
+    """Arguments of vLLM's engine and of its server: Ray divides an engine's arguments into these two."""
+    found = set()
+    for file, names in (
+        ("vllm/engine/arg_utils.py", {"EngineArgs"}),
+        ("vllm/entrypoints/launchers/cli_args.py", {"BaseFrontendArgs", "FrontendArgs"}),
+    ):
+        for cls in ast.parse(vllm.text(file)).body:
+            if isinstance(cls, ast.ClassDef) and cls.name in names:
+                found |= {
+                    node.target.id
+                    for node in cls.body
+                    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+                }
+    return found
 
 
 def engine_configs(value: Any) -> Iterator[dict[str, Any]]:
@@ -132,7 +136,7 @@ def test_every_deployments_arguments_are_vllms(name: str, cluster: str, vllm: Wh
     configs = list(engine_configs(yaml.safe_load(yaml.safe_dump(app.args))))
     assert configs
     for kwargs in configs:
-        assert set(kwargs) <= set(known), "arguments that vLLM does not have"
+        assert set(kwargs) <= known, "arguments that vLLM does not have"
         for name, kind in (("max_model_len", int), ("max_num_seqs", int), ("gpu_memory_utilization", float)):
             assert isinstance(kwargs.get(name, kind()), kind)
 

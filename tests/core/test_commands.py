@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from pdlab.__main__ import COMMANDS
+from pdlab.__main__ import COMMANDS, main
 from pdlab.core import exit_code, files
 from pdlab.core.commands import SCRIPTS, python_words, typed
 
@@ -88,3 +91,59 @@ def test_a_package_that_is_missing_is_one_line(capsys: pytest.CaptureFixture[str
 def test_a_module_of_ours_that_is_missing_is_a_fault(module: str) -> None:
     with pytest.raises(ModuleNotFoundError):
         exit_code.exit_code(lambda: __import__(module) and 0)
+
+
+def ended(words: str, streams: str) -> subprocess.CompletedProcess[str]:
+    line = f"{shlex.quote(sys.executable)} -m pdlab {words} {streams}"
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("words", ["", "--version", "models", "models --help", "models --markdown --help"])
+def test_output_that_nobody_can_take(words: str) -> None:
+    full = ended(words, ">/dev/full")
+    assert full.returncode == 1
+    assert full.stderr == "error: no output can be written (No space left on device): free disk space\n"
+    closed = ended(words, ">&-")
+    assert (closed.returncode, closed.stdout, closed.stderr) == (0, "", "")
+
+
+def test_an_error_does_not_go_where_results_go() -> None:
+    done = ended("models --model no-such-model --markdown --no-such-flag", "2>&-")
+    assert (done.returncode, done.stdout) == (2, "")
+    full = ended("models --no-such-flag", ">/dev/full")
+    assert full.returncode == 2 and full.stderr.count("\n") == 1
+
+
+def test_a_file_does_not_get_the_number_of_a_closed_stream(tmp_path: Path) -> None:
+    code = (
+        "import subprocess, sys; from pathlib import Path; from pdlab.core.exit_code import exit_code\n"
+        "def run():\n"
+        "    with Path(sys.argv[1]).open('w') as file:\n"
+        "        return subprocess.run(['echo', 'noise'], check=True).returncode + (file.fileno() < 3)\n"
+        "sys.exit(exit_code(run))"
+    )
+    line = shlex.join([sys.executable, "-c", code, str(tmp_path / "result")])
+    done = subprocess.run(["bash", "-c", f"{line} >&-"], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr, (tmp_path / "result").read_text()) == (0, "", "")
+
+
+def test_characters_that_the_locale_lacks_are_escaped() -> None:
+    code = (
+        "from pdlab.core.exit_code import exit_code; exit_code(lambda: print('\\udce9 \\N{MULTIPLICATION SIGN}') or 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=60, check=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert done.stdout == b"\\udce9 \\xd7\n"
+
+
+def test_an_interrupt_while_a_command_is_imported_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(name: str) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pdlab.__main__._module", interrupted)
+    assert main(["models"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"

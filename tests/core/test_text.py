@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdlab.core import text as core_text
-from pdlab.core.text import choices, shell_assignments
+from pdlab.core.environment import shell_assignments
+from pdlab.core.text import choices
 
 MANY = [f"name-{number}" for number in range(20)]
 
@@ -49,14 +50,26 @@ def test_bash_reads_assignments_back(variables: dict[str, str]) -> None:
         ("ms", 0.01234, "12.3"),
         ("ms", None, "-"),
         ("duration", 90, "90 s"),
-        ("gigabytes", 12_340_000_000, "12.3 GB"),
-        ("bytes_shown", 999, "999 B"),
-        ("bytes_shown", 1_572_864, "1.573 MB"),
-        ("bytes_shown", 2_000, "2 kB"),
-        ("numbers", (1.0, 2.5), "1,2.5"),
+        ("byte_size", 12_340_000_000, "12.3 GB"),
+        ("byte_size", 999, "999 B"),
+        ("byte_size", 999_600, "1000 kB"),
+        ("byte_size", 1_572_864, "1.57 MB"),
+        ("byte_size", 2_000, "2 kB"),
         ("last_line", "Traceback:\n  error: no room \n\n", "error: no room"),
         ("last_line", " \n", ""),
     ],
 )
 def test_a_value_is_shown_the_same_everywhere(function: str, value: object, shown: str) -> None:
     assert getattr(core_text, function)(value) == shown
+
+
+@given(st.text())
+def test_what_can_be_printed_is_on_one_line(text: str) -> None:
+    shown = core_text.printable(text)
+    assert len(shown.splitlines()) <= 1 and "\x1b" not in shown
+    assert shown.encode() and shown == core_text.printable(shown) if shown else not text
+
+
+def test_names_keep_their_letters() -> None:
+    assert core_text.printable("5\xa0ms, \N{GREEK SMALL LETTER MU}s") == "5\xa0ms, \N{GREEK SMALL LETTER MU}s"
+    assert core_text.printable("a\nb\u2028c\udce9") == "a\\nb\\u2028c\\udce9"

@@ -150,7 +150,7 @@ def test_runs_of_values_come_in_the_order_of_their_owners(monkeypatch: pytest.Mo
 
 def test_numbers_may_be_added_after_they_were_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "AT_ONCE", 2)
-    numbers = columns.Growing("q")
+    numbers = columns.GrowingArray("q")
     assert numbers.array().tolist() == []
     numbers.extend([1, 2, 3])
     first = numbers.array()
@@ -158,10 +158,10 @@ def test_numbers_may_be_added_after_they_were_read(monkeypatch: pytest.MonkeyPat
     assert (first.tolist(), numbers.array().tolist()) == ([1, 2, 3], [1, 2, 3, 4])
 
 
-def test_a_full_disk_is_said_before_it_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error_before_it_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(WriteError, match=r"temporary file in .*No space left on device"):
-        columns.room(columns.SMALL)
+        columns.allocated(columns.SMALL)

@@ -1,4 +1,4 @@
-"""What people say of result files: by flags, and in a file that `pdlab describe` writes."""
+"""What people state of result files: by flags, and in a file that `pdlab describe` writes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from support import published
 
 from pdlab.cli import describe, viz
 from pdlab.core.errors import StoreError, UsageError
-from pdlab.results.description import DESCRIPTION, of_flags, said_of
+from pdlab.results.description import DESCRIPTION, description_for, of_flags
 from pdlab.results.published_folders import load_experiments
 
 
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
-    """Two ratios, a folder each, whose size nothing says."""
+    """Two ratios, a folder each, whose size nothing gives."""
     for ratio in ("1p3d", "2p2d"):
         published.write(tmp_path / "study" / ratio, {f"conc{n}": published.content(n) for n in (4, 8)})
     return tmp_path / "study"
@@ -31,7 +31,7 @@ def edited(file: Path, changes: dict[str, str]) -> None:
     file.write_text(text)
 
 
-def test_a_described_folder_is_read_as_it_says(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_described_folder_is_read_by_its_description(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(StoreError, match="add viz"):
         load_experiments(study)
     assert describe.main([str(study)]) == 0
@@ -45,14 +45,14 @@ def test_a_described_folder_is_read_as_it_says(study: Path, capsys: pytest.Captu
             second: "- match: 2p2d/*\n  deployment:\n  gpus: 4\n  label: two and two",
         },
     )
-    found = {each.name: each.manifest for each in load_experiments(study)}
+    found = {each.label: each.manifest for each in load_experiments(study)}
     assert sorted(manifest.gpus or 0 for manifest in found.values()) == [4, 8]
     assert found["two and two"].gpus == 4
     (deployed,) = [manifest.deployment for manifest in found.values() if manifest.deployment]
     assert deployed.label == "pd-pack-p1xtp2-d3xtp2"
     assert describe.main([str(study)]) == 2, "it is not written over what was corrected"
     assert describe.main([str(study), "--force"]) == 0
-    assert {each.manifest.gpus for each in load_experiments(study)} == {4, 8}, "what was said is kept"
+    assert {each.manifest.gpus for each in load_experiments(study)} == {4, 8}, "what was stated is kept"
 
 
 def test_patterns_of_flags(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,9 +66,9 @@ def test_patterns_of_flags(study: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_the_first_entry_that_fits_counts() -> None:
     entries = of_flags({"*": 2, "a/b*": 8}, {"b.json": "b"})
-    said = said_of(Path("x"), Path("a/b.json"), entries)
-    assert (said.gpus, said.label) == (8, "b")
-    assert said_of(Path("x"), Path("c.json"), entries).gpus == 2
+    stated = description_for(Path("x"), Path("a/b.json"), entries)
+    assert (stated.gpus, stated.label) == (8, "b")
+    assert description_for(Path("x"), Path("c.json"), entries).gpus == 2
 
 
 def test_files_that_are_no_results_are_skipped(study: Path) -> None:

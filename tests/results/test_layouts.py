@@ -13,9 +13,9 @@ from support.published import content
 
 from pdlab.core.deployment import Disaggregated
 from pdlab.core.errors import StoreError
+from pdlab.results.interpretation import interpret
 from pdlab.results.published_folders import BELOW, sourced_experiments
 from pdlab.results.schema import Experiment
-from pdlab.results.understood import understood
 
 LOADS = (8, 32)
 
@@ -92,7 +92,7 @@ def test_summaries_beside_the_folders_of_the_levels_hide_none(tmp_path: Path) ->
     assert found(folder) == RATIOS
     (folder / "own.json").write_text(json.dumps(content(4)))
     assert found(folder) == {"": [(4, 0)]}
-    assert len(understood(folder).skipped[BELOW]) == 4
+    assert len(interpret(folder).skipped[BELOW]) == 4
 
 
 def test_the_deployment_comes_from_the_name(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_the_deployment_comes_from_the_name(tmp_path: Path) -> None:
     ("server", "expected"),
     [({"tp_size": 2}, "tp=2"), ({"tp_size": 4}, "tp=4")],
 )
-def test_what_the_server_says_tells_curves_apart(server: dict[str, int], expected: str, tmp_path: Path) -> None:
+def test_what_the_server_reports_separates_curves(server: dict[str, int], expected: str, tmp_path: Path) -> None:
     line = {"sharegpt_output_len": None, "server_info": {"model_path": "org/m", **server}}
     files = {"a.jsonl": [content(8) | line], "b.jsonl": [content(8) | line | {"server_info": {"tp_size": 8}}]}
     parts = set(found(written(tmp_path / "study", files)))

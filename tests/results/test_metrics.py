@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,6 @@ from support import records as made
 
 from pdlab.core.workload import Closed, Open, Workload
 from pdlab.results import metrics
-from pdlab.results.columns import AT_ONCE
 from pdlab.results.level_data import LevelData
 from pdlab.results.schema import RequestRecord
 
@@ -28,26 +25,6 @@ def request(arrival_s: float, ttft_s: float = 1.0, gaps: tuple[float, ...] = (0.
 def waves(concurrency: int, count: int) -> list[RequestRecord]:
     """``count`` waves of ``concurrency`` requests, 2 s each, the next as soon as the last is over."""
     return [request(2.0 * wave) for wave in range(count) for _ in range(concurrency)]
-
-
-def test_figures_are_to_the_last_digit_those_of_a_list_of_numbers() -> None:
-    chance = random.Random(1)
-    values = [chance.expovariate(10) if number % 9 else math.nan for number in range(3 * AT_ONCE + 5)]
-    ordered = sorted(value for value in values if not math.isnan(value))
-    found = metrics.distribution(np.array(values))
-    assert found is not None and found.mean_s == math.fsum(ordered) / len(ordered)
-    assert [*found.percentiles_s.values()] == [metrics.percentile(ordered, q) for q in metrics.PERCENTILES]
-    assert metrics.distribution([math.nan]) is None
-
-
-def test_chunks_come_at_the_sum_of_the_gaps_before_them() -> None:
-    chance = random.Random(2)
-    records = [request(0.1 * n, chance.random(), tuple(chance.random() for _ in range(n % 5))) for n in range(50)]
-    moment_s, tokens = LevelData.of(records).chunks
-    assert moment_s.tolist() == [
-        each for record in records for each in accumulate(record.itl_s, initial=record.first_token_s or 0.0)
-    ]
-    assert tokens.tolist() == [1.0] * sum(record.output_tokens for record in records)
 
 
 def test_whole_run() -> None:
@@ -138,12 +115,12 @@ def test_a_failed_request_ends_no_window() -> None:
 
 def test_mser_5_cuts_what_a_filling_system_answers_sooner() -> None:
     rising = [0.05 * min(i, 40) + 0.02 * (i % 3) for i in range(200)]
-    assert 35 <= metrics.filled(np.array(rising)) <= 45
-    assert metrics.filled(np.array([1.0 + 0.02 * (i % 3) for i in range(200)])) == 0
+    assert 35 <= metrics.mser_cut(np.array(rising)) <= 45
+    assert metrics.mser_cut(np.array([1.0 + 0.02 * (i % 3) for i in range(200)])) == 0
     falling = [5.0 - value for value in rising]
-    assert metrics.filled(np.array(falling)) == 0, "a busy spell at the start is part of what was measured"
-    assert metrics.filled(np.arange(200.0)) == 100, "never filled: half of it at most"
-    assert metrics.filled(np.array([1.0, 2.0])) == 0
+    assert metrics.mser_cut(np.array(falling)) == 0, "a busy spell at the start is part of what was measured"
+    assert metrics.mser_cut(np.arange(200.0)) == 100, "never filled: half of it at most"
+    assert metrics.mser_cut(np.array([1.0, 2.0])) == 0
 
 
 def test_the_window_waits_for_the_truncation_point() -> None:
@@ -162,3 +139,4 @@ def test_in_flight_is_rate_times_time_in_the_system() -> None:
 def test_open_loop_too_short() -> None:
     assert metrics.steady(LevelData.of([request(0.5 * i) for i in range(20)]), Open(rate_rps=2)) is None
     assert metrics.steady(LevelData.of([request(0.5 * i) for i in range(40)]), Open(rate_rps=2)) is not None
+    assert metrics.distribution([math.nan]) is None

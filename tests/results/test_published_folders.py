@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import published
 
 from pdlab.core.deployment import Collocated, Disaggregated, Pool
 from pdlab.core.errors import StoreError, UsageError
@@ -91,15 +92,6 @@ def test_prefill_only_has_no_tpot() -> None:
     assert run.whole.ttft is not None
 
 
-def test_more_percentiles_are_read(tmp_path: Path) -> None:
-    run = load_experiment(edited(tmp_path, PD, "conc2", p90_ttft_ms=120.0, mean_e2el_ms=900.0, median_e2el_ms=880.0))
-    whole = run.runs[0].whole
-    assert whole.ttft is not None
-    assert whole.ttft.percentiles_s["p90"] == pytest.approx(0.120)
-    assert whole.e2el is not None
-    assert whole.e2el.p50_s == pytest.approx(0.880)
-
-
 def test_same_load_twice_is_a_repeat(tmp_path: Path) -> None:
     folder = edited(tmp_path, PD, "conc2")
     shutil.copy(folder / "conc2.json", folder / "conc2_r1.json")
@@ -114,7 +106,7 @@ def test_contradictions_make_a_level_not_valid(tmp_path: Path) -> None:
     assert any("1000 input tokens per request, the file has 1100" in reason for reason in run.validity.reasons)
 
 
-def test_gpus_for_a_name_that_says_nothing() -> None:
+def test_gpus_for_a_name_without_a_configuration() -> None:
     folder = PUBLISHED / "results-of-tuesday"
     with pytest.raises(StoreError, match=r"results-of-tuesday.*--gpus results-of-tuesday=N"):
         load_experiment(folder)
@@ -139,11 +131,7 @@ def test_the_files_model_is_kept_whatever_gpus_are_given(gpus: int | None) -> No
 
 @pytest.mark.parametrize("model_id", [None, "", 7, ["m"]])
 def test_a_file_without_a_model_has_no_model(tmp_path: Path, model_id: Any) -> None:
-    folder = tmp_path / "x_1xtp2"
-    folder.mkdir()
-    content = json.loads((PUBLISHED / PD / "conc2.json").read_text())
-    (folder / "conc2.json").write_text(json.dumps({**content, "model_id": model_id}))
-    experiment = load_experiment(folder)
+    experiment = load_experiment(published.write(tmp_path / "x_1xtp2", {"a": published.content(model_id=model_id)}))
     assert experiment.model is None and [run.model for run in experiment.runs] == [None]
 
 
@@ -197,8 +185,8 @@ def test_names(name: str, topology: Collocated | Disaggregated | None) -> None:
     ],
 )
 def test_names_of_files(stem: str, deployment: str | None, repeat: bool, words: str) -> None:
-    said = parse_file_name(stem)
-    assert (said.deployment, said.repeat, " ".join(said.words)) == (deployment, repeat, words)
+    name = parse_file_name(stem)
+    assert (name.deployment, name.repeat, " ".join(name.words)) == (deployment, repeat, words)
 
 
 def test_lengths_and_mode_from_the_name() -> None:
@@ -216,6 +204,10 @@ def test_lengths_and_mode_from_the_name() -> None:
         ({"total_input_tokens": -1}, "total_input_tokens is -1"),
         ({"request_throughput": None}, "no known benchmark client"),
         ({"model_id": "another/model"}, "holds 2 curves: another/model and example/model-a"),
+        ({"num_prompts": "x"}, "num_prompts is 'x'"),
+        ({"num_prompts": float("nan")}, "num_prompts is nan"),
+        ({"max_concurrency": -1}, "max_concurrency is -1"),
+        ({"request_rate": -1}, "request_rate is -1"),
     ],
 )
 def test_damaged_files_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -261,30 +253,9 @@ def test_published_h100_folders_import() -> None:
         assert {run.key.kind for run in experiment.runs} == ({"rate"} if "itl10000" in folder.name else {"concurrency"})
 
 
-def damaged(folder: Path, change: dict[str, object]) -> Path:
-    folder.mkdir()
-    content = json.loads((PUBLISHED / "results-of-tuesday" / "conc4.json").read_text())
-    (folder / "conc4.json").write_text(json.dumps({**content, **change}))
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"num_prompts": "x"}, "num_prompts is 'x'"),
-        ({"num_prompts": float("nan")}, "num_prompts is nan"),
-        ({"max_concurrency": -1}, "max_concurrency is -1"),
-        ({"request_rate": -1}, "request_rate is -1"),
-    ],
-)
-def test_what_cannot_be_a_load_is_one_error(tmp_path: Path, change: dict[str, object], message: str) -> None:
-    with pytest.raises(StoreError, match=message):
-        load_experiment(damaged(tmp_path / "damaged_1xtp2", change))
-
-
 def test_a_latency_that_is_none_makes_its_level_invalid(tmp_path: Path) -> None:
     changed = {"mean_ttft_ms": float("nan"), "mean_tpot_ms": -1}
-    (run,) = load_experiment(damaged(tmp_path / "nan_1xtp2", changed)).runs
+    (run,) = load_experiment(published.write(tmp_path / "nan_1xtp2", {"a": published.content(**changed)})).runs
     assert run.validity.reasons == ("mean_ttft_ms is nan and 1 more: not a latency",)
 
 

@@ -1,4 +1,4 @@
-"""What an honest referee says of a level comes from the same gates, whichever client wrote it."""
+"""The verdict on a level comes from the same gates, whichever client wrote it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ FREE = {
 
 
 @pytest.mark.parametrize("client", NO_LENGTHS)
-def test_lengths_that_nothing_tells(client: str, tmp_path: Path) -> None:
+def test_lengths_that_are_unknown(client: str, tmp_path: Path) -> None:
     (run,) = runs(written(tmp_path / "x", NO_LENGTHS[client]))
     (finding,) = run.validity.findings
     assert (finding.code, finding.numbers) == ("file_no_lengths", {"side": "input"})
@@ -73,7 +73,7 @@ def test_lengths_that_nothing_tells(client: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("client", ["vllm", "aiperf", "evalscope"])
-def test_lengths_that_the_folder_tells(client: str, tmp_path: Path) -> None:
+def test_lengths_that_the_folder_gives(client: str, tmp_path: Path) -> None:
     (run,) = runs(written(tmp_path / "x_isl100_osl3", NO_LENGTHS[client]))
     assert run.validity.valid
     assert run.workload.input_tokens == 100 and run.whole.input_tokens_per_s == pytest.approx(200)
@@ -139,7 +139,7 @@ def test_the_audit_finds(codes: set[str], files: dict[str, Any], tmp_path: Path)
     assert codes & found and "unreadable" not in found
 
 
-def test_what_a_row_without_counts_cannot_show_is_said(tmp_path: Path) -> None:
+def test_what_a_row_without_counts_cannot_show_is_noted(tmp_path: Path) -> None:
     rows = [INFERENCEX | {"conc": 256 * number} for number in (1, 2)]
     folder = written(tmp_path / "x", {"agg.json": rows})
     for run in runs(folder):

@@ -52,7 +52,7 @@ def test_a_level_of_sentences_is_converted_to_findings(convert: ModuleType) -> N
         convert.converted(old(["what"], ["clock"]))
 
 
-def test_a_manifest_without_a_word_of_a_kv_guard_had_none(convert: ModuleType) -> None:
+def test_a_manifest_without_a_kv_guard_had_none(convert: ModuleType) -> None:
     for label, guarded in (("pd-pack-p1xtp1-d1xtp1", False), ("collocated-1xtp1", None)):
         today = Manifest(origin="measured", label="x", deployment=Deployment(topology=parse_label(label)))
         assert convert.converted(json.loads(today.model_dump_json())) == today
@@ -75,9 +75,9 @@ def test_a_stored_finding_keeps_its_code_its_numbers_and_its_sentence() -> None:
     assert validity.findings == (finding,) and not validity.valid
     stored = json.loads(validity.model_dump_json())
     assert stored["reasons"] == [finding.text] and stored["failed_gates"] == ["few_requests"], "for other readers"
-    stored["findings"][0]["what"] = "as an earlier version said it"
+    stored["findings"][0]["what"] = "as an earlier version worded it"
     again = Validity.model_validate(stored)
-    assert again.reasons == ("as an earlier version said it; give more",)
+    assert again.reasons == ("as an earlier version worded it; give more",)
     assert again.findings[0].numbers == finding.numbers and again.failed_gates == ("few_requests",)
 
 

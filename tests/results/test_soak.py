@@ -1,4 +1,4 @@
-"""A load held for long: what changed is found, what did not is not, and what cannot be told is not told."""
+"""A load held for long: what changed is found, what did not is not, and what cannot be decided is undecided."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_interval_holds_the_change() -> None:
 
 
 @pytest.mark.parametrize("load", [0.5, 0.8, 0.9])
-def test_a_queue_that_does_not_change_is_seldom_said_to(load: float) -> None:
+def test_a_queue_that_does_not_change_seldom_gives_a_change(load: float) -> None:
     """Waiting times of neighbours are alike, and a busy spell in one third is no change: at most 5 %, and what 100
     searches leave to chance (binomial, 99 %: 11)."""
     wrong = 0

@@ -14,7 +14,19 @@ from pdlab.marks.request_parts import MARKS
 from pdlab.results.store import Store
 from pdlab.results.timeline import PARTS, KvRead, RequestTimeline
 
-ORDER = ("call", "answer", "queued", "admitted", "posted", "seen", "told", "usable", "scheduled", "first", "first_byte")
+ORDER = (
+    "call",
+    "answer",
+    "queued",
+    "admitted",
+    "posted",
+    "seen",
+    "told",
+    "usable",
+    "scheduled",
+    "first",
+    "first_byte",
+)
 PD = {mark: 10.0 * (number + 1) for number, mark in enumerate(ORDER)}
 PREFILL = {"total": 8.0, "queue": 1.0, "prefill": 5.0}
 
@@ -29,9 +41,9 @@ def milliseconds(parts: tuple[tuple[str, float], ...]) -> dict[str, float]:
 
 
 def test_every_part_of_a_request_whose_kv_cache_moved() -> None:
-    told = timeline()
-    assert told.whole and told.disorder_s == 0 and told.front_s == pytest.approx(0.005)
-    assert milliseconds(told.parts()) == {
+    record = timeline()
+    assert record.whole and record.disorder_s == 0 and record.front_s == pytest.approx(0.005)
+    assert milliseconds(record.parts()) == {
         "front": 5, "server": 10, "call": 2, "prefill_server": 2, "queue": 1, "prefill": 5, "submit": 10,
         "admission": 10, "post": 10, "transfer": 10, "step_lag": 10, "guard": 10, "wait": 10, "first_step": 10,
         "out": 10,
@@ -40,9 +52,9 @@ def test_every_part_of_a_request_whose_kv_cache_moved() -> None:
 
 def test_one_engine_queues_and_prefills() -> None:
     t = {"queued": 1, "scheduled": 4, "first": 9, "first_byte": 10}
-    told = timeline(path="collocated", t=t, p={}, ttft_s=0.011)
-    assert told.whole
-    assert milliseconds(told.parts()) == {"front": 1, "server": 1, "queue": 3, "prefill": 5, "out": 1}
+    record = timeline(path="collocated", t=t, p={}, ttft_s=0.011)
+    assert record.whole
+    assert milliseconds(record.parts()) == {"front": 1, "server": 1, "queue": 3, "prefill": 5, "out": 1}
 
 
 def test_a_call_that_failed_and_a_prompt_that_decode_computes() -> None:
@@ -56,11 +68,11 @@ def test_a_call_that_failed_and_a_prompt_that_decode_computes() -> None:
 
 def test_a_first_token_that_was_early_leaves_the_rest_before_the_second() -> None:
     t = {**PD, "first_byte": 21.0, "second_byte": 111.0}
-    told = timeline(t=t, early=True, ttft_s=0.022)
-    assert milliseconds(told.parts()) == {
+    record = timeline(t=t, early=True, ttft_s=0.022)
+    assert milliseconds(record.parts()) == {
         "front": 1, "server": 10, "call": 2, "prefill_server": 2, "queue": 1, "prefill": 5, "out": 1,
     }  # fmt: skip
-    after = milliseconds(told.parts_of_second())
+    after = milliseconds(record.parts_of_second())
     assert sum(after.values()) == pytest.approx(111 - 21) and after["submit"] == 9 and after["out"] == 11
     assert timeline().parts_of_second() == ()
 
@@ -75,8 +87,8 @@ def test_a_first_token_that_was_early_leaves_the_rest_before_the_second() -> Non
 def test_parts_sum_to_the_clients_time_whatever_the_marks(
     marks: dict[str, float], first_byte: float, p: dict[str, float], ttft_s: float | None, path: str
 ) -> None:
-    told = timeline(path=path, t={**marks, "first_byte": first_byte}, p=p, ttft_s=ttft_s)
-    parts = told.parts()
+    record = timeline(path=path, t={**marks, "first_byte": first_byte}, p=p, ttft_s=ttft_s)
+    parts = record.parts()
     whole_s = first_byte / 1e3 if ttft_s is None else ttft_s
     assert sum(part.seconds for part in parts) == pytest.approx(whole_s, abs=1e-9)
     assert all(part.seconds >= 0 for part in parts)
@@ -84,7 +96,7 @@ def test_parts_sum_to_the_clients_time_whatever_the_marks(
     assert names == [name for name in PARTS if name in names], "each once, in order"
 
 
-def test_marks_out_of_order_are_told() -> None:
+def test_marks_out_of_order_are_found() -> None:
     assert timeline(t={**PD, "seen": 49.0}).disorder_s == pytest.approx(0.001)
     assert timeline(p={"total": 12.0, "queue": 1.0, "prefill": 5.0}).disorder_s == pytest.approx(0.002)
 
@@ -99,9 +111,9 @@ def test_timelines_are_kept_beside_the_requests(tmp_path: Path) -> None:
     store = Store(folders.write(tmp_path / "x", folders.deployments(1)[0], loads=(1,), repeats=1))
     run = next(store.runs())
     assert store.read_timelines(run.key) == ()
-    told = timeline(wire=(KvRead(0, 50.0, 60.0, 9000.0, 4096),), arrival_s=0.25)
-    store.write(run, store.read_records(run.key), [told], force=True)
-    assert store.read_timelines(run.key) == (told,)
+    record = timeline(wire=(KvRead(0, 50.0, 60.0, 9000.0, 4096),), arrival_s=0.25)
+    store.write(run, store.read_records(run.key), [record], force=True)
+    assert store.read_timelines(run.key) == (record,)
     store.replace(run, store.read_records(run.key))
     assert store.read_timelines(run.key) == () and (store.folder / "replaced/concurrency1.timelines.jsonl.gz").exists()
     store.timelines_path(run.key).write_bytes(b"no")

@@ -208,8 +208,43 @@ def test_fewer_rows_take_no_longer_on_b200(tmp_path: Path) -> None:
     assert took_s["b200_sxm"] == pytest.approx(took_s["gb200"], rel=0.12)
 
 
+@pytest.mark.skipif(importlib.util.find_spec("aiconfigurator_core") is None, reason="needs the extra perf")
+def test_latent_attention_of_vllm_takes_as_long_on_every_blackwell(tmp_path: Path) -> None:
+    kimi = "nvidia--Kimi-K2.5-NVFP4"
+    source = Path(str(importlib.util.find_spec("aiconfigurator_core").origin)).parent / "model_configs"  # type: ignore[union-attr]
+    (tmp_path / CONFIG).write_bytes((source / f"{kimi}_{CONFIG}").read_bytes())
+    step_ms, prefill_ms = {}, {}
+    for system in ("b200_sxm", "gb200"):
+        of = {"system": system, "engine": "vllm", "mode": "SILICON", "version": "current"}
+        compiled = aic._compiled(tmp_path, of, TP4, {})
+        assert (compiled.latent is None) == (system == "b200_sxm")
+        decode_s, prefill_s = (
+            (compiled.latent.decode_s(16, 2000), compiled.latent.prefill_s(8192)) if compiled.latent else (0, 0)
+        )
+        step_ms[system] = compiled.handle.predict_decode_latency(16, 2000, 2) + 1e3 * decode_s
+        prefill_ms[system] = compiled.handle.predict_prefill_latency(1, 8192, 0) + 1e3 * prefill_s
+    # By its own table GB200 takes 4 ms longer for the step, and 15 ms for the prompt.
+    assert step_ms["gb200"] == pytest.approx(step_ms["b200_sxm"], rel=0.05)
+    assert prefill_ms["gb200"] == pytest.approx(prefill_ms["b200_sxm"], rel=0.05)
+
+
 DEEPSEEK = {"fp8": "deepseek-ai--DeepSeek-V3", "fp4": "nvidia--DeepSeek-V3.1-NVFP4"}
 WIDE, NODE = Pool(dp=32, expert_parallel=True), Pool(dp=8, expert_parallel=True)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("aiconfigurator_core") is None, reason="needs the extra perf")
+def test_a_layer_of_deepseek_has_two_all_reduces_with_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from aiconfigurator_core.sdk import operations
+
+    source = Path(str(importlib.util.find_spec("aiconfigurator_core").origin)).parent / "model_configs"  # type: ignore[union-attr]
+    (tmp_path / CONFIG).write_bytes((source / f"{DEEPSEEK['fp8']}_{CONFIG}").read_bytes())
+    of = {"system": "h200_sxm", "engine": "vllm", "mode": "SILICON", "version": "current"}
+    handle = aic._compiled(tmp_path, of, Pool(tp=8), {}).handle
+    two = aic._seconds_of(handle, [operations.CustomAllReduce("two", 2 * 61, 7168, 8)])
+    step_ms = handle.predict_decode_latency(64, 1000, 2)
+    monkeypatch.setattr(aic, "ALL_REDUCES_OF_TP", "none")
+    four_ms = aic._compiled(tmp_path, of, Pool(tp=8), {}).handle.predict_decode_latency(64, 1000, 2)
+    assert four_ms - step_ms == pytest.approx(1e3 * two(64), rel=0.01)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("aiconfigurator_core") is None, reason="needs the extra perf")

@@ -63,8 +63,8 @@ def keep(name: str, folder: Path, own: Figures, names: Mapping[str, str], progra
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(text)
     figures = {f"{load:g}": columns for load, columns in own.items()}
-    told = {"client": DISTRIBUTIONS.get(name, name), "version": _version(name, program), "figures": figures}
-    (KEPT / f"{name}.json").write_text(json.dumps(told, indent=1) + "\n")
+    kept_figures = {"client": DISTRIBUTIONS.get(name, name), "version": _version(name, program), "figures": figures}
+    (KEPT / f"{name}.json").write_text(json.dumps(kept_figures, indent=1) + "\n")
 
 
 def _shortened(file: Path) -> str:

@@ -18,7 +18,7 @@ from pdlab.analysis import requests
 from pdlab.analysis.audit.folders import Folder, LevelFile
 from pdlab.analysis.audit.registry import AuditFinding, AuditInputs, Numbers, rule
 from pdlab.core.workload import Closed, Open, Workload
-from pdlab.results.published_files import ResidenceTime, is_no_figure, stays_s
+from pdlab.results.published_files import ResidenceTime, is_invalid_figure, residence_time
 from pdlab.results.schema import Distribution, Run, Summary
 from pdlab.results.store import MANIFEST, Store
 
@@ -137,7 +137,9 @@ def counts(level: LevelFile) -> Iterator[AuditFinding]:
 def values(level: LevelFile) -> Iterator[AuditFinding]:
     """Latencies must be numbers of at least 0, and percentiles must rise."""
     impossible = [
-        f"{name} is {value!r:.40}" for name, value in level.raw.items() if name.endswith("_ms") and is_no_figure(value)
+        f"{name} is {value!r:.40}"
+        for name, value in level.raw.items()
+        if name.endswith("_ms") and is_invalid_figure(value)
     ]
     for window, summary in _windows(level.run):
         impossible += [f"{window}: {text}" for text in impossible_latencies(summary)] if summary else []
@@ -200,7 +202,7 @@ def _long_enough(run: Run) -> bool:
 def _stays_s(summary: Summary, run: Run) -> ResidenceTime | None:
     """Mean time of a request in the system; None if unknown."""
     if run.origin == "imported":
-        return stays_s(summary)
+        return residence_time(summary)
     if run.workload.varied:  # the mean of a product is not the product of the means
         mean_s = summary.e2el.mean_s if summary.e2el is not None else None
         return None if mean_s is None else ResidenceTime(mean_s, mean_s)

@@ -34,7 +34,7 @@ from pdlab.analysis.audit.registry import AuditFinding, AuditInputs, Numbers, ru
 from pdlab.core.text import counted
 from pdlab.core.workload import Closed, Open
 from pdlab.results.description import Stated
-from pdlab.results.published_files import most_counted, number, offered_rps, peak_in_flight
+from pdlab.results.published_files import max_counted, number, offered_rps, peak_in_flight
 from pdlab.results.published_folders import SourcedExperiment
 from pdlab.results.store import MANIFEST
 
@@ -163,7 +163,7 @@ def _contradictions(level: LevelFile) -> Iterator[AuditFinding]:
             yield AuditFinding("rate_not_offered", (level.name,), {"what": finding.text}, percent)
     peak = peak_in_flight(level.raw)
     full = isinstance(load, Closed) and run.num_requests >= load.concurrency
-    most = PEAK_SLACK * most_counted(load.value, run.whole)
+    most = PEAK_SLACK * max_counted(load.value, run.whole)
     if full and peak is not None and not 0.5 * load.value <= peak <= most:
         numbers: Numbers = {"concurrency": load.value, "peak": peak}
         yield AuditFinding("peak_contradicts", (level.name,), numbers, 100 * abs(peak / load.value - 1))

@@ -11,8 +11,8 @@ from pdlab.bench.levels import prefix_seed
 from pdlab.core import defaults
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Closed, Level, Open, Ramp, Replay, Workload
-from pdlab.results.kept import Kept, Row
 from pdlab.results.schema import ClientLoad, RequestRecord
+from pdlab.results.stored_rows import Row, StoredRows
 from pdlab.results.timeline import RequestTimeline
 
 SESSION_HEADER = "x-session-id"  # to the router of an engine: the request's session
@@ -207,8 +207,8 @@ class CollectedRequests:
     """The requests of a level, which processes report part by part."""
 
     def __init__(self) -> None:
-        self._records, self._timelines = Kept(RequestRecord), Kept(RequestTimeline)
-        self._prompts = Kept(ComputedTokens)
+        self._records, self._timelines = StoredRows(RequestRecord), StoredRows(RequestTimeline)
+        self._prompts = StoredRows(ComputedTokens)
 
     def add(
         self,

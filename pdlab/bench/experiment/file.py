@@ -53,6 +53,7 @@ MOST_SETTINGS, TUNED_LOADS = 16, 4
 # Seconds of a start, where neither the file nor earlier visits have them: measured on the local stack
 # (docs/startup.md), and a guess for a 120b model on a cluster.
 LOCAL_LAUNCH_S, CLUSTER_LAUNCH_S = 45.0, 300.0
+DAY_S = 86_400.0
 
 
 class ExperimentHosts(Frozen):
@@ -254,11 +255,11 @@ class TuneBaseline(Frozen):
 
 
 class ExpectedTimes(Frozen):
-    """Only for the time estimate: seconds of a start, to the first token, and per output token."""
+    """Only for the time estimate: seconds of a start, to the first token, and per output token; a day at most."""
 
-    launch_s: float | None = Field(default=None, gt=0)
-    ttft_s: float = Field(default=0.5, gt=0)
-    tpot_s: float = Field(default=0.02, gt=0)
+    launch_s: float | None = Field(default=None, gt=0, le=DAY_S)
+    ttft_s: float = Field(default=0.5, gt=0, le=DAY_S)
+    tpot_s: float = Field(default=0.02, gt=0, le=DAY_S)
 
 
 class ExperimentFile(LevelOptions):

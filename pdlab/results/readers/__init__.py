@@ -90,12 +90,16 @@ def read_file(file: Path) -> FileReading:
                 "write it again with that client, or move it elsewhere"
             ) from error
         if reading is not None:
-            return reading._replace(sha256=sha256)
+            return reading._replace(levels=tuple(map(_without_none, reading.levels)), sha256=sha256)
     keys = ", ".join(list(content)[:4]) if isinstance(content, dict) else f"a {type(content).__name__}"
     raise StoreError(
         f"{file}: no known benchmark client writes such a file (it begins with: {keys or 'nothing'}); "
         "docs/results-of-others.md lists those that are read; move the file elsewhere"
     )
+
+
+def _without_none(level: RawLevel) -> RawLevel:
+    return level._replace(data={name: value for name, value in level.data.items() if value is not None})
 
 
 def _content(file: Path) -> tuple[Any, str]:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.results.readers import FileReading, RawLevel, RequestTimes, parsed_lines
-from pdlab.results.readers.statistics import REGULAR, add_statistics, keyed, of_export, times_of
+from pdlab.results.readers.statistics import REGULAR, add_statistics, keyed, of_export, times_of, total_of
 
 TOOL = "AIPerf"
-_METRICS = {
+METRICS = {
     "time_to_first_token": "ttft",
     "inter_token_latency": "tpot",  # of a request: (latency - TTFT) / (tokens - 1)
     "inter_chunk_latency": "itl",
@@ -117,8 +117,6 @@ def _level(content: dict[str, Any]) -> dict[str, Any]:
     completed = _average(content, "request_count") or 0
     failed = _average(content, "error_request_count") or 0
     rate = _average(content, "request_throughput")
-    inputs = _total(content, "input_sequence_length", completed)
-    outputs = _total(content, "output_sequence_length", completed)
     # Its rates refer to the time from the first request to the last answer, which is shorter than benchmark_duration.
     duration = completed / rate if rate else _average(content, "benchmark_duration")
     level: dict[str, Any] = {
@@ -126,35 +124,25 @@ def _level(content: dict[str, Any]) -> dict[str, Any]:
         "duration": duration,
         "completed": completed,
         "num_prompts": completed + failed,
-        "total_input_tokens": inputs,
-        "total_output_tokens": outputs,
+        "total_input_tokens": total_of(content.get("input_sequence_length"), completed, "sum", "avg"),
+        "total_output_tokens": total_of(content.get("output_sequence_length"), completed, "sum", "avg"),
         "server_output_tokens": _average(content, "total_usage_completion_tokens"),
         "model_id": _model(config),
         "date": content.get("start_time"),
         **_load(config, command),
         **of_export(content),
     }
-    for theirs, ours in _METRICS.items():
+    for theirs, ours in METRICS.items():
         statistics = content.get(theirs)
         if isinstance(statistics, dict):
             level |= keyed(ours, statistics, to_ms=_TO_MS.get(str(statistics.get("unit")), 1.0), mean="avg")
-    return {name: value for name, value in level.items() if value is not None}
+    return level
 
 
 def _average(content: dict[str, Any], name: str) -> float | None:
     entry = content.get(name)
     value = entry.get("avg") if isinstance(entry, dict) else None
     return value if isinstance(value, int | float) else None
-
-
-def _total(content: dict[str, Any], name: str, completed: float) -> float | None:
-    entry = content.get(name)
-    if not isinstance(entry, dict):
-        return None
-    if isinstance(entry.get("sum"), int | float):
-        return float(entry["sum"])
-    mean = _average(content, name)
-    return None if mean is None else mean * completed
 
 
 def _model(config: dict[str, Any]) -> str | None:

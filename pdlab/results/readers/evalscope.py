@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.results.readers import FileReading, RawLevel
-from pdlab.results.readers.statistics import json_beside
+from pdlab.results.readers.statistics import json_beside, latency_key, total_of
 
 TOOL = "evalscope perf"
 _BESIDE = ("benchmark_percentile.json", "benchmark_args.json", "workload_throughput.json", "workload_timeline.json")
@@ -34,8 +34,8 @@ def _level(file: Path, content: dict[str, Any]) -> dict[str, Any]:
         "duration": content.get("Test Duration (s)"),
         "completed": completed,
         "num_prompts": content.get("Total Requests"),
-        "total_input_tokens": _total(content.get("Avg Input Tokens"), completed),
-        "total_output_tokens": _total(content.get("Avg Output Tokens"), completed),
+        "total_input_tokens": total_of(content, completed, None, "Avg Input Tokens"),
+        "total_output_tokens": total_of(content, completed, None, "Avg Output Tokens"),
         "max_concurrency": content.get("Concurrency"),
         "request_rate": rate if isinstance(rate, int | float) and rate > 0 else None,
         "model_id": arguments.get("model") if isinstance(arguments, dict) else None,
@@ -45,7 +45,7 @@ def _level(file: Path, content: dict[str, Any]) -> dict[str, Any]:
         level["request_rate"] = None
     for column, (metric, to_ms) in _MEANS.items():
         if isinstance(content.get(column), int | float):
-            level[f"mean_{metric}_ms"] = content[column] * to_ms
+            level[latency_key("mean", metric)] = content[column] * to_ms
     rows = json_beside(file, "benchmark_percentile.json")
     for row in rows if isinstance(rows, list) else []:
         percent = str(row.get("Percentiles", "")).removesuffix("%")
@@ -53,10 +53,5 @@ def _level(file: Path, content: dict[str, Any]) -> dict[str, Any]:
             continue
         for column, (metric, to_ms) in _PERCENTILE_COLUMNS.items():
             if isinstance(row.get(column), int | float):
-                key = f"median_{metric}_ms" if percent == "50" else f"p{percent}_{metric}_ms"
-                level[key] = row[column] * to_ms
-    return {name: value for name, value in level.items() if value is not None}
-
-
-def _total(mean: Any, completed: float) -> float | None:
-    return mean * completed if isinstance(mean, int | float) else None
+                level[latency_key(f"p{percent}", metric)] = row[column] * to_ms
+    return level

@@ -56,7 +56,7 @@ def _level(file: Path, content: dict[str, Any]) -> dict[str, Any]:
             if isinstance(request.get(theirs), int | float) and not request.get("error_code")
         ]
         add_statistics(level, ours, values)
-    return {name: value for name, value in level.items() if value is not None}
+    return level
 
 
 def _of_folder(file: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.results.readers import FileReading, RawLevel, RequestTimes
-from pdlab.results.readers.statistics import REGULAR, keyed, times_of
+from pdlab.results.readers.statistics import REGULAR, keyed, times_of, total_of
 
 TOOL = "guidellm"
 _METRICS = {
@@ -64,7 +64,7 @@ def _level(benchmark: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
         percentiles = statistics.get("percentiles") or {}
         known = {_PERCENTILES[name]: value for name, value in percentiles.items() if name in _PERCENTILES}
         level |= keyed(ours, {"mean": statistics.get("mean"), **known}, to_ms=to_ms)
-    return {name: value for name, value in level.items() if value is not None}
+    return level
 
 
 def _requests(benchmark: dict[str, Any]) -> RequestTimes | None:
@@ -80,10 +80,7 @@ def _successful(metrics: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _sum(metrics: dict[str, Any], name: str) -> float | None:
     statistics = _successful(metrics, name)
-    if statistics.get("total_sum") is not None:
-        return float(statistics["total_sum"])
-    mean, count = statistics.get("mean"), statistics.get("count")
-    return None if mean is None or count is None else mean * count
+    return total_of(statistics, statistics.get("count"), "total_sum")
 
 
 def _difference(benchmark: dict[str, Any], end: str, start: str) -> float | None:

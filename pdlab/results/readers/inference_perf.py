@@ -14,7 +14,7 @@ import yaml
 
 from pdlab.core.schema import parse_yaml
 from pdlab.results.readers import FileReading, RawLevel
-from pdlab.results.readers.statistics import METRICS, REGULAR, keyed
+from pdlab.results.readers.statistics import METRICS, REGULAR, keyed, total_of
 
 TOOL = "inference-perf"
 CONFIG = "config.yaml"
@@ -57,9 +57,9 @@ def _level(content: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
         "duration": duration,
         "completed": completed,
         "num_prompts": completed + (bad.get("count") or 0),
-        "total_input_tokens": _tokens(good.get("prompt_tokens") or good.get("prompt_len"), completed),
+        "total_input_tokens": total_of(good.get("prompt_tokens") or good.get("prompt_len"), completed, "total"),
         "total_output_tokens": _outputs(good, duration, completed),
-        "server_output_tokens": _tokens(good.get("output_tokens"), completed),
+        "server_output_tokens": total_of(good.get("output_tokens"), completed, "total"),
         "model_id": (config.get("server") or {}).get("model_name"),
         "burstiness": REGULAR if (config.get("load") or {}).get("type") == "constant" else None,
         "request_rate": load.get("requested_rate"),
@@ -71,7 +71,7 @@ def _level(content: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
         statistics = (good.get("latency") or {}).get(theirs)
         if isinstance(statistics, dict):
             level |= keyed(ours, statistics, to_ms=1000.0)
-    return {name: value for name, value in level.items() if value is not None}
+    return level
 
 
 def _outputs(good: dict[str, Any], duration: float | None, completed: float) -> float | None:
@@ -79,12 +79,4 @@ def _outputs(good: dict[str, Any], duration: float | None, completed: float) -> 
     per_s = (good.get("throughput") or {}).get("output_tokens_per_sec")
     if per_s and duration:
         return float(per_s * duration)
-    return _tokens(good.get("output_tokens") or good.get("output_len"), completed)
-
-
-def _tokens(statistics: Any, completed: float) -> float | None:
-    if not isinstance(statistics, dict):
-        return None
-    if statistics.get("total") is not None:
-        return float(statistics["total"])
-    return None if statistics.get("mean") is None else statistics["mean"] * completed
+    return total_of(good.get("output_tokens") or good.get("output_len"), completed, "total")

@@ -6,12 +6,13 @@ requests. It is read as `ASSUMED_REQUESTS` at its throughput, and its level note
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 from pdlab.core.bounds import METRICS
 from pdlab.results.readers import FileReading, RawLevel
-from pdlab.results.readers.statistics import ASSUMED_REQUESTS, number_in, of_export
+from pdlab.results.readers.statistics import ASSUMED_REQUESTS, latency_key, number_in, of_export
 
 TOOL = "InferenceX"
 # Our name -> theirs; the first one found counts.
@@ -34,6 +35,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "d_workers": ("d_workers", "decode_num_workers", "num_decode_workers"),
     "d_tp": ("d_tp", "decode_tp"),
 }
+_LATENCY = re.compile(rf"(?:(?P<statistic>mean|median|p\d+)_)?(?P<metric>{'|'.join(METRICS)})(?P<ms>_ms)?")
 _GPUS = ("gpus_total", "num_gpus", "total_gpus")
 
 
@@ -103,17 +105,9 @@ def _level(row: dict[str, Any]) -> dict[str, Any] | None:
         value = _first(row, name)
         if name not in ("isl", "osl") and value is not None:
             level[name] = int(float(value)) if name == "max_concurrency" else value
-    for metric in METRICS:
-        for theirs, value in row.items():
-            figure = number_in(value)
-            if figure is None:
-                continue
-            name = theirs.removesuffix("_ms")
-            to_ms = 1.0 if theirs.endswith("_ms") else 1000.0
-            if name in (metric, f"median_{metric}"):
-                level[f"median_{metric}_ms"] = figure * to_ms
-            elif name == f"mean_{metric}":
-                level[f"mean_{metric}_ms"] = figure * to_ms
-            elif name.startswith("p") and name.endswith(f"_{metric}") and name[1 : -len(metric) - 1].isdigit():
-                level[f"{name}_ms"] = figure * to_ms
+    for theirs, value in row.items():
+        match, figure = _LATENCY.fullmatch(theirs), number_in(value)
+        if match and figure is not None:
+            statistic = "p50" if match["statistic"] in (None, "median") else match["statistic"]
+            level[latency_key(statistic, match["metric"])] = figure * (1.0 if match["ms"] else 1000.0)
     return level

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.results.readers import FileReading, RawLevel
-from pdlab.results.readers.statistics import number_in
+from pdlab.results.readers.statistics import latency_key, number_in
 
 TOOL = "table of pdlab"
 _MARKS = {"experiment", "load_kind", "load", "completed", "requests", "requests_per_s", "output_tokens_per_s", "window"}
@@ -54,6 +54,5 @@ def _level(row: dict[str, Any]) -> dict[str, Any] | None:
     for name, value in row.items():
         match, figure = _LATENCY.fullmatch(name), number_in(value)
         if match and figure is not None:
-            statistic = "median" if match[2] == "p50" else match[2]
-            level[f"{statistic}_{match[1]}_ms"] = figure
-    return {name: value for name, value in level.items() if value is not None}
+            level[latency_key(match[2], match[1])] = figure
+    return level

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.results.readers import FileReading, RawLevel
-from pdlab.results.readers.statistics import METRICS, keyed, of_export
+from pdlab.results.readers.statistics import METRICS, keyed, of_export, total_of
 
 TOOL = "llm-d benchmark report"
 _OF_INFERENCE_PERF = re.compile(r"inference-perf\.(?:partial\.)?stage_(\d+)")
@@ -49,8 +49,8 @@ def _level(content: dict[str, Any], performance: dict[str, Any]) -> dict[str, An
         "duration": duration,
         "completed": completed,
         "num_prompts": total - (requests.get("incomplete") or 0),
-        "total_input_tokens": _tokens(requests.get("input_length"), completed),
-        "total_output_tokens": _tokens(requests.get("output_length"), completed),
+        "total_input_tokens": total_of(requests.get("input_length"), completed, "sum"),
+        "total_output_tokens": total_of(requests.get("output_length"), completed, "sum"),
         "date": _started(content),
         **_scenario(content.get("scenario") or {}),
         **of_export(content),
@@ -60,7 +60,7 @@ def _level(content: dict[str, Any], performance: dict[str, Any]) -> dict[str, An
         if isinstance(statistics, dict):
             in_ms = str(statistics.get("units", "s")).startswith("ms")
             level |= keyed(ours, statistics, to_ms=1.0 if in_ms else 1000.0)
-    return {name: value for name, value in level.items() if value is not None}
+    return level
 
 
 def _started(content: dict[str, Any]) -> str | None:
@@ -73,11 +73,6 @@ def _started(content: dict[str, Any]) -> str | None:
 def _value(rate: Any) -> float | None:
     value = rate.get("mean") if isinstance(rate, dict) else rate
     return float(value) if isinstance(value, int | float) else None
-
-
-def _tokens(statistics: Any, completed: float) -> float | None:
-    mean = statistics.get("mean") if isinstance(statistics, dict) else None
-    return None if mean is None else mean * completed
 
 
 def _scenario(scenario: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.results.readers import SUMMARY_OF_LOADGEN, FileReading, RawLevel
-from pdlab.results.readers.statistics import ASSUMED_REQUESTS
+from pdlab.results.readers.statistics import ASSUMED_REQUESTS, latency_key
 
 TOOL = "MLPerf"
 _TABLE = {"scenario", "division", "units", "result"}
@@ -47,9 +47,7 @@ def _level(lines: dict[str, str]) -> dict[str, Any] | None:
         match = _LATENCY.fullmatch(name)
         metric = _METRICS.get(match[3].lower()) if match else None
         if match and metric:
-            percent = f"{float(match[2]):g}" if match[2] else ""
-            statistic = "mean" if not percent else "median" if percent == "50" else f"p{percent}"
-            latencies[f"{statistic}_{metric}_ms"] = float(value) / 1e6
+            latencies[latency_key(f"p{float(match[2]):g}" if match[2] else "mean", metric)] = float(value) / 1e6
     rate, tokens_per_s, target = (
         float(lines.get(name, 0))
         for name in ("Completed samples per second", "Completed tokens per second", "target_qps")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 ASSUMED_REQUESTS = 1000  # of a level whose file has a rate and no number of requests; the level notes that
 # Burstiness of arrivals at a constant rate, which is infinite: with 1000 the arrivals are practically regular.
 REGULAR = 1000.0
+_PERCENTILE = re.compile(r"p\d+(?:[p.]\d+)?")
 # Names that several clients use -> pdlab's.
 METRICS = {
     "time_to_first_token": "ttft",
@@ -25,6 +27,21 @@ METRICS = {
     "inter_token_latency": "itl",
     "request_latency": "e2el",
 }
+
+
+def latency_key(statistic: str, metric: str) -> str:
+    """The key of the record for ``mean`` or a percentile such as ``p50``, whose key is that of the median."""
+    return f"{'median' if statistic == 'p50' else statistic}_{metric}_ms"
+
+
+def total_of(statistics: Any, count: float | None, total: str | None, mean: str = "mean") -> float | None:
+    """The sum over requests under ``total`` (None: no key), else the mean times ``count``; None without either."""
+    if not isinstance(statistics, dict):
+        return None
+    if isinstance(value := statistics.get(total), int | float):
+        return float(value)
+    value = statistics.get(mean)
+    return value * count if isinstance(value, int | float) and count is not None else None
 
 
 def add_statistics(level: dict[str, Any], metric: str, values_s: Sequence[float] | NDArray[np.float64]) -> None:
@@ -35,10 +52,9 @@ def add_statistics(level: dict[str, Any], metric: str, values_s: Sequence[float]
     if not len(values_s):
         return
     columns = np.asarray(values_s, dtype=float)
-    level.setdefault(f"mean_{metric}_ms", float(columns.mean()) * 1000)
+    level.setdefault(latency_key("mean", metric), float(columns.mean()) * 1000)
     for percent, value in zip(PERCENTILES, np.percentile(columns, PERCENTILES), strict=True):
-        key = f"median_{metric}_ms" if percent == 50 else f"p{percent}_{metric}_ms"
-        level.setdefault(key, float(value) * 1000)
+        level.setdefault(latency_key(f"p{percent}", metric), float(value) * 1000)
 
 
 def times_of(requests: Sequence[Mapping[str, Any]], names: Mapping[str, tuple[str, float]]) -> RequestTimes | None:
@@ -71,12 +87,9 @@ def keyed(metric: str, statistics: Mapping[str, Any] | None, *, to_ms: float, me
     for name, value in (statistics or {}).items():
         if not isinstance(value, int | float) or isinstance(value, bool):
             continue
-        if name == mean:
-            found[f"mean_{metric}_ms"] = value * to_ms
-        elif name in ("median", "p50"):
-            found[f"median_{metric}_ms"] = value * to_ms
-        elif name[:1] == "p" and name[1:].replace("p", "", 1).replace(".", "", 1).isdigit():
-            found[f"p{name[1:].replace('p', '.')}_{metric}_ms"] = value * to_ms
+        statistic = {mean: "mean", "median": "p50"}.get(name, name)
+        if statistic == "mean" or _PERCENTILE.fullmatch(statistic):
+            found[latency_key(statistic[:1] + statistic[1:].replace("p", "."), metric)] = value * to_ms
     return found
 
 

@@ -15,10 +15,9 @@ from support import records as made
 
 from pdlab.core.errors import WriteError
 from pdlab.core.workload import Closed
-from pdlab.results.kept import Kept
-from pdlab.results.level_data import LevelData
 from pdlab.results.schema import ReplayedRequest, RequestRecord
 from pdlab.results.store import Store
+from pdlab.results.stored_rows import StoredRows
 from pdlab.results.timeline import RequestTimeline
 
 ROWS = [
@@ -28,15 +27,15 @@ ROWS = [
 ]
 
 
-def kept(rows: list[RequestRecord]) -> Kept[RequestRecord]:
-    file = Kept(RequestRecord)
+def stored(rows: list[RequestRecord]) -> StoredRows[RequestRecord]:
+    file = StoredRows(RequestRecord)
     for row in rows:
         file.add(row, row.arrival_s)
     return file
 
 
 def test_rows_come_by_moment_and_those_of_one_moment_as_they_were_added() -> None:
-    rows = kept(ROWS)
+    rows = stored(ROWS)
     expected = [ROWS[1], ROWS[0], ROWS[2]]
     assert [*rows] == [*rows] == expected and len(rows) == 3
     assert (rows[0], rows[-1], rows[1:]) == (ROWS[1], ROWS[2], (ROWS[0], ROWS[2]))
@@ -45,11 +44,11 @@ def test_rows_come_by_moment_and_those_of_one_moment_as_they_were_added() -> Non
     earlier = made.record(0.125)
     rows.add(earlier, 0.125)
     assert [*rows] == [earlier, *expected], "it may go on after it was read"
-    assert not Kept(RequestRecord) and [*Kept(RequestRecord)] == []
+    assert not StoredRows(RequestRecord) and [*StoredRows(RequestRecord)] == []
 
 
 def test_several_readers_do_not_disturb_each_other() -> None:
-    rows = kept(ROWS)
+    rows = stored(ROWS)
     assert [(one.arrival_s, other.arrival_s) for one, other in zip(rows, reversed(rows), strict=True)] == [
         (0.25, 0.5), (0.5, 0.5), (0.5, 0.25),
     ]  # fmt: skip
@@ -58,57 +57,29 @@ def test_several_readers_do_not_disturb_each_other() -> None:
 def test_files_of_results_are_the_same_from_memory_and_from_a_file(tmp_path: Path) -> None:
     """Old files hold one line of JSON per request, packed at once."""
     records = [made.record(float(n), itl_s=(0.1,) * 5, error=None if n % 3 else "x\u2028y") for n in range(500)]
-    told = [RequestTimeline(id=str(n), path="local", t={"first_byte": n / 3}, arrival_s=float(n)) for n in range(500)]
-    timelines = Kept(RequestTimeline)
+    own = [RequestTimeline(id=str(n), path="local", t={"first_byte": n / 3}, arrival_s=float(n)) for n in range(500)]
+    timelines = StoredRows(RequestTimeline)
     for number in random.Random(1).sample(range(500), 500):
-        timelines.add(told[number], float(number))
+        timelines.add(own[number], float(number))
     run = made.run(records, Closed(concurrency=2))
     folders = [Store(tmp_path / name) for name in ("memory", "file")]
-    one = folders[0].write(run, records, told)
-    other = folders[1].write(run, kept(random.Random(2).sample(records, 500)), timelines)
+    one = folders[0].write(run, records, own)
+    other = folders[1].write(run, stored(random.Random(2).sample(records, 500)), timelines)
     raw = "\n".join(record.model_dump_json(exclude_defaults=True) for record in records).encode()
-    lines = "\n".join(each.model_dump_json(by_alias=True, exclude_none=True) for each in told).encode()
+    lines = "\n".join(each.model_dump_json(by_alias=True, exclude_none=True) for each in own).encode()
     assert one == other and one.raw_sha256 == hashlib.sha256(raw).hexdigest()
     for store in folders:
         assert store.records_path(run.key).read_bytes() == gzip.compress(raw, mtime=0)
         assert store.timelines_path(run.key).read_bytes() == gzip.compress(lines, mtime=0)
-        assert store.read_records(run.key) == tuple(records) and store.read_timelines(run.key) == tuple(told)
+        assert store.read_records(run.key) == tuple(records) and store.read_timelines(run.key) == tuple(own)
         store.check_records(one)
-
-
-def test_columns_are_the_same_from_memory_and_from_a_file() -> None:
-    requests = [
-        made.record(
-            float(n % 40),
-            tokens=1 + n % 4,
-            itl_s=tuple(k / 7 for k in range(n % 4)),
-            lateness_s=None if n % 5 else n / 1e3,
-            error="x" if n % 6 == 5 else None,
-            replayed=ReplayedRequest(id=f"r{n}", session=f"s{n % 9}", waits=tuple(f"r{k}" for k in range(n % 3))),
-        )
-        for n in range(200)
-    ]
-    by_arrival = sorted(requests, key=lambda record: record.arrival_s)
-    for data in (LevelData.of(requests), LevelData.of(kept(requests))):
-        assert data.arrival_s.tolist() == [each.arrival_s for each in by_arrival]
-        assert data.gaps_s.tolist() == [gap_s for each in by_arrival for gap_s in each.itl_s]
-        assert [data.error_texts[at] for at in data.errors] == [each.error for each in by_arrival]
-        own = [each.replayed for each in by_arrival if each.replayed is not None]
-        assert data.replayed.ids.tolist() == [each.id.encode() for each in own]
-        assert data.replayed.after.tolist() == [other.encode() for each in own for other in each.after]
-        odd = data.part(data.arrival_s % 2 == 1)
-        some = [each for each in by_arrival if each.arrival_s % 2 == 1]
-        assert odd.gaps_s.tolist() == [gap_s for each in some for gap_s in each.itl_s]
-        assert odd.replayed.after.tolist() == [
-            other.encode() for each in some if each.replayed is not None for other in each.replayed.after
-        ]
 
 
 def test_memory_does_not_grow_with_what_rows_hold() -> None:
     row = made.record(0.0, itl_s=tuple(number / 1e3 for number in range(20)))
     tracemalloc.start()
     try:
-        rows = Kept(RequestRecord)
+        rows = StoredRows(RequestRecord)
         before = tracemalloc.get_traced_memory()[0]
         for number in range(40_000):
             rows.add(row, float(number))
@@ -121,7 +92,7 @@ def test_memory_does_not_grow_with_what_rows_hold() -> None:
 
 
 def test_the_file_is_closed_with_the_last_reference() -> None:
-    rows = kept(ROWS)
+    rows = stored(ROWS)
     number = rows._file.fileno()
     os.fstat(number)
     del rows
@@ -130,8 +101,8 @@ def test_the_file_is_closed_with_the_last_reference() -> None:
         os.fstat(number)
 
 
-def test_a_full_disk_is_said() -> None:
-    rows = Kept(RequestRecord)
+def test_a_full_disk_is_one_error() -> None:
+    rows = StoredRows(RequestRecord)
     full = os.open("/dev/full", os.O_RDWR)
     os.dup2(full, rows._file.fileno())
     os.close(full)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar, overload
 
 from pdlab.core.schema import Frozen
-from pdlab.results.columns import Growing, each, said_when_full, sorted_order, temporary_file
+from pdlab.results.columns import GrowingArray, elements, sorted_order, temporary_file, write_errors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +27,7 @@ class Row(Frozen):
 R = TypeVar("R", bound=Row)
 
 
-class Kept(Sequence[R]):
+class StoredRows(Sequence[R]):
     """Rows in the order of their moments; rows of one moment in the order in which they were added.
 
     A row is read from the file when it is used. Its place and its moment are in files too.
@@ -37,13 +37,13 @@ class Kept(Sequence[R]):
 
     def __init__(self, kind: type[R]) -> None:
         self._kind, self._file = kind, temporary_file(self)
-        self._ended, self._moments, self._count, self._end = Growing("q"), Growing("d"), 0, 0
+        self._ended, self._moments, self._count, self._end = GrowingArray("q"), GrowingArray("d"), 0, 0
         self._order: Codes | None = None
 
     def add(self, row: R, moment: float) -> None:
         """Raises WriteError if the file cannot grow."""
         line = row.line().encode()
-        with said_when_full():
+        with write_errors():
             self._file.write(line)
         self._count += 1
         self._end += len(line)
@@ -53,7 +53,7 @@ class Kept(Sequence[R]):
 
     def lines(self) -> Iterator[bytes]:
         """The line of each row. Raises WriteError if the file cannot grow."""
-        return map(self._line, each(self._ordered()))
+        return map(self._line, elements(self._ordered()))
 
     def __len__(self) -> int:
         return self._count
@@ -76,7 +76,7 @@ class Kept(Sequence[R]):
 
     def _ordered(self) -> Codes:
         if self._order is None:
-            with said_when_full():
+            with write_errors():
                 self._file.flush()
             self._ends: Codes = self._ended.array()
             self._order = sorted_order(self._moments.array())
@@ -85,4 +85,4 @@ class Kept(Sequence[R]):
 
 def lines_of(rows: Iterable[Row]) -> Iterator[bytes]:
     """The line of each row."""
-    return rows.lines() if isinstance(rows, Kept) else (row.line().encode() for row in rows)
+    return rows.lines() if isinstance(rows, StoredRows) else (row.line().encode() for row in rows)

@@ -20,7 +20,7 @@ MOST_FLAGS = 2
 
 
 @dataclass(frozen=True)
-class UnderstoodCurve:
+class InterpretedCurve:
     """One curve of a folder. ``matches``: patterns that fit only its files, as a description takes them. ``part``
     distinguishes it from the others. ``tools``: the clients that wrote its files. ``deployment``: its label, as far as
     names and files give it. ``gpus``: None if unknown. ``label``: the name that people give it."""
@@ -71,19 +71,19 @@ class UnderstoodCurve:
 
 
 @dataclass(frozen=True)
-class UnderstoodFolder:
+class InterpretedFolder:
     """The curves of one folder. ``skipped``: kind of file -> files that are no level."""
 
     folder: Path
-    curves: tuple[UnderstoodCurve, ...]
+    curves: tuple[InterpretedCurve, ...]
     skipped: dict[str, tuple[Path, ...]]
 
 
-def understood(folder: Path, stated: Stated = Stated()) -> UnderstoodFolder:  # noqa: B008
+def interpret(folder: Path, stated: Stated = Stated()) -> InterpretedFolder:  # noqa: B008
     """How one folder, pdlab's or of others, is interpreted. Raises StoreError for a file that cannot be read."""
     require_folder(folder)
     if (folder / MANIFEST).is_file():
-        return UnderstoodFolder(folder, (_pdlab_curve(folder, Store(folder).load(), stated.gpus),), {})
+        return InterpretedFolder(folder, (_pdlab_curve(folder, Store(folder).load(), stated.gpus),), {})
     reading = read_folder_levels(folder, (*stated.entries, *of_folder(folder)))
     named = parse_name(folder.resolve().name).topology
     separate = separated(reading.levels)
@@ -94,7 +94,7 @@ def understood(folder: Path, stated: Stated = Stated()) -> UnderstoodFolder:  # 
         topology, gpus = deployed(curve, named, separate.differences, stated.gpus)
         models = {level.run.model for level in curve.levels if level.run.model}
         curves.append(
-            UnderstoodCurve(
+            InterpretedCurve(
                 folder=folder,
                 part=curve.part,
                 matches=_patterns(folder, files, every),
@@ -104,16 +104,16 @@ def understood(folder: Path, stated: Stated = Stated()) -> UnderstoodFolder:  # 
                 model=models.pop() if len(models) == 1 else None,
                 deployment=topology.label if topology else None,
                 gpus=gpus,
-                label=curve.levels[0].said.label,
+                label=curve.levels[0].stated.label,
             )
         )
     skipped: dict[str, tuple[Path, ...]] = {}
     for file, why in reading.skipped.items():
         skipped[why] = (*skipped.get(why, ()), file.relative_to(folder))
-    return UnderstoodFolder(folder, tuple(curves), skipped)
+    return InterpretedFolder(folder, tuple(curves), skipped)
 
 
-def understood_text(folders: Sequence[UnderstoodFolder]) -> str:
+def interpretation_text(folders: Sequence[InterpretedFolder]) -> str:
     """A table with a row per curve; below it the other files of the folders, and the flags that are needed."""
     head = ("folder", "curve", "files", "client", "levels", "load", "input:output", "model", "GPUs", "deployment")
     rows = [
@@ -146,10 +146,10 @@ def understood_text(folders: Sequence[UnderstoodFolder]) -> str:
     return "\n".join(lines)
 
 
-def _pdlab_curve(folder: Path, experiment: Experiment, gpus: int | None) -> UnderstoodCurve:
+def _pdlab_curve(folder: Path, experiment: Experiment, gpus: int | None) -> InterpretedCurve:
     manifest = experiment.manifest
     deployment = manifest.deployment
-    return UnderstoodCurve(
+    return InterpretedCurve(
         folder=folder,
         part="",
         matches=("*",),

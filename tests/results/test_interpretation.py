@@ -1,4 +1,4 @@
-"""`viz.py --dry-run`: how result folders are understood, also those that cannot be plotted yet."""
+"""`viz.py --dry-run`: how result folders are interpreted, also those that cannot be plotted yet."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from support import folders, published
 
 from pdlab.cli import viz
 from pdlab.results.description import DESCRIPTION, Stated
-from pdlab.results.understood import understood
+from pdlab.results.interpretation import interpret
 
 
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
-    """Two ratios, a folder each, whose size nothing says, and a file that is no level."""
+    """Two ratios, a folder each, whose size nothing gives, and a file that is no level."""
     for tokens, ratio in enumerate(("1p3d", "2p2d")):
         files = {f"conc{n}": published.content(n, total_output_tokens=20 * n * (101 + tokens)) for n in (4, 8)}
         published.write(tmp_path / "study" / ratio, files)
@@ -31,7 +31,7 @@ def shown(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str,
     return (code, *capsys.readouterr())
 
 
-def test_the_flags_that_it_asks_for_are_enough(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_flags_that_it_prints_are_enough(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(capsys, "--exps", study, "--no-plot")[0] == 2
     code, out, _ = shown(capsys, "--exps", study, "--dry-run")
     assert code == 0
@@ -44,7 +44,7 @@ def test_the_flags_that_it_asks_for_are_enough(study: Path, capsys: pytest.Captu
 
 
 def test_what_is_found(study: Path) -> None:
-    found = understood(study)
+    found = interpret(study)
     (reason,) = found.skipped
     assert "MLPerf" in reason and found.skipped[reason] == (Path("2p2d/mlperf.csv"),)
     assert [(each.part, each.matches, each.files, each.tools, len(each.runs)) for each in found.curves] == [
@@ -58,14 +58,14 @@ def test_what_is_found(study: Path) -> None:
 
 def test_the_name_of_the_folder_and_its_description_give_the_size(tmp_path: Path, study: Path) -> None:
     named = published.write(tmp_path / "x_1xtp2-3xtp2", {"conc4": published.content(4)})
-    (curve,) = understood(named).curves
+    (curve,) = interpret(named).curves
     assert (curve.gpus, curve.deployment, curve.flags) == (8, "pd-pack-p1xtp2-d3xtp2", None)
     (study / DESCRIPTION).write_text(
         "results:\n- {match: 1p3d/*, gpus: 8, label: one}\n- {match: mlperf*, skip: true}\n"
     )
-    found = understood(study)
+    found = interpret(study)
     assert [(each.gpus, each.label) for each in found.curves] == [(8, "one"), (None, None)]
-    assert [each.gpus for each in understood(study, Stated(16)).curves] == [16, 16]
+    assert [each.gpus for each in interpret(study, Stated(16)).curves] == [16, 16]
 
 
 def test_ours_and_a_folder_without_levels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
