@@ -30,6 +30,26 @@ STATISTICS = ("p10", "p50", "p90", "p99")
 NEIGHBOURS = 0.025  # share of the requests on either side of a percentile
 SLOWEST = 20
 TTFT = "ttft_s"  # its column, beside those of the parts
+# The finding on a level, by the largest part of its mean TTFT.
+LARGEST: Mapping[str, str] = {
+    "front": "ttft_mostly_front",
+    "server": "ttft_mostly_server",
+    "failed_calls": "ttft_mostly_failed_calls",
+    "call": "ttft_mostly_call",
+    "prefill_server": "ttft_mostly_prefill_server",
+    "queue": "ttft_mostly_queue",
+    "prefill": "ttft_mostly_prefill",
+    "submit": "ttft_mostly_submit",
+    "admission": "ttft_mostly_admission",
+    "post": "ttft_mostly_post",
+    "transfer": "ttft_mostly_transfer",
+    "step_lag": "ttft_mostly_step_lag",
+    "guard": "ttft_mostly_guard",
+    "wait": "ttft_mostly_wait",
+    "recompute": "ttft_mostly_recompute",
+    "first_step": "ttft_mostly_first_step",
+    "out": "ttft_mostly_out",
+}
 
 
 class PartsAround(NamedTuple):
@@ -83,7 +103,7 @@ class TtftParts(NamedTuple):
         """The largest part, and what changes it."""
         seconds = self.mean.parts_s[self.largest]
         return found(
-            f"ttft_mostly_{self.largest}",
+            LARGEST[self.largest],
             label=self.label,
             where=self.where,
             part_ms=1e3 * seconds,

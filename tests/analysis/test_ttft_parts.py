@@ -10,7 +10,7 @@ from support import timelines
 from support.timelines import ALONE_MS, PD_MS, alone, drawn, pd
 from support.validity import failing
 
-from pdlab.analysis.ttft_parts import SLOWEST, TtftParts, shown_parts, ttft_parts
+from pdlab.analysis.ttft_parts import LARGEST, SLOWEST, TtftParts, shown_parts, ttft_parts
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.findings import CODES
 from pdlab.results.store import Store
@@ -92,7 +92,9 @@ def test_first_tokens_sent_early_show_what_the_second_waits_for(tmp_path: Path) 
 
 
 def test_every_part_has_a_finding_of_its_own(tmp_path: Path) -> None:
-    assert all(CODES[f"ttft_mostly_{name}"].fix for name in PARTS)
+    assert list(LARGEST) == list(PARTS)
+    for name in PARTS:
+        assert LARGEST[name] == f"ttft_mostly_{name}" and CODES[LARGEST[name]].fix
     for name in PD_MS:
         made = [pd(n, 0.1 * n, {**PD_MS, name: 500.0}) for n in range(5)]
         (level,) = levels(tmp_path, made, steady_window_s=None)
