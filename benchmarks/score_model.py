@@ -7,13 +7,14 @@ TABLE: rows of a published benchmark with ttft_ms and tpot_ms (stack_scores/publ
 stack is used for its correction or its bands; stacks of scored_stacks.yaml are scored. ``--write`` puts the scores into
 docs/model.md, and what a plan uses of all stacks into configs/errors/public.yaml. The tables are not shipped.
 ``--disaggregated``: points of prefill and decode in engines of their own instead, all of them, by the tables and the
-time of a sequence: no correction was fitted to any of them, and a plan has no band for them. ``--rows`` writes what
+time of a sequence. What other stacks have in common corrects them (stack_scores/pd_points.py). ``--rows`` writes what
 was measured and predicted of every collocated point, ``--groups`` what the bands of left-out groups hold.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import importlib.util
 import logging
@@ -32,6 +33,7 @@ sys.path.insert(0, str(ROOT))
 from pydantic import Field, TypeAdapter  # noqa: E402
 from stack_scores.catalog import catalog_of, covered  # noqa: E402
 from stack_scores.chance import PointsInBand, sum_of  # noqa: E402
+from stack_scores.pd_points import PdCorrection, PdResponse, learnt, pd_response, with_batch_limits  # noqa: E402
 from stack_scores.public_points import PublicPoint, read_points, sample, throughput, with_whole_experts  # noqa: E402
 from stack_scores.scoring import (  # noqa: E402
     METRICS,
@@ -68,7 +70,6 @@ from pdlab.plan.error_catalog import NEAR, PUBLIC, ErrorCatalog, weights_of  # n
 from pdlab.plan.stack_prior import KINDS, Stack  # noqa: E402
 from pdlab.sim.computed_hardware import as_served  # noqa: E402
 from pdlab.sim.hardware import Hardware  # noqa: E402
-from pdlab.sim.step_source import SEQUENCE_US, Correction  # noqa: E402
 
 Serving = Literal["collocated", "pd"]
 STACKS = Path(__file__).with_name("scored_stacks.yaml")
@@ -145,7 +146,7 @@ def chosen(tables: list[Path], most: int, serving: Serving = "collocated") -> It
         hardware = bare_hardware(stack, entry.quant, entry.mode)
         shape = as_served(shape_of(entry), hardware)
         whole = tuple(with_whole_experts(each, shape.expert_intermediate, scaled_block(shape)) for each in members)
-        yield stack, Scored(entry=entry, shape=shape, hardware=hardware, points=whole)
+        yield stack, Scored(entry=entry, shape=shape, hardware=hardware, points=with_batch_limits(whole))
 
 
 def scaled_block(shape: ModelShape) -> int | None:
@@ -281,15 +282,18 @@ def main() -> int:
 
 def disaggregated(tables: list[Path], errors: Path | None, jobs: int = 1) -> str:
     """Markdown: the scores of P:D stacks. ``errors``: a file for the figures of every point. ``jobs``: processes."""
-    names = ["stack", "points", "TPOT", "engines of up to 8 GPUs", "mean TTFT", "tokens/s", "rank", "best ratio"]
+    names = ["stack", "points", "decode, prefill, path", "TPOT", "engines of up to 8 GPUs", "mean TTFT", "tokens/s"]
+    names += ["rank", "best ratio"]
     lines = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
     losses: list[float] = []
     every: list[ScoredPoint] = []
     rows: list[list[object]] = []
     stacks = list(chosen(tables, sys.maxsize, "pd"))
     with ProcessPoolExecutor(jobs, get_context("spawn")) as processes:
-        for (stack, each), (points, refused) in zip(
-            stacks, processes.map(predicted, *zip(*stacks, strict=True)), strict=True
+        found = dict(zip(dict(stacks), processes.map(responses, *zip(*stacks, strict=True)), strict=True))
+        corrections = [learnt(stack, found) for stack, _ in stacks]
+        for (stack, each), correction, (points, refused) in zip(
+            stacks, corrections, processes.map(predicted, *zip(*stacks, strict=True), corrections), strict=True
         ):
             for line in sorted(refused):
                 print(line, file=sys.stderr)
@@ -307,6 +311,7 @@ def disaggregated(tables: list[Path], errors: Path | None, jobs: int = 1) -> str
             losses += lost
             every += points
             cells = [stack.label.removesuffix(", P:D"), f"{len(points)} of {len(each.points)}"]
+            cells.append(said_of(correction))
             cells += [short(score_of(points, TPOT)), short(score_of(near, TPOT)) if near else "-"]
             cells += [short(score_of(points, metric)) for metric in (TTFT, THROUGHPUT)]
             rank = rank_of(points)
@@ -317,19 +322,37 @@ def disaggregated(tables: list[Path], errors: Path | None, jobs: int = 1) -> str
         with errors.open("w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows(rows)
     worst = max(losses, default=0.0)
+    unlike = learnt(Stack("-", "-", "-", "-", "pd"), found)
     lines += [
         "",
-        f"TPOT of all {len(every)} points: {score_of(every, TPOT).error:.1f} % off in the median.",
+        f"TPOT of all {len(every)} points: {score_of(every, TPOT).error:.1f} % off in the median, mean TTFT "
+        f"{score_of(every, TTFT).error:.1f} %.",
         f"Best ratio chosen: {losses.count(0)} of {len(losses)} workloads. The worst choice loses {worst:.0%}.",
+        f"All stacks together: {said_of(unlike)}.",
     ]
     return "\n".join(lines) + "\n"
 
 
-def predicted(stack: Stack, each: Scored) -> tuple[list[ScoredPoint], set[str]]:
-    """The points of a P:D stack by its tables, and why others cannot run."""
+def said_of(correction: PdCorrection) -> str:
+    """In a cell."""
+    return f"{correction.factor:.2f}, {correction.prefill_factor:.1f}, {correction.path_ms:.0f} ms"
+
+
+def responses(stack: Stack, each: Scored) -> list[PdResponse]:
+    """What the points of a P:D stack say of a correction."""
+    logging.disable(logging.CRITICAL)
+    found = []
+    for point in each.points:
+        with contextlib.suppress(UsageError):
+            found.append(pd_response(point, each.hardware, each.shape))
+    return [each for each in found if each is not None]
+
+
+def predicted(stack: Stack, each: Scored, correction: PdCorrection) -> tuple[list[ScoredPoint], set[str]]:
+    """The points of a P:D stack by its tables and that correction, and why others cannot run."""
     logging.disable(logging.CRITICAL)
     points, refused = [], set()
-    hardware = each.hardware.with_correction(Correction(sequence_us=SEQUENCE_US))
+    hardware = correction.of(each.hardware)
     for point in each.points:
         try:
             points.append(ScoredPoint(point, predict_point(point, hardware, each.shape)))

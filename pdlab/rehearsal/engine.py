@@ -63,7 +63,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         super().__init__(llm_config)
         self.llm_config = llm_config
         self.spec = spec = read_spec()
-        self._pool = spec.deployment.pools[spec.role]
+        self._pool = spec.deployment.with_engine_kwargs({}).pools[spec.role]
         stages = [engine_of(spec.hardware, spec.shape, self._pool, prefills_only=False) for _ in range(self._pool.pp)]
         self.clock = SlowClock(spec.slow_down)
         self.core = RealTime(stages, self.clock, self._empty_cache, every_token=spec.rehearsal.chunk_per_token)
@@ -73,8 +73,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         self._moves_kv = spec.deployment.transport is not None
         for stage in stages:
             stage.receives = self._moves_kv
-        arguments = {**spec.deployment.engine_kwargs, **self._pool.engine_kwargs}
-        self._reports_cached = bool(arguments.get("enable_prompt_tokens_details"))
+        self._reports_cached = bool(self._pool.engine_kwargs.get("enable_prompt_tokens_details"))
         self._ingress = Ingress.of(spec.hardware, moves_kv=self._moves_kv)
         self._front = SimpleNamespace(frontend_free_s=0.0)
         self._folder = RehearsalFolder(Path(spec.folder))

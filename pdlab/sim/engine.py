@@ -14,11 +14,19 @@ from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
 
+from pdlab.core.deployment import Pool
 from pdlab.sim.hand_over import VLLMS, HandOver
 from pdlab.sim.router import ReportedLoad
 from pdlab.sim.step_source import StepSource
 
 MAX_SEQUENCES = 1024  # vLLM's max_num_seqs for its API server on a data-centre GPU
+
+
+def most_sequences_of(pool: Pool) -> int:
+    """Sequences that one engine of the pool runs at once: its engine argument ``max_num_seqs``, else `MAX_SEQUENCES`.
+    Each stage of a pipeline has a batch of its own, and an equal share of them."""
+    given = pool.engine_kwargs.get("max_num_seqs")
+    return MAX_SEQUENCES if given is None else max(int(given) // pool.pp, 1)
 
 
 class PrefixCache:
@@ -103,6 +111,9 @@ class Engine:
     tokens. Every request then also holds the blocks of a window. A prompt holds as many as it computes tokens in a
     step, until that step has ended.
 
+    ``most_sequences``: the most that run at once. In a full batch no further KV is fetched. What has arrived waits
+    until a sequence ends (vLLM's ``Scheduler.schedule``).
+
     ``steps_in_flight``: the number of steps that vLLM's engine core has launched at once. It is 1 if a step is
     scheduled when the last one has ended, and 2 with asynchronous scheduling. Workers post reads of KV and look for
     their ends when a step is launched. The scheduler gets this information when that step has ended
@@ -119,6 +130,7 @@ class Engine:
     receives: bool = False  # KV of other engines
     block_tokens: int = 1
     window: int = 0
+    most_sequences: int = MAX_SEQUENCES
     waiting: deque[PendingPrefill] = field(default_factory=deque)
     running: list[tuple[int, int, int]] = field(default_factory=list)
     inbound: deque[int] = field(default_factory=deque)  # prefilled requests without room here yet for their KV
@@ -214,6 +226,11 @@ class Engine:
         return padding + left - self.window_tokens * len(contexts)
 
     @property
+    def is_full(self) -> bool:
+        """Whether as many sequences run as may."""
+        return len(self.running) >= self.most_sequences
+
+    @property
     def decoding(self) -> int:
         """The number of sequences in the decode phase, whose tokens are streamed."""
         return len(self.running)
@@ -228,7 +245,7 @@ class Engine:
         # The first two branches are most steps. The last one would give the same.
         if batch and room >= 0 and not (comes or self.waiting):
             # Nothing arrived and nothing is full.
-            self.starved, self.unscheduled = len(self.inbound) > 0, 0
+            self.starved, self.unscheduled = len(self.inbound) > 0 and not self.is_full, 0
             steps = running[0][0] - self.step
             if room < steps * batch:
                 steps = self._steps_with_room(steps, system)
@@ -264,7 +281,9 @@ class Engine:
                     self._know(self.arrived, system, now_s)
                     self.joining += self.arrived
                     self.arrived = []
-            joining = self.joining
+            joining, too_many = self.joining, self.joining[max(self.most_sequences - batch, 0) :]
+            if too_many:
+                joining = joining[: -len(too_many)]
             joined = len(joining)
             preempts = frees = False
             if self.late:
@@ -275,18 +294,19 @@ class Engine:
             elif room < 0 and batch:
                 preempts = self._make_room(system)
                 frees = self.late > 0
-            self.starved = bool(self.inbound)
+            self.starved = bool(self.inbound) and not self.is_full
             prefill = context_sum = tokens_in = 0.0
             if preempts:  # vLLM then admits no request in this step
                 batch, joined, self.starved = len(running), 0, True
-                self.joining, self.told = joining + self.told, []
+                self.joining, self.told = self.joining + self.told, []
             else:
                 if self.waiting:
                     prefill, context_sum, tokens_in = self._prefill(self.step_tokens - batch, system, now_s)
                 if joined or self.told:
-                    self.joined, self.joining, self.told = joining, self.told, []
+                    self.joined, self.joining, self.told = joining, too_many + self.told, []
                     self.coming -= joined
-            between_steps = frees or (in_flight and (self.seen or self.joining or self.unscheduled))
+            join_next = len(self.joining) > len(too_many)
+            between_steps = frees or (in_flight and (self.seen or join_next or self.unscheduled))
             self.unscheduled = 0
             if self.late:
                 self.late = self.outside + self.outside_before
@@ -365,7 +385,7 @@ class Engine:
         tokens of the prompts that begin."""
         total = context_sum = entered_tokens = 0.0
         waiting, prefilled, batch = self.waiting, self.prefilled, len(self.running)
-        room, block, window_tokens = MAX_SEQUENCES - batch, self.block_tokens, self.window_tokens
+        room, block, window_tokens = self.most_sequences - batch, self.block_tokens, self.window_tokens
         most_held = self.usable - self.late - block * batch
         while len(waiting) > self.unscheduled and budget > 0 and room > 0:
             head = waiting[0]

@@ -37,7 +37,7 @@ from pdlab.core.engine_cache import EngineCache
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Closed, Level, Replay, Workload
 from pdlab.roles.prefixes import CHUNK_TOKENS
-from pdlab.sim.engine import Engine, PendingPrefill, PrefixCache
+from pdlab.sim.engine import Engine, PendingPrefill, PrefixCache, most_sequences_of
 from pdlab.sim.fluid import REPORT_EVERY_S, Controller, FluidPool, SentPrompt
 from pdlab.sim.hand_over import hand_over_of
 from pdlab.sim.hardware import Hardware
@@ -126,6 +126,7 @@ def engines_of(
             receives=transport is not None,
             block_tokens=own.block_tokens,
             window=(shape.sliding_window or 0) if own.hybrid_kv else 0,
+            most_sequences=most_sequences_of(pool),
             steps_in_flight=own.steps_in_flight,
             hand_over=waits,
         )
@@ -200,7 +201,7 @@ class System(Stepping):
         self.hardware, self.shape, self.block_tokens = hardware, shape, hardware.block_tokens
         self.repeated, self.hit_rate = prompts == "repeated", prefix_hit_rate
         topology = deployment.topology
-        pools = deployment.pools
+        pools = deployment.with_engine_kwargs({}).pools if deployment.engine_kwargs else deployment.pools
         self.engines = {role: self._engines(pool, role) for role, pool in pools.items()}
         self.all_engines = [engine for engines in self.engines.values() for engine in engines]
         self.caches: dict[Engine, EngineCache] = {}

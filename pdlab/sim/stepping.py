@@ -149,6 +149,8 @@ class Stepping(EngineSurroundings):
     def _post(self, decoder: Engine, now_s: float) -> None:
         if decoder.waiting and (decoder.waiting[0].preempted or decoder.waiting[0].held):
             return  # vLLM first schedules what it preempted; a part of a prompt takes the whole step
+        if decoder.is_full:
+            return
         block = decoder.block_tokens
         while decoder.inbound:
             request = decoder.inbound[0]

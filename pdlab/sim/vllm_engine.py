@@ -20,7 +20,7 @@ from pdlab.core.deployment import Deployment, Fluid, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Level, Workload
 from pdlab.guard import first_token
-from pdlab.sim.engine import MAX_SEQUENCES, Engine, PrefixCache
+from pdlab.sim.engine import Engine, PrefixCache, most_sequences_of
 from pdlab.sim.hand_over import hand_over_of
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.kv_transfer import LinkKind
@@ -124,7 +124,7 @@ class VllmEngine(Engine):
         starved = (
             bool(self.scheduler.waiting)
             and output.total_num_scheduled_tokens < self.step_tokens
-            and len(self.scheduler.running) < MAX_SEQUENCES
+            and len(self.scheduler.running) < self.most_sequences
         )
         step = ScheduledStep(output, sampled, self.received if self.hand_over.known else set(), self.sent, starved)
         self.news = bool(output.total_num_scheduled_tokens or self.received or step.sent)
@@ -204,7 +204,15 @@ class VllmSystem(System):
         costs = steps_of(self.hardware, self.shape, pool)
         capacity = kv_capacity_tokens(self.hardware, self.shape, pool)
         waits = hand_over_of(self.deployment.transport)
-        made = partial(VllmEngine, parts, costs, capacity, self.hardware.step_tokens, hand_over=waits)
+        made = partial(
+            VllmEngine,
+            parts,
+            costs,
+            capacity,
+            self.hardware.step_tokens,
+            hand_over=waits,
+            most_sequences=most_sequences_of(pool),
+        )
         return [made(prefills_only=role == "prefill") for _ in range(pool.ranks)]
 
     def _begin(self, level: Level, workload: Workload, trace: Trace | None) -> None:

@@ -16,7 +16,7 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.model_size import full_layers, kv_bytes_per_token_layer, kv_copies
-from pdlab.sim.engine import MAX_SEQUENCES
+from pdlab.sim.engine import most_sequences_of
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.step_time import kv_capacity_tokens, kv_pool_bytes
 
@@ -77,7 +77,7 @@ def scheduler_parts(
     transfer = role and KVTransferConfig(
         kv_connector="SimulatedConnector", kv_connector_module_path=CONNECTOR, kv_role=role
     )
-    config = _config(hardware, shape, capacity, transfer)
+    config = _config(hardware, shape, capacity, most_sequences_of(pool), transfer)
     config.scheduler_config.async_scheduling = asynchronous
     groups = get_kv_cache_groups(config, _kv_specs(hardware, shape, pool))
     # Groups share one pool of blocks; a block has a page of every layer of the largest group.
@@ -115,7 +115,7 @@ def scheduler_parts(
     return SchedulerParts(make, request, config.max_concurrent_batches)
 
 
-def _config(hardware: Hardware, shape: ModelShape, capacity: int, transfer: Any) -> Any:
+def _config(hardware: Hardware, shape: ModelShape, capacity: int, most_sequences: int, transfer: Any) -> Any:
     """A `VllmConfig` of a model of that shape, without weights or tokenizer. Raises UsageError."""
     from pdlab.sim.vllm_names import EngineArgs
 
@@ -146,7 +146,7 @@ def _config(hardware: Hardware, shape: ModelShape, capacity: int, transfer: Any)
             block_size=hardware.block_tokens,
             max_model_len=max(min(shape.max_context, capacity), 1),
             max_num_batched_tokens=hardware.step_tokens,
-            max_num_seqs=MAX_SEQUENCES,
+            max_num_seqs=most_sequences,
             enable_chunked_prefill=True,
             enable_prefix_caching=True,
             disable_hybrid_kv_cache_manager=not hardware.hybrid_kv,

@@ -88,6 +88,18 @@ class TestAgreement:
         assert tuple(figures(other)) == pytest.approx(tuple(figures(one)), rel=within)
         assert sum(other.computed_tokens) == pytest.approx(sum(one.computed_tokens), rel=max(within, 0.02))
 
+    @pytest.mark.parametrize(("steps_in_flight", "within"), [(1, 0.02), (2, 0.05)], ids=["sync", "async"])
+    @pytest.mark.parametrize("label", ["collocated-1xtp2", "pd-spread-p1xtp2-d1xtp2"])
+    def test_full_batches(self, label: str, steps_in_flight: int, within: float) -> None:
+        """Twice as many requests are in flight as may run. With two steps in flight vLLM's next step is scheduled
+        before it knows that a sequence has ended, and the simulator's is not."""
+        few = Deployment(topology=parse_label(label)).with_engine_kwargs({"max_num_seqs": 6})
+        levels = [Level(load=Closed(concurrency=12), num_requests=60, seed=0)]
+        one, other = both(few, LONG, levels, steps_in_flight=steps_in_flight)
+        assert tuple(figures(other)) == pytest.approx(tuple(figures(one)), rel=within)
+        free, _ = both(Deployment(topology=parse_label(label)), LONG, levels, steps_in_flight=steps_in_flight)
+        assert figures(one).ttft_s > figures(free).ttft_s + 0.5 * (figures(one).tpot_s or 0.0) * 250
+
     @pytest.mark.parametrize("hardware", [HARDWARE, HYBRID], ids=["full", "hybrid"])
     @pytest.mark.parametrize("label", ["collocated-1xtp1", "pd-spread-p1xtp1-d1xtp2"])
     def test_prompts_that_a_small_cache_has_evicted(self, label: str, hardware: Any) -> None:

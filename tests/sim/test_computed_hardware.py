@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pdlab.core.catalog import known_gpus, require_shape
-from pdlab.core.deployment import Collocated, Deployment, Pool
+from pdlab.core.deployment import Collocated, Deployment, Pool, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.core.model_size import kv_bytes_per_token_layer
 from pdlab.core.workload import Closed, Level, Workload
@@ -154,6 +154,20 @@ def test_a_level_without_ray_has_the_time_of_its_steps() -> None:
     assert tpot_s == pytest.approx(10e-3 + host_s + 7e-6)
     path_s = 10e-3 + 1000 * 5e-6
     assert ttft_s == pytest.approx(path_s + 10e-3 + 1000e-6 + host_s)
+
+
+@pytest.mark.usefixtures("ten_ms")
+def test_without_ray_a_request_of_two_pools_has_a_longer_path() -> None:
+    hardware = computed("H200", "vllm", "0.18", bare=True)
+    level = Level(load=Closed(concurrency=1), num_requests=4, seed=0)
+    workload = Workload(input_tokens=1000, output_tokens=100)
+    ttfts_s = [
+        figures(simulate(Deployment(topology=topology), [level], workload, hardware, GPT_OSS)[0]).ttft_s
+        for topology in (Collocated(pool=TP4), parse_label("pd-spread-p1xtp4-d1xtp4"))
+    ]
+    longer_s = 1e-3 * (hardware.value("pd_overhead_ms") - hardware.value("overhead_ms"))
+    assert longer_s > 0.05
+    assert ttfts_s[1] - ttfts_s[0] == pytest.approx(longer_s, abs=0.04), "and decode's steps, and the transfer"
 
 
 @pytest.mark.usefixtures("ten_ms")

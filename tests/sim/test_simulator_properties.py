@@ -55,6 +55,25 @@ def test_requests_have_the_lengths_that_a_sweep_would_draw(load: Load, text: str
         assert rates == pytest.approx(tuple(40 * mean / done.duration_s for mean in run.asked_tokens))
 
 
+@pytest.mark.parametrize("everywhere", [True, False])
+@pytest.mark.parametrize("label", ["collocated-1xtp2", "pd-spread-p1xtp4-d1xtp2"])
+def test_requests_beyond_the_batch_wait_for_a_sequence(label: str, everywhere: bool) -> None:
+    """Little's law: of 12 requests in flight 4 decode, and the others wait. It is not KV memory that they wait for."""
+    topology, limit = parse_label(label), {"max_num_seqs": 4}
+    deployment = Deployment(topology=topology, engine_kwargs=limit)
+    if not everywhere:
+        role = "pool" if isinstance(topology, Collocated) else "decode"
+        pool = getattr(topology, role).model_copy(update={"engine_kwargs": limit})
+        deployment = Deployment(topology=topology.model_copy(update={role: pool}))
+    level = Level(load=Closed(concurrency=12), num_requests=120, seed=0)
+    (full,) = simulate(deployment, [level], WORKLOAD, HARDWARE, SHAPE)
+    tpot_s, ttft_s, rate = figures(full)
+    assert tpot_s is not None and full.kv_full == 0
+    assert 3.4 < rate * (WORKLOAD.output_tokens - 1) * tpot_s <= 4
+    (free,) = simulate(Deployment(topology=topology), [level], WORKLOAD, HARDWARE, SHAPE)
+    assert ttft_s > 3 * figures(free).ttft_s
+
+
 @pytest.mark.parametrize("label", ["collocated-4xtp2", "pd-spread-p1xtp4-d4xtp2", "pd-pack-p2xtp2-d4xtp1"])
 def test_direct_streaming_gives_every_replica_one_of_as_many_requests(label: str) -> None:
     """In turn, so that none decodes beside another; two choices have some meet."""
