@@ -31,7 +31,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from support.rank_processes import ProcessRanks  # noqa: E402
 
-from pdlab.transfer.check import RequestSize, TransferPlan, cache_blocks, run_backend  # noqa: E402
+from pdlab.transfer.check import run_backend  # noqa: E402
+from pdlab.transfer.plan import RequestSize, TransferPlan, cache_blocks  # noqa: E402
 from pdlab.transfer.rank.layout import plain_kv_shape  # noqa: E402
 
 BYTES, BLOCK = 256 << 20, 64 << 10

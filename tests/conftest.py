@@ -77,6 +77,16 @@ if UNIT in os.environ:
     collect_ignore = [*STACK]
 
 
+@pytest.fixture
+def tabulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Step times that come from tables come from those of a made-up GPU."""
+    from support.made_up_tables import made_up_tables
+
+    from pdlab.sim import aic
+
+    monkeypatch.setattr(aic, "tabulate", lambda model, system, engine, version, pool, *_: made_up_tables(pool.tp))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     one_of_several = hasattr(config, "workerinput")

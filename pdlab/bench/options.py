@@ -28,8 +28,8 @@ from pdlab.core.settings import (
     Text,
     given_of,
     setting,
+    written_numbers,
 )
-from pdlab.core.text import numbers
 from pdlab.core.workload import LOAD, REQUESTS, Open, Ramp, Slo, Workload
 
 RECOVER_S = 900.0
@@ -209,8 +209,8 @@ def distinct(flag: str, values: list[N]) -> tuple[N, ...]:
     return tuple(values)
 
 
-CONCURRENCIES = Text(parse_concurrencies, lambda values: ",".join(map(str, values)))
-RATES, PER_GPU = Text(parse_rates, numbers), Text(parse_per_gpu, numbers)
+CONCURRENCIES = Text(parse_concurrencies, written_numbers)
+RATES, PER_GPU = Text(parse_rates, written_numbers), Text(parse_per_gpu, written_numbers)
 
 
 class SearchOptions(Frozen):
@@ -297,7 +297,7 @@ class BenchSettings(SweepFlags):
     )
     request_rate: Annotated[tuple[float, ...], RATES] | None = setting(
         None,
-        f"arrivals per second; all = {numbers(ALL_RATES_RPS)}",
+        f"arrivals per second; all = {written_numbers(ALL_RATES_RPS)}",
         LOAD,
         "-r",
         "--request-rate",

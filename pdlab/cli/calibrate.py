@@ -21,8 +21,8 @@ from pdlab.core.exit_code import command
 from pdlab.core.files import write_output
 from pdlab.core.output_paths import check_writable, distinct
 from pdlab.core.schema import to_yaml
-from pdlab.core.settings import Settings, Text, not_given, setting
-from pdlab.core.text import choices, numbers
+from pdlab.core.settings import Settings, Text, not_given, setting, written_numbers
+from pdlab.core.text import choices
 from pdlab.plan.accuracy import (
     METRICS,
     coverage,
@@ -167,7 +167,7 @@ class CalibrateSettings(Settings):
     )
     rounds: Annotated[int, Ge(0)] = setting(12, "rounds of the search", FIT)
     cross_validate: bool = setting(False, "predict each experiment by a fit to the others; takes minutes", FIT)
-    days: Annotated[tuple[float, float, float], Text(_days, numbers)] | None = setting(
+    days: Annotated[tuple[float, float, float], Text(_days, written_numbers)] | None = setting(
         None,
         "median difference, in percent, between measurements of one configuration on different days; widens the "
         "intervals of predictions; coverage is printed with and without it",

@@ -803,14 +803,15 @@ def _plot(
     """Draw measured and predicted curves in one picture, predicted ones with bands. Raises StoreError."""
     from pdlab.analysis.curves import curves
     from pdlab.analysis.view import View
-    from pdlab.plan.pictures import PREDICTED, band_widths, curve_notes
+    from pdlab.plan.pictures import PREDICTED, curve_notes
+    from pdlab.plan.prediction_intervals import factors_90
     from pdlab.report.curve_figure import Band, curve_figure
     from pdlab.report.plots import draw
     from pdlab.report.whole_nodes import counted
 
     bands = {}
     if hardware.error is not None:
-        band = Band(*band_widths(hardware.error))
+        band = Band(*(factor - 1 for factor in factors_90(hardware.error)))
         bands = {curve.experiment.name: band for curve in predicted if not curve.outside}
     # Measured and predicted curves have the same labels: a word tells them apart.
     drawn = [

@@ -11,7 +11,7 @@ from pdlab.core.command_lines import command_line
 from pdlab.core.commands import PDLAB
 from pdlab.core.exit_code import command
 from pdlab.core.settings import Seconds, Settings, setting
-from pdlab.core.text import gigabytes
+from pdlab.core.text import byte_size
 
 MISSING = 3
 
@@ -70,7 +70,7 @@ def line(name: str, source: str, node: dict[str, Any]) -> str:
             f"{node['folder']}){error}"
         )
     if not missing:
-        return f"{name} ({node['host']}): {source} is there, {gigabytes(node['bytes'])} in {node['folder']}{error}"
+        return f"{name} ({node['host']}): {source} is there, {byte_size(node['bytes'])} in {node['folder']}{error}"
     shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
     return f"{name} ({node['host']}): MISSING of {source}: {shown}{error}"
 

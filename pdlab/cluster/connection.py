@@ -21,9 +21,8 @@ from pdlab.cluster.namespaces import INSIDE
 from pdlab.cluster.ray_names import SERVICES, STATE, TOKEN
 from pdlab.core.catalog import gpu_type_of
 from pdlab.core.commands import PDLAB
-from pdlab.core.errors import ClusterError
+from pdlab.core.errors import ClusterError, first_line
 from pdlab.core.nodes import NODE_ID_LABEL, NODE_NAME_LABEL, ClusterNode, ClusterView, Nic
-from pdlab.core.text import first_line
 from pdlab.remote.node import machine_facts
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,11 @@ from pdlab.core.commands import module_of, python_words, typed
 from pdlab.core.settings import Settings, flag_names, settings_of, words_of
 
 # Command -> the module of its settings, if that is not the command's own: it loads faster.
-_SETTINGS = {"bench": "pdlab.bench.options", "launch": "pdlab.deploy.options"}
+_SETTINGS = {
+    "bench": "pdlab.bench.options",
+    "check-transfer": "pdlab.transfer.options",
+    "launch": "pdlab.deploy.options",
+}
 
 
 def flag_words(command: str, /, **fields: Any) -> tuple[str, ...]:

@@ -20,8 +20,8 @@ class CompiledTemplates(jinja2.BytecodeCache):
 
     def __init__(self, sources: tuple[Path, ...]) -> None:
         states = [path.stat() for path in sources]
-        told = (jinja2.__version__, [(state.st_mtime_ns, state.st_size) for state in states])
-        self._made_from = hashlib.sha256(repr(told).encode()).digest()
+        origin = (jinja2.__version__, [(state.st_mtime_ns, state.st_size) for state in states])
+        self._made_from = hashlib.sha256(repr(origin).encode()).digest()
 
     def get_cache_key(self, name: str, filename: str | None = None) -> str:
         """The template's name and a hash of its path, because folders have templates of the same name."""

@@ -752,7 +752,7 @@ class Deployment(Frozen):
         return self
 
     @model_validator(mode="after")
-    def _the_guard_brings_its_scheduler(self) -> Deployment:
+    def _the_guard_has_its_own_scheduler(self) -> Deployment:
         if self.transport is not None and self.transport.kv_guard:
             for role, pool in self.pools.items():
                 if "scheduler_cls" in {**self.engine_kwargs, **pool.engine_kwargs}:

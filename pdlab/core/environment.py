@@ -7,6 +7,7 @@ name: no file, command line or manifest of pdlab has its value.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
@@ -114,3 +115,9 @@ def _value(name: str, environ: Mapping[str, str], flag: str) -> str:
         other = "" if is_secret(name) else f", or give {flag} {name}=VALUE"
         raise UsageError(f"{flag} {name}: the launcher's environment has no {name}: export it{other}")
     return environ[name]
+
+
+def shell_assignments(variables: Mapping[str, str]) -> str:
+    """``NAME=VALUE NAME='TWO WORDS'``, for a shell before a command or after export. The name stays outside the quotes,
+    because a shell runs a quoted first word as the command."""
+    return " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())

@@ -84,3 +84,8 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return "not UTF-8 text"
     return getattr(error, "strerror", None) or str(error)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message that is not blank, stripped; without one the exception's type."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

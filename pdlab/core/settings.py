@@ -10,7 +10,7 @@ import argparse
 import math
 import operator
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -146,7 +146,7 @@ class FlagsOf:
     flags, in place of the fields' own. ``prefix``: prefix of each flag, such as ``p-``. ``leave_out``: fields without a
     flag in this command; ``only``: the fields with one (empty: all). ``otherwise``: this command's defaults in words.
     ``needs``: the command's field without which the flags have no effect. ``advanced``: fields whose flags
-    only --help-all shows, beside those whose own declaration tells so. ``over_file``: the flags replace values of a
+    only --help-all shows, beside those whose own declaration has it. ``over_file``: the flags replace values of a
     file, so the help names the file as their default.
     """
 
@@ -168,9 +168,9 @@ class FlagsOf:
                 yield each
 
 
-def written_numbers(values: Sequence[int]) -> str:
-    """Whole numbers separated by commas, as `pdlab.core.arguments.numbers` reads them."""
-    return ",".join(map(str, values))
+def written_numbers(values: Iterable[float]) -> str:
+    """``1,2.5``: numbers as a flag's value."""
+    return ",".join(f"{value:.12g}" for value in values)
 
 
 Numbers = Annotated[tuple[int, ...], Text(numbers, written_numbers)]
@@ -228,13 +228,13 @@ serving_port = partial(setting, defaults.PORT, "port to serve on")
 
 class Declared(NamedTuple):
     """A field with its flag. ``path``: the names of its parts, then its own. ``kind``: its type without None and
-    without metadata. ``said``: the metadata."""
+    without metadata."""
 
     path: tuple[str, ...]
     info: FieldInfo
     flag: Flag
     kind: Any
-    said: tuple[Any, ...]
+    metadata: tuple[Any, ...]
 
     @property
     def name(self) -> str:
@@ -267,7 +267,7 @@ class Declared(NamedTuple):
 
     def one(self, kind: type[Any]) -> Any:
         """The metadata of that type; None if there is none."""
-        return next((each for each in self.said if isinstance(each, kind)), None)
+        return next((each for each in self.metadata if isinstance(each, kind)), None)
 
     def in_part(self, name: str, part: FlagsOf) -> Declared:
         """The field as a flag of a command whose part ``name`` has the field's model."""
@@ -297,12 +297,12 @@ def declared(kind: type[BaseModel]) -> tuple[Declared, ...]:
 
 def _fields(kind: type[BaseModel]) -> Iterator[Declared]:
     for name, info in kind.model_fields.items():
-        inner, said = _unwrapped(info.annotation)
-        said = (*said, *info.metadata)
+        inner, metadata = _unwrapped(info.annotation)
+        metadata = (*metadata, *info.metadata)
         if isinstance(info.json_schema_extra, Flag):
-            yield Declared((name,), info, info.json_schema_extra, inner, said)
+            yield Declared((name,), info, info.json_schema_extra, inner, metadata)
             continue
-        part = next((each for each in said if isinstance(each, FlagsOf)), None)
+        part = next((each for each in metadata if isinstance(each, FlagsOf)), None)
         if part is None and isinstance(inner, type) and issubclass(inner, Frozen):
             part = FlagsOf(inner)
         if part is not None:
@@ -363,10 +363,10 @@ def _unwrapped(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
     """The type without None and without its metadata, and the metadata."""
     origin = get_origin(annotation)
     if origin is Annotated:
-        inner, *said = get_args(annotation)
+        inner, *metadata = get_args(annotation)
         kind, more = _unwrapped(inner)
-        bounds = (rule for each in said if isinstance(each, FieldInfo) for rule in each.metadata)
-        return kind, (*said, *bounds, *more)
+        bounds = (rule for each in metadata if isinstance(each, FieldInfo) for rule in each.metadata)
+        return kind, (*metadata, *bounds, *more)
     if origin in (Union, types.UnionType):
         kinds = [part for part in get_args(annotation) if part is not type(None)]
         if len(kinds) == 1:
@@ -503,7 +503,7 @@ def _reader(each: Declared) -> Callable[[str], Any]:
 def _whole_number_reader(each: Declared) -> Callable[[str], int]:
     low = bound.ge if (bound := each.one(Ge)) else 0
     high = bound.le if (bound := each.one(Le)) else None
-    noun = said.text if (said := each.one(Noun)) else "a whole number"
+    noun = own.text if (own := each.one(Noun)) else "a whole number"
     limits = f"of at least {low}" if high is None else f"from {low} to {high}"
     return partial(
         checked_whole_number, low=low, high=10**18 - 1 if high is None else high, expected=f"{noun} {limits}"
@@ -512,7 +512,7 @@ def _whole_number_reader(each: Declared) -> Callable[[str], int]:
 
 def _number_reader(each: Declared) -> Callable[[str], float]:
     """Reads a number in the unit of the flag, within the bounds of the field."""
-    noun = said.text if (said := each.one(Noun)) else "a number"
+    noun = own.text if (own := each.one(Noun)) else "a number"
     factor = per.factor if (per := each.one(PerUnit)) else 1
     above, least, below, most = (each.one(bound) for bound in (Gt, Ge, Lt, Le))
     rules = [("above", operator.gt, above.gt)] if above else [("from", operator.ge, least.ge)] if least else []

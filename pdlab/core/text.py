@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
 # Sums of the same numbers in different orders differ by less than this.
@@ -63,27 +62,17 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
 
 
-def numbers(values: Iterable[float]) -> str:
-    """``1,2.5``, as a flag's value."""
-    return ",".join(f"{value:g}" for value in values)
-
-
 def ms(seconds: float | None, specification: str = ".1f") -> str:
     """``12.3``, in milliseconds; ``-`` if it is unknown."""
     return "-" if seconds is None else format(1000 * seconds, specification)
 
 
-def gigabytes(count: float) -> str:
-    """``12.3 GB``, of bytes."""
-    return f"{count / 1e9:.1f} GB"
-
-
-def bytes_shown(count: int) -> str:
-    """``1.573 MB``: bytes with four digits in the largest unit."""
+def byte_size(count: float, digits: int = 3) -> str:
+    """``1.57 MB``: bytes with so many digits, in the largest unit."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= factor:
-            return f"{count / factor:.4g} {unit}"
-    return f"{count} B"
+            return f"{rounded(count / factor, digits):.12g} {unit}"
+    return f"{count:.0f} B"
 
 
 def last_line(text: str) -> str:
@@ -91,21 +80,10 @@ def last_line(text: str) -> str:
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an exception's message that is not blank, stripped; without one the exception's type."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
 def printable(text: str) -> str:
     """The text with escapes in place of ends of lines, control characters, and bytes of a file's name that are no
     UTF-8."""
     return "".join(char if char.isprintable() or char in _SPACES else repr(char)[1:-1] for char in text)
-
-
-def shell_assignments(variables: Mapping[str, str]) -> str:
-    """``NAME=VALUE NAME='TWO WORDS'``, for a shell before a command or after export. The name stays outside the quotes,
-    because a shell runs a quoted first word as the command."""
-    return " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
 
 
 def plain(value: float) -> str:

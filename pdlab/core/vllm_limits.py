@@ -12,6 +12,14 @@ from pdlab.core.nodes import Placement
 LENGTH_STEP = 1024  # of every max_model_len that pdlab chooses or proposes
 
 
+def check_request_fits(shape: ModelShape, request_tokens: int) -> None:
+    """Raises UsageError if a request is longer than the model's context."""
+    if request_tokens > shape.max_context:
+        raise UsageError(
+            f"{shape.name} takes {shape.max_context} tokens of context; a request has {request_tokens}: shorten it"
+        )
+
+
 def check_divisibility(deployment: Deployment, shape: ModelShape | None) -> list[str]:
     """Check vLLM 0.29's rules on TP and PP degrees. Returns warnings. Raises UsageError.
 

@@ -12,7 +12,7 @@ from pdlab.cluster import local_nodes, machine
 from pdlab.cluster.machine import Machine
 from pdlab.core import defaults
 from pdlab.core.errors import UsageError, reason_of
-from pdlab.core.text import counted, gigabytes
+from pdlab.core.text import byte_size, counted
 
 PORT = defaults.PORT
 ENGINES = 2
@@ -41,7 +41,7 @@ def refuse_if_too_small(host: Machine, folders: Sequence[Path]) -> None:
     free = host.memory_free_bytes
     if free is not None and free < MEMORY_NEED_BYTES:
         raise UsageError(
-            f"{gigabytes(free)} of memory are free, but the demo needs at least {MEMORY_NEED_BYTES / 1e9:.0f} GB "
+            f"{byte_size(free)} of memory are free, but the demo needs at least {MEMORY_NEED_BYTES / 1e9:.0f} GB "
             f"for Ray, {ENGINES} engines and the load generator; end other programs, or raise the "
             "container's memory limit"
         )
@@ -49,7 +49,7 @@ def refuse_if_too_small(host: Machine, folders: Sequence[Path]) -> None:
         left = machine.disk_free_bytes(folder)
         if left is not None and left < DISK_NEED_BYTES:
             raise UsageError(
-                f"{gigabytes(left)} of disk are free for {folder}, but the demo needs {DISK_NEED_BYTES / 1e9:.0f} GB; "
+                f"{byte_size(left)} of disk are free for {folder}, but the demo needs {DISK_NEED_BYTES / 1e9:.0f} GB; "
                 "free some, or choose other folders with --out, $PDLAB_CACHE_DIR, $TMPDIR"
             )
 
@@ -83,8 +83,8 @@ def choose(host: Machine, requested: tuple[int, ...] | None) -> Choice:
         )
     if host.memory_free_bytes is not None and host.memory_free_bytes < MEMORY_PEAK_BYTES:
         why.append(
-            f"memory is scarce: {gigabytes(host.memory_free_bytes)} are free, and the demo used up to "
-            f"{gigabytes(MEMORY_PEAK_BYTES)} on another machine; the kernel may kill an engine"
+            f"memory is scarce: {byte_size(host.memory_free_bytes)} are free, and the demo used up to "
+            f"{byte_size(MEMORY_PEAK_BYTES)} on another machine; the kernel may kill an engine"
         )
     return Choice(levels, tuple(why))
 
@@ -112,7 +112,7 @@ def describe(host: Machine, out: Path) -> str:
     if host.idle_cores is not None:
         parts[0] += f" ({host.idle_cores:.1f} idle)"
     if host.memory_free_bytes is not None and host.memory_bytes is not None:
-        parts.append(f"{host.memory_free_bytes / 1e9:.1f} of {gigabytes(host.memory_bytes)} memory free")
+        parts.append(f"{host.memory_free_bytes / 1e9:.1f} of {byte_size(host.memory_bytes)} memory free")
     disk = machine.disk_free_bytes(out)
     if disk is not None:
         parts.append(f"{disk / 1e9:.0f} GB disk free")

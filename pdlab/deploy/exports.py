@@ -18,8 +18,8 @@ import yaml
 
 from pdlab.core.commands import typed
 from pdlab.core.deployment import Collocated
+from pdlab.core.environment import shell_assignments
 from pdlab.core.errors import UsageError
-from pdlab.core.text import shell_assignments
 from pdlab.core.version import STACK, __version__
 from pdlab.deploy.export_options import ExportOptions
 from pdlab.deploy.preflight import LIBFABRIC, may_choose

@@ -16,7 +16,7 @@ from pdlab.core.commands import RUN_DOCTOR
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated
 from pdlab.core.errors import DeployError
 from pdlab.core.nodes import NODE_ID_LABEL, ClusterView, Placement, Role
-from pdlab.core.text import gigabytes
+from pdlab.core.text import byte_size
 from pdlab.deploy.serve_config import engine_env
 from pdlab.deploy.wire_proof import planned_wires
 from pdlab.remote import node
@@ -153,7 +153,7 @@ def require_room(deployment: Deployment, view: ClusterView, placement: Placement
         if shm and shm["free_bytes"] < 1e9 * needed_gb:
             raise DeployError(
                 f"--kv-offload-gb {deployment.kv_offload_gb:g} on {name}: its {count} engines need {needed_gb:g} GB of "
-                f"/dev/shm, {gigabytes(shm['free_bytes'])} are free; give fewer, or a larger /dev/shm (containers: "
+                f"/dev/shm, {byte_size(shm['free_bytes'])} are free; give fewer, or a larger /dev/shm (containers: "
                 "--shm-size, Kubernetes: an emptyDir of medium Memory)"
             )
 

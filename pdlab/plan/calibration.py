@@ -2,8 +2,8 @@
 
 Every level of every experiment is simulated as it was measured: with the same counts, order and repeated or fresh
 prompts. A residual r is the logarithm of a simulated figure over the measured one. The figures are mean TPOT, mean TTFT
-and requests/s. If they are known, the median and the 99th percentile of ITL are figures too: they tell decode steps
-from steps with prefill.
+and requests/s. If they are known, the median and the 99th percentile of ITL are figures too: they
+distinguish decode steps from steps with prefill.
 
 The loss is the sum of sqrt(1 + (r / 0.04)^2) - 1. It is quadratic up to 4 % and linear beyond, so that an outlier has
 little weight. A weak pull keeps each constant near its start value: a factor of two counts as a residual of 4 %.

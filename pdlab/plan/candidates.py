@@ -18,7 +18,7 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, PlacementKind, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterView
-from pdlab.core.vllm_limits import check_divisibility
+from pdlab.core.vllm_limits import check_divisibility, check_request_fits
 from pdlab.core.workload import Workload
 from pdlab.placement.copies import copies_of
 from pdlab.plan.rate_matching import RateMatcher, ReplicaUnit, UnitKind
@@ -58,10 +58,7 @@ def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Wo
             for pool in engine_shapes(own, shape, gpus, workload)
         ]
     request = sum(workload.longest)
-    if request > shape.max_context:
-        raise UsageError(
-            f"{shape.name} takes {shape.max_context} tokens of context; a request has {request}: shorten it"
-        )
+    check_request_fits(shape, request)
     node = hardware.gpus_per_node
     within = [Pool(tp=tp) for tp in TP_DEGREES if tp <= node]
     across = [Pool(tp=node, pp=stages) for stages in range(2, 5)]

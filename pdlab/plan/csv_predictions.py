@@ -17,7 +17,7 @@ from pdlab.core import defaults
 from pdlab.core.catalog import ModelShape, require_shape, whole_shape
 from pdlab.core.deployment import Deployment, Disaggregated
 from pdlab.core.errors import UsageError
-from pdlab.core.vllm_limits import check_divisibility
+from pdlab.core.vllm_limits import check_divisibility, check_request_fits
 from pdlab.core.workload import Closed, Level
 from pdlab.plan import prediction_intervals
 from pdlab.plan.csv_rows import PUBLISHED_PROMPTS, RefusedRow, RequestedRow
@@ -193,9 +193,7 @@ def _trial(
     """Simulate the sweep of a row with one seed. Raises UsageError if vLLM would refuse the deployment, or if a request
     does not fit."""
     check_divisibility(row.deployment, shape)
-    request = sum(row.workload.longest)
-    if request > shape.max_context:
-        raise UsageError(f"{shape.name} takes {shape.max_context} tokens of context; a request has {request}")
+    check_request_fits(shape, sum(row.workload.longest))
     link = row.link if isinstance(row.deployment.topology, Disaggregated) else None
     return simulate(
         row.deployment,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pdlab.results.schema import Experiment
 
 Dimension = Literal[
-    "fit",
+    "no fit",
     "errors",
     "model",
     "GPU",
@@ -78,9 +78,9 @@ def outside_fit(
     ``in_flight_per_gpu``: loads, see `pdlab.sim.hardware.FitDomain`."""
     fit = hardware.fit
     if fit is None and hardware.steps is not None:
-        return (OutsideFit("fit", f"no measured run on {hardware.gpu} corrects the tables"),)
+        return (OutsideFit("no fit", f"no measured run on {hardware.gpu} corrects the tables"),)
     if fit is None:
-        return (OutsideFit("fit", f"{hardware.name} was never fitted, or was changed after its fit"),)
+        return (OutsideFit("no fit", f"{hardware.name} was never fitted, or was changed after its fit"),)
     found: list[OutsideFit] = []
 
     def add(dimension: Dimension, value: str, fitted: str) -> None:
@@ -104,8 +104,8 @@ def outside_fit(
         ("PP", {pool.pp for pool in pools}, fit.pp),
         ("DP", {pool.dp for pool in pools}, fit.dp),
     )
-    for dimension, asked, fitted in degrees:
-        others = sorted(asked - set(fitted))
+    for dimension, planned, fitted in degrees:
+        others = sorted(planned - set(fitted))
         if others:
             add(dimension, f"{dimension} {', '.join(map(str, others))}", ", ".join(map(str, fitted)))
     if any(pool.expert_parallel not in fit.expert_parallel for pool in pools):

@@ -25,11 +25,11 @@ from pdlab.plan.candidates import MOST_REPLICAS
 from pdlab.plan.extrapolation import OutsideFit
 from pdlab.plan.fluid_pools import FluidPlan, ServedRate
 from pdlab.plan.planner import Candidate, Plan, ThroughputGain, gain, outside
+from pdlab.plan.prediction_intervals import factors_90
 from pdlab.plan.rate_matching import RateMatcher, Rates
 from pdlab.plan.scattered_blocks import check_line
 from pdlab.plan.scenario import LoadResult, Scenario
 from pdlab.results.slo import bounds_text
-from pdlab.sim.hardware import TO_90
 
 ROWS = 12  # of the ranking
 FIXED_SHOWN = 5  # fixed splits of a fluid pool in the output
@@ -350,8 +350,7 @@ def verdict(plan: Plan, scenario: Scenario) -> PlanVerdict:
 def _sized_for_rate(candidate: Candidate, scenario: Scenario) -> SizedForRate:
     error = scenario.hardware.error
     assert candidate.best is not None and error is not None, "neither is extrapolated"
-    tpot, ttft = (math.exp(TO_90 * value / 100) for value in (error.tpot_percent, error.ttft_percent))
-    holds = scenario.slo.stress_of(candidate.best.columns, tpot, ttft) <= 1
+    holds = scenario.slo.stress_of(candidate.best.columns, *factors_90(error)) <= 1
     return SizedForRate(candidate, sure=holds or not scenario.slo.bounded)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +16,7 @@ from pdlab.plan.open_loop import under_rates
 from pdlab.plan.planner import Candidate, Plan, outside
 from pdlab.plan.scenario import Scenario
 from pdlab.plan.step_findings import step_findings
-from pdlab.sim.hardware import TO_90, FitError, Hardware
+from pdlab.sim.hardware import Hardware
 from pdlab.sim.level import SimulatedLevel, to_run
 
 if TYPE_CHECKING:
@@ -76,13 +75,6 @@ def _experiment(name: str, deployment: Deployment, workload: Workload, levels: I
         ),
         runs=tuple(to_run(level, label, workload) for level in levels),
     )
-
-
-def band_widths(error: FitError) -> tuple[float, float]:
-    """Relative half-widths, of TPOT and of TTFT, of the band around a predicted curve: the median errors, widened from
-    half of the cases to 90 % of them."""
-    tpot, ttft = (math.expm1(TO_90 * percent / 100) for percent in (error.tpot_percent, error.ttft_percent))
-    return tpot, ttft
 
 
 def curve_notes(curves: Sequence[PredictedCurve], hardware: Hardware) -> list[str]:

@@ -32,6 +32,7 @@ from pdlab.placement.copies import copies_of
 from pdlab.plan import open_loop
 from pdlab.plan.candidates import SizedDeployment, engine_shapes, shortlist
 from pdlab.plan.extrapolation import OutsideFit
+from pdlab.plan.prediction_intervals import factors_90
 from pdlab.plan.rate_matching import RateMatcher, unit_of
 from pdlab.plan.scenario import LoadResult, Scenario, crossing_share
 from pdlab.sim.engine import MAX_SEQUENCES
@@ -361,7 +362,7 @@ def gain(candidate: Candidate, baseline: Candidate, scenario: Scenario) -> Throu
 
 def _goodput_errors(candidate: Candidate, scenario: Scenario, error: FitError) -> tuple[float, float]:
     """(fall, rise) of the logarithm of goodput, if latencies are longer or shorter than predicted."""
-    tpot, ttft = (math.exp(TO_90 * percent / 100) for percent in (error.tpot_percent, error.ttft_percent))
+    tpot, ttft = factors_90(error)
     base = capacity(candidate.outcomes, scenario.slo)
     falls, rises = [], []
     for factors in ((tpot, 1.0), (1.0, ttft)):

@@ -21,7 +21,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pdlab.sim.hardware import TO_SD, ErrorParts, FitError
+from pdlab.sim.hardware import TO_90, TO_SD, ErrorParts, FitError
 
 # The uncertainty of the cost of a block that is copied alone: the two levels with a wrapped pool fit 0.7 and 1.5 times
 # the value that is used.
@@ -90,6 +90,18 @@ def half_width(
     days = TO_SD * days_percent / math.sqrt(2)
     shares = (parts.common_percent / 100, parts.level_percent / 100, days / 100, parts.fixed_ms / predicted_ms)
     return NORMAL_90 * math.hypot(*shares, known)
+
+
+class LatencyFactors(NamedTuple):
+    """Factors on TPOT and TTFT."""
+
+    tpot: float
+    ttft: float
+
+
+def factors_90(error: FitError) -> LatencyFactors:
+    """By which 90 % of TPOT and TTFT are longer or shorter than predicted at most: the median errors, widened."""
+    return LatencyFactors(*(math.exp(TO_90 * percent / 100) for percent in (error.tpot_percent, error.ttft_percent)))
 
 
 def of(error: FitError, metric: str, known: float, value: float) -> float:

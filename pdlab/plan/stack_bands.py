@@ -76,7 +76,7 @@ def band_of(
     words = ", ".join(names[each] for each in unseen)
     if hardware.speculation is not None:
         reason = "none of them guesses tokens"
-    reason = reason or _untold(catalog, stack, deployment.mode, unseen)
+    reason = reason or _why_not_like_left_out(catalog, stack, deployment.mode, unseen)
     if reason:
         return no_band(reason)
     medians = {metric: _median(catalog, metric) for metric in catalog.components}
@@ -106,7 +106,7 @@ def _few(catalog: ErrorCatalog, stack: Stack, mode: str) -> str:
     return f"{served or 'none'} of them {'are' if served > 1 else 'is'} {mode} with {stack.engine}"
 
 
-def _untold(catalog: ErrorCatalog, stack: Stack, mode: str, unseen: Sequence[str]) -> str:
+def _why_not_like_left_out(catalog: ErrorCatalog, stack: Stack, mode: str, unseen: Sequence[str]) -> str:
     """Why the errors of left-out stacks are no errors of this stack; empty: they are."""
     if few := _few(catalog, stack, mode):
         return few
@@ -116,7 +116,7 @@ def _untold(catalog: ErrorCatalog, stack: Stack, mode: str, unseen: Sequence[str
         groups = {group_of(each.stack, kind) for each in catalog.served_as(stack)}
         shares = catalog.left_out.get(kind, {})
         if len(groups) < LEAST_LIKE or not shares.keys() >= catalog.components.keys():
-            return f"too few say what bands of a left-out {KINDS[kind]} hold ({len(groups)} of them)"
+            return f"too few show what bands of a left-out {KINDS[kind]} hold ({len(groups)} of them)"
         if (held := min(shares.values())) < NEAR[0]:
             return f"bands of a left-out {KINDS[kind]} held {held:.0%} ({len(groups)} of them)"
     return ""

@@ -148,7 +148,7 @@ class ErrorComponents(Frozen):
     levels of a stack have in common; ``model``, ``gpu``, ``engine``: further where that was not among the stacks that
     the prior comes from. The others are within a stack: what levels of one parallelism, length or load have in common,
     and one level alone. ``fixed_ms``: further of a level, as a time that does not grow with the figure. ``reach``:
-    within how many of the whole standard deviations 90 % of a new stack's errors are; None: too few stacks say so."""
+    within how many of the whole standard deviations 90 % of a new stack's errors are; None: too few stacks show it."""
 
     stack: Annotated[float, Ge(0)]
     model: Annotated[float, Ge(0)]
@@ -163,7 +163,7 @@ class ErrorComponents(Frozen):
 
     def parts(self, unseen: Sequence[str] = ()) -> ErrorParts | None:
         """As intervals of predictions take them: in common to the levels of a configuration, and of one level, as wide
-        as `reach` says. ``unseen``: what of model, GPU and engine no other stack has. None: there is no band."""
+        as `reach` gives. ``unseen``: what of model, GPU and engine no other stack has. None: there is no band."""
         if self.reach is None:
             return None
         wider = self.reach / NORMAL_90

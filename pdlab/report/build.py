@@ -133,14 +133,16 @@ def build_report(
     """
     view = view or View()
     bounds = [parse_bounds(each, view.statistic) if isinstance(each, str) else each for each in at]
-    asked = [parse_slo(each, SLO_QUANTILE) if isinstance(each, str) else each for each in slos]
+    given_slos = [parse_slo(each, SLO_QUANTILE) if isinstance(each, str) else each for each in slos]
     if simulated and not any(isinstance(run.load, Replay) for each in results.experiments for run in each.runs):
         raise UsageError(f"--simulated {simulated[0]}: nothing that is shown is a replay; leave --simulated out")
     if not results.loaded:
         return Report(results, view, remarks=tuple(remarks), notes=results.notes)
     bounds = bounds or bounds_of_files(results, view)
-    asked = asked or list(dict.fromkeys(search.slo for each in results.experiments for search in each.searches))
-    if asked:
+    given_slos = given_slos or list(
+        dict.fromkeys(search.slo for each in results.experiments for search in each.searches)
+    )
+    if given_slos:
         results = results.with_every_request()
     notes = [*results.notes]
     curves = _curves(results, published, notes)
@@ -157,13 +159,13 @@ def build_report(
         curves=shown,
         left_out=tuple(curve.label for curve in curves if not curve.has_role(view)),
         at=tuple(bounds),
-        slo_rankings=tuple(slo_ranking for slo in asked for slo_ranking in goodput.slo_rankings(shown, slo, view)),
+        slo_rankings=tuple(slo_ranking for slo in given_slos for slo_ranking in goodput.slo_rankings(shown, slo, view)),
         price_per_gpu_hour=price_per_gpu_hour,
         remarks=tuple(remarks),
         notes=tuple(notes),
         soaks=tuple(soaks.held(labelled)),
         timelines=tuple(timelines.moving(labelled)),
-        replays=tuple(replays.replays(labelled, asked, simulated)),
+        replays=tuple(replays.replays(labelled, given_slos, simulated)),
         parts=tuple(
             each
             for each in ttft_parts.levels_with_timelines(labelled)

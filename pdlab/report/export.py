@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pdlab.analysis.curves import gpus_of
-from pdlab.core.bounds import Metric
 from pdlab.core.deployment import Collocated, Disaggregated, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.files import replace
@@ -26,9 +25,13 @@ from pdlab.core.text import counted
 from pdlab.core.version import __version__
 from pdlab.core.workload import Closed, Open, Ramp, Replay
 from pdlab.report.load import Results
+from pdlab.results.readers import aiperf
+from pdlab.results.readers.statistics import METRICS
 from pdlab.results.schema import Distribution, Experiment, Run, Summary
 
 AIPERF_SCHEMA, LLMD_SCHEMA = "1.4", "0.2"
+# The readers' names of latencies, by metric.
+AIPERF_NAMES, LLMD_NAMES = ({ours: theirs for theirs, ours in names.items()} for names in (aiperf.METRICS, METRICS))
 
 
 class ExportedLevel(NamedTuple):
@@ -180,12 +183,6 @@ def _aiperf(level: ExportedLevel) -> dict[str, Any]:
         phase = {"type": "gamma", "rate": run.load.rate_rps, "smoothness": run.load.burstiness}
         if run.load.burstiness == 1:
             phase = {"type": "poisson", "rate": run.load.rate_rps}
-    names: dict[Metric, str] = {
-        "ttft": "time_to_first_token",
-        "tpot": "inter_token_latency",
-        "itl": "inter_chunk_latency",
-        "e2el": "request_latency",
-    }
     return {
         "schema_version": AIPERF_SCHEMA,
         "pdlab": level.origin,
@@ -193,7 +190,7 @@ def _aiperf(level: ExportedLevel) -> dict[str, Any]:
         "request_count": figure("requests", whole.completed),
         "error_request_count": figure("requests", run.failed),
         "benchmark_duration": figure("sec", whole.duration_s),
-        **{names[each]: {"unit": "ms", **_in_ms(value)} for each, value in whole.latencies.items()},
+        **{AIPERF_NAMES[each]: {"unit": "ms", **_in_ms(value)} for each, value in whole.latencies.items()},
         "input_sequence_length": figure("tokens", lengths.input, sum=lengths.input * whole.completed),
         "output_sequence_length": figure("tokens", lengths.output, sum=lengths.output * whole.completed),
         "output_token_throughput": figure("tokens/sec", whole.output_tokens_per_s),
@@ -248,14 +245,8 @@ def _llmd(level: ExportedLevel) -> dict[str, Any]:
     else:
         assert isinstance(run.load, Open)
         load = {"rate_qps": run.load.rate_rps}
-    names: dict[Metric, str] = {
-        "ttft": "time_to_first_token",
-        "tpot": "time_per_output_token",
-        "itl": "inter_token_latency",
-        "e2el": "request_latency",
-    }
     latencies = {
-        names[each]: {"units": "s/token" if each in ("tpot", "itl") else "s", **value.statistics_s}
+        LLMD_NAMES[each]: {"units": "s/token" if each in ("tpot", "itl") else "s", **value.statistics_s}
         for each, value in whole.latencies.items()
     }
     prefill, decode = level.pools

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from pdlab.core.rendering import macro
 
 ASSETS = Path(__file__).parent / "assets"
 WORDS = ASSETS / "words.txt"
@@ -18,3 +20,9 @@ class Section(NamedTuple):
     @property
     def text(self) -> str:
         return f"{self.title}\n{self.body}" if self.body else self.title
+
+
+def of_macro(name: str, *facts: Any) -> Section:
+    """The section that a macro of ``sections.txt`` writes: its title, then its body."""
+    title, _, body = macro(ASSETS / "sections.txt", name, *facts).partition("\n")
+    return Section(title, body)

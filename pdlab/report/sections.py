@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pdlab.analysis.comparable import groups
 from pdlab.analysis.crossovers import GroupCrossovers
@@ -12,24 +12,16 @@ from pdlab.analysis.goodput import SloRanking, goodput_at, share_at
 from pdlab.analysis.ttft_breakdown import PARTS
 from pdlab.analysis.view import View
 from pdlab.core.bounds import Bounds
-from pdlab.core.rendering import macro
 from pdlab.report import tables
-from pdlab.report.section import ASSETS, Section
+from pdlab.report.section import Section, of_macro
 from pdlab.report.verdicts import LOOPS, SERVED, lead_factor
 from pdlab.results.slo import bounds_text
-
-SECTIONS = ASSETS / "sections.txt"
 
 
 class SectionFacts(tables.TableFacts):
     """`TableFacts` with the words for a lead."""
 
     lead_factor = staticmethod(lead_factor)
-
-
-def _section(name: str, *facts: Any) -> Section:
-    title, _, body = macro(SECTIONS, name, *facts).partition("\n")
-    return Section(title, body)
 
 
 def slo_section(ranked: SloRanking, curves: Sequence[Curve], view: View) -> Section:
@@ -49,18 +41,18 @@ def slo_section(ranked: SloRanking, curves: Sequence[Curve], view: View) -> Sect
         if (share := share_at(point, ranked.slo)) is not None
         if (rate := goodput_at(point, ranked.slo)) is not None
     ]
-    return _section("slo", ranked, SectionFacts(shown, view), bounds_text(ranked.slo), SERVED[ranked.loop][0], levels)
+    return of_macro("slo", ranked, SectionFacts(shown, view), bounds_text(ranked.slo), SERVED[ranked.loop][0], levels)
 
 
 def crossover_section(each: GroupCrossovers, view: View) -> Section:
     """The best configuration by throughput, with the interval of each change."""
-    return _section("crossovers", each, SectionFacts(each.curves, view), LOOPS[each.kind] if each.kind else "")
+    return of_macro("crossovers", each, SectionFacts(each.curves, view), LOOPS[each.kind] if each.kind else "")
 
 
 def split_section(curves: Sequence[Curve]) -> Section | None:
     """Breakdown of the mean TTFT by engine metrics, in ms, for curves without timelines; None without metrics."""
     rows = [(curve.label, load, split) for curve in curves for (_, load), split in sorted(curve.splits.items())]
-    return _section("breakdown", rows, PARTS) if rows else None
+    return of_macro("breakdown", rows, PARTS) if rows else None
 
 
 class CostRow(NamedTuple):
@@ -91,4 +83,4 @@ def cost_section(
             row.cheapest.append(within and row.cost.per_million[view.throughput_metric].value == least)
     on_gpus = any(curve.gpus.device == "gpu" for curve in curves)
     paid_for = "the whole deployment" if not on_gpus else "whole nodes" if view.count == "nodes" else "the GPUs used"
-    return _section("cost", rows, SectionFacts(curves, view), price_per_gpu_hour, at, paid_for)
+    return of_macro("cost", rows, SectionFacts(curves, view), price_per_gpu_hour, at, paid_for)

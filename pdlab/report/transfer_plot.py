@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from pdlab.report.figure import DASH_DOT, DASHED, DOTTED, Axis, Figure, Line, PlotPanel, rising
 from pdlab.report.style import HUES, MARKERS, SOFT
-from pdlab.transfer.check import BackendResult, TransferPlan
+from pdlab.transfer.check import BackendResult
+from pdlab.transfer.plan import TransferPlan
 from pdlab.transfer.report import NETWORKS
 
 WIDTH, ASIDE = 1.8, 1.3

@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 from pdlab.analysis.loading import Loaded
 from pdlab.analysis.ttft_parts import PartsAround, SlowRequest, TtftParts, shown_parts, ttft_parts
-from pdlab.core.rendering import macro
 from pdlab.core.text import number
 from pdlab.report.figure import Axis, Block, Figure, PlotPanel
-from pdlab.report.section import ASSETS, Section
+from pdlab.report.section import Section, of_macro
 from pdlab.results.store import MANIFEST, Store
 from pdlab.results.timeline import PARTS
 
@@ -90,9 +89,7 @@ def section(levels: Sequence[TtftParts]) -> Section:
     """Parts by curve, load and percentile, in ms, and the largest part of each curve at its highest load."""
     names = shown_parts(levels)
     rows = [_row(level, around, names) for level in levels for around in (*level.around, level.mean)]
-    text = macro(ASSETS / "sections.txt", "ttft_parts", rows, names, levels, sentences(levels))
-    title, _, body = text.partition("\n")
-    return Section(title, body)
+    return of_macro("ttft_parts", rows, names, levels, sentences(levels))
 
 
 def _row(level: TtftParts, around: PartsAround, names: Sequence[str]) -> PartsRow:

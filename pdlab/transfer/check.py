@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, NamedTuple, Protocol
 
 from pdlab.core.errors import TransferError
 from pdlab.core.findings import Finding
 from pdlab.remote.network import RankHost
+from pdlab.transfer.plan import RequestSize, TransferPlan
 from pdlab.transfer.rank.codes import Inspection
 from pdlab.transfer.rank.layout import BlockTable, block_tables, pairs
-from pdlab.transfer.rank.messages import CheckOptions, RankOptions, TransferTimes
+from pdlab.transfer.rank.messages import RankOptions, TransferTimes
 from pdlab.transfer.rank.side_channel import Registration
 from pdlab.transfer.ucx_log import Operation, Wire, failed_modules, parse_table, together, ucx_version, wire_of
 from pdlab.transfer.verdict import CORRUPT, OK, ObservedTransfer, Verdict, judge, notes, traffic_share
@@ -24,50 +25,6 @@ from pdlab.transfer.verdict import CORRUPT, OK, ObservedTransfer, Verdict, judge
 GRACE_S = 5.0  # added to a rank's own timeout, so that the rank can report what it waited for
 PING_S = 2.0
 TOGETHER_S = 0.02  # several initiators start together this long after the call
-SPARE = 1.25  # cache size over the largest request: no transfer may change the rest
-SPARE_BLOCKS = 8
-
-
-@dataclass(frozen=True)
-class RequestSize:
-    """Blocks of each request. ``tokens``: of the prompt with that size; None if the size was given in blocks."""
-
-    blocks: int
-    tokens: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TransferPlan(CheckOptions):
-    """The check to run. ``scattered``: use scattered blocks. ``compare``: move every size with scattered and with
-    contiguous blocks, in turn."""
-
-    strategy: str
-    sizes: tuple[RequestSize, ...]
-    backends: tuple[str, ...] = ("UCX",)
-    concurrent: int = 1
-    repeats: int = 5
-    scattered: bool = True
-    compare: bool = False
-    seed: int = 0
-
-    @property
-    def requests(self) -> int:
-        """Number of requests of the whole run."""
-        return (1 + self.compare) * (self.repeats + 1) * self.concurrent * len(self.sizes)
-
-    def ranks(self, backend: str, vram: bool) -> list[RankOptions]:
-        """All ranks of one run, prefill's first."""
-        common: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(CheckOptions)}
-        return [
-            RankOptions(**common, side=side, rank=rank, requests=self.requests, backend=backend, vram=vram)
-            for side, tp in (("prefill", self.prefill_tp), ("decode", self.decode_tp))
-            for rank in range(tp)
-        ]
-
-
-def cache_blocks(sizes: Sequence[RequestSize], concurrent: int) -> int:
-    """Blocks of a cache for the largest size, with spare blocks that no transfer may change."""
-    return int(max(size.blocks for size in sizes) * concurrent * SPARE) + SPARE_BLOCKS
 
 
 class Ranks(Protocol):

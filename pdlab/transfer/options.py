@@ -15,8 +15,7 @@ from pdlab.core.commands import PLAN, RUN_CHECK_TRANSFER
 from pdlab.core.errors import UsageError
 from pdlab.core.model_size import kv_bytes_per_token_layer
 from pdlab.core.settings import Backends, LocalNodes, Numbers, OneOf, Positive, Seconds, Seed, Settings, Text, setting
-from pdlab.transfer.check import RequestSize, TransferPlan, cache_blocks
-from pdlab.transfer.rank.codes import CodeBook
+from pdlab.transfer.plan import RequestSize, TransferPlan, cache_blocks
 from pdlab.transfer.rank.faults import FAULTS
 from pdlab.transfer.rank.faults import refusal as fault_refusal
 from pdlab.transfer.rank.layout import DTYPE_BYTES, KvShape, model_kv_shape, plain_kv_shape
@@ -142,6 +141,8 @@ def plan_from(settings: CheckTransferSettings) -> TransferPlan:
     found = {"shape": shape, "sizes": sizes, "num_blocks": num_blocks}
     scattered = settings.random_blocks or settings.compare
     plan = TransferPlan(**{name: getattr(settings, name) for name in same} | found, scattered=scattered)
+    from pdlab.transfer.rank.codes import CodeBook  # only a check needs it
+
     try:
         CodeBook(shape, num_blocks, max(plan.prefill_tp, plan.decode_tp), plan.requests)
     except ValueError as error:

@@ -17,10 +17,10 @@ from typing import Any
 
 from pdlab.cluster.connection import Cluster, pinned_to
 from pdlab.cluster.local_nodes import LocalNodes, become_driver, running, start, stop
-from pdlab.core.errors import TransferError
+from pdlab.core.errors import TransferError, first_line
 from pdlab.core.nodes import NODE_ID_LABEL, ClusterView
-from pdlab.core.text import first_line
-from pdlab.transfer.check import BackendResult, TransferPlan, probe_plan, run_backend, wire_unreported, with_wire_of
+from pdlab.transfer.check import BackendResult, probe_plan, run_backend, wire_unreported, with_wire_of
+from pdlab.transfer.plan import TransferPlan
 from pdlab.transfer.rank.actor import RankActor, end_ranks
 from pdlab.transfer.rank.messages import RankOptions
 

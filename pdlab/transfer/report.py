@@ -7,8 +7,9 @@ from statistics import median
 from typing import Any
 
 from pdlab.core.errors import TransferError
-from pdlab.core.text import aligned, bytes_shown, ms
-from pdlab.transfer.check import BackendResult, SizeResult, TransferPlan
+from pdlab.core.text import aligned, byte_size, ms
+from pdlab.transfer.check import BackendResult, SizeResult
+from pdlab.transfer.plan import TransferPlan
 from pdlab.transfer.rank.layout import KvShape
 
 SCHEMA_VERSION = 1
@@ -34,7 +35,7 @@ def for_pd(result: BackendResult, model: KvShape, decode_tp: int) -> PdPredictio
     """Predict with time = bytes of the prompt / bandwidth of the nearest measured size, and rate = 1 / time."""
     decode_tp = min(decode_tp, model.kv_heads)  # with more ranks heads are copied, and each rank reads its own copy
     prompt_bytes = model.request_bytes(model.blocks_of(PROMPT_TOKENS), decode_tp)
-    nearest = min(result.sizes, key=lambda size: abs(size.bytes - prompt_bytes))
+    nearest = min(result.sizes, key=lambda each: abs(each.bytes - prompt_bytes))
     rate = nearest.gb_per_s * 1e9
     seconds = prompt_bytes / rate
     return PdPrediction(model.name, PROMPT_TOKENS, prompt_bytes, nearest.gb_per_s, nearest.bytes, seconds, 1 / seconds)
@@ -48,7 +49,7 @@ def render(plan: TransferPlan, result: BackendResult, model: KvShape, *, verbose
     lines = [
         f"{result.backend}: {plan.strategy}, prefill TP{plan.prefill_tp} on {where['prefill']} -> decode TP"
         f"{plan.decode_tp} on {where['decode']}, {plan.direction}",
-        f"  KV cache of {shape.name}: {shape.regions} regions, {bytes_shown(pages)} per descriptor, "
+        f"  KV cache of {shape.name}: {shape.regions} regions, {byte_size(pages, 4)} per descriptor, "
         f"{'scattered' if plan.scattered else 'contiguous'} blocks, {plan.concurrent} request"
         f"{'s' * (plan.concurrent > 1)} at a time" + (f", UCX {result.ucx_version}" if result.ucx_version else ""),
         f"  cold: handshake {ms(result.handshake_s)} ms, first transfer of the pair {ms(result.cold_s)} ms; "
@@ -179,14 +180,14 @@ def _integrity(result: BackendResult) -> str:
     if corrupt is not None:
         return corrupt.text()
     return (
-        f"{bytes_shown(result.checked_bytes)} compared in {len(result.findings)} checks, every word exact, no change "
+        f"{byte_size(result.checked_bytes, 4)} compared in {len(result.findings)} checks, every word exact, no change "
         "outside the transferred blocks"
     )
 
 
 def _wire(result: BackendResult) -> str:
     counted = ", ".join(f"{nic} {share:.0%}" for nic, share in result.traffic.items()) or "none"
-    counters = f"interfaces counted {counted} of {bytes_shown(result.payload_bytes)}"
+    counters = f"interfaces counted {counted} of {byte_size(result.payload_bytes, 4)}"
     if result.wire is None:
         return counters
     evidence = f"{result.wire.operations} operations" if result.wire.counted else "UCX's candidate for that size"
@@ -195,8 +196,8 @@ def _wire(result: BackendResult) -> str:
 
 def _for_pd(prediction: PdPrediction) -> str:
     return (
-        f"a prompt of {prediction.tokens:,} tokens of {prediction.model} moves {bytes_shown(prediction.bytes)}: "
+        f"a prompt of {prediction.tokens:,} tokens of {prediction.model} moves {byte_size(prediction.bytes, 4)}: "
         f"predicted {ms(prediction.added_ttft_s)} ms more TTFT, and {prediction.saturates_at_rps:.3g} such requests/s "
         f"saturate this wire (at the {prediction.gb_per_s:.3g} GB/s measured with "
-        f"{bytes_shown(prediction.measured_bytes)})"
+        f"{byte_size(prediction.measured_bytes, 4)})"
     )

@@ -15,8 +15,9 @@ from pdlab.core.settings import parse
 from pdlab.remote.network import Interface, RankHost
 from pdlab.report import paper
 from pdlab.report.transfer_plot import figure as transfer_figure
-from pdlab.transfer.check import BackendResult, RequestSize, SizeResult, TransferPlan, worst_code
+from pdlab.transfer.check import BackendResult, SizeResult, worst_code
 from pdlab.transfer.options import CheckTransferSettings, kv_shape, plan_from
+from pdlab.transfer.plan import RequestSize, TransferPlan
 from pdlab.transfer.rank.codes import Inspection
 from pdlab.transfer.report import as_json, for_pd, render, result_json
 from pdlab.transfer.ucx_log import UcxLane, Wire

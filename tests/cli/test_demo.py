@@ -267,12 +267,12 @@ def test_what_it_chooses(here: Machine, levels: tuple[int, ...], reason: str) ->
 
 def test_scarce_memory_is_said() -> None:
     reasons = " ".join(choice.choose(IDLE._replace(memory_free_bytes=5 * 10**9), None).why)
-    assert "memory is scarce: 5.0 GB are free" in reasons
+    assert "memory is scarce: 5 GB are free" in reasons
     assert "memory" not in " ".join(choice.choose(IDLE, None).why)
 
 
 REFUSED = [
-    ("memory", {"memory_free_bytes": 3 * 10**9}, [], ["3.0 GB of memory are free", "needs"]),
+    ("memory", {"memory_free_bytes": 3 * 10**9}, [], ["3 GB of memory are free", "needs"]),
     ("levels", {}, ["-c", "0"], ["--concurrency", "0"]),
     ("port", {}, ["--port", "70000"], ["--port", "70000"]),
     ("flag", {}, ["--levels", "3"], ["--levels"]),
@@ -296,7 +296,7 @@ def test_low_disk_is_refused(fake: Fake, capsys: pytest.CaptureFixture[str], mon
     usage = shutil._ntuple_diskusage(10**10, 10**10, 10**8)  # type: ignore[attr-defined]
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     assert fake.run({}) == 2
-    assert "0.1 GB of disk are free" in capsys.readouterr().err
+    assert "100 MB of disk are free" in capsys.readouterr().err
 
 
 def test_what_is_served_is_not_taken_down(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:

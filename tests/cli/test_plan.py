@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 from support import folders
 from support import records as made
+from support.plans import HARDWARE, MODEL, SHAPE, nodes, scenario
 
 from pdlab.analysis.goodput_map import GoodputMap
 from pdlab.analysis.regimes import ThroughputPoint, stretches
 from pdlab.cli import bench, launch, plan, viz
-from pdlab.core.catalog import ModelShape, load_cluster, load_model
+from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Deployment, Disaggregated, Pool, launch_words, parse_label
-from pdlab.core.nodes import ClusterView
 from pdlab.core.settings import parse
 from pdlab.core.workload import Open, Slo, Workload
 from pdlab.placement.copies import copies_of
@@ -33,10 +33,9 @@ from pdlab.plan.candidates import SizedDeployment, engine_shapes, shortlist, uni
 from pdlab.plan.facts import regimes
 from pdlab.plan.planner import capacity, evaluate, gain, sized_deployment
 from pdlab.plan.rate_matching import RateMatcher, ReplicaUnit
-from pdlab.plan.scenario import Scenario
 from pdlab.results.schema import Manifest
 from pdlab.results.store import Store
-from pdlab.sim.hardware import FitError, Hardware, load_hardware
+from pdlab.sim.hardware import FitError
 
 CONFIGURATIONS = """\
 mode,num,tp,p_num,p_tp,d_num,d_tp,concurrency,num_prompts,note
@@ -45,27 +44,6 @@ pd-pack,,,1,2,2,2,16,80,b
 pd-spread,,,1,4,1,4,8,40,c
 collocated,4,2,,,,,16,80,d
 """
-
-
-def shape(name: str = "gpt-oss-120b") -> ModelShape:
-    model = load_model(name)
-    assert model is not None
-    return model
-
-
-def hardware() -> Hardware:
-    return load_hardware("h100-vllm-0.11")
-
-
-def nodes(count: int) -> ClusterView:
-    base = load_cluster("p5.48xlarge-x2").engine_nodes[0]
-    return ClusterView(
-        nodes=tuple(base.model_copy(update={"id": f"node-{n}", "head": n == 0, "labels": {}}) for n in range(count))
-    )
-
-
-def scenario(seed: int = 0, **bounds: float) -> Scenario:
-    return Scenario(hardware(), shape(), Workload(), Slo(**bounds), seed=seed)
 
 
 def sized(label: str) -> SizedDeployment:
@@ -95,7 +73,7 @@ class TestPredict:
     def test_intervals_are_there_when_the_error_is_known(self, known: bool) -> None:
         error = FitError(tpot_percent=2, ttft_percent=10, requests_per_s_percent=2, points=1, how="")
         rows = csv_rows.read(CONFIGURATIONS, "in.csv")[2][:1]
-        (row,) = csv_predictions.predict(rows, hardware().model_copy(update={"error": error if known else None}))
+        (row,) = csv_predictions.predict(rows, HARDWARE.model_copy(update={"error": error if known else None}))
         for name in ("mean_tpot_ms", "mean_ttft_ms", "requests_per_s"):
             low, value, high = (row[f"predicted_{name}{end}"] for end in ("_low", "", "_high"))
             assert 0 < float(low) < float(value) < float(high) if known else low == high == ""
@@ -131,7 +109,7 @@ def test_runs_are_compared_as_the_model_that_they_are_of(tmp_path: Path, capsys:
     assert plan.main(["--compare", str(path)]) == 0
     output = capsys.readouterr()
     assert "predicted for tiny-gptoss on H100 SXM 80 GB (h100-vllm-0.11) / measured" in output.out and not output.err
-    assert plan.main(["--model", "gpt-oss-120b", "--compare", str(path)]) == 0
+    assert plan.main(["--model", MODEL, "--compare", str(path)]) == 0
     output = capsys.readouterr()
     assert (
         "predicted for gpt-oss-120b on" in output.out and "is of tiny-gptoss, predicted as gpt-oss-120b" in output.err
@@ -154,7 +132,7 @@ def test_what_was_rehearsed_is_not_called_measured(tmp_path: Path, capsys: pytes
     assert " rehearsed" in (text := picture.read_text()) and "rehearsed, measured" not in text
 
 
-def test_cpu_engines_beside_a_gpus_step_times_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cpu_engines_beside_a_gpus_step_times_are_a_note(capsys: pytest.CaptureFixture[str]) -> None:
     path = str(Path(plan.__file__).parents[2] / "bm_results" / "local-pack-vs-spread" / "pack")
     assert plan.main(["--compare", path]) == 0
     assert "pack was measured on engines on CPUs, but h100-vllm-0.11 describes H100" in capsys.readouterr().err
@@ -201,28 +179,28 @@ class TestEnumeration:
         assert copies_of(Deployment(topology=parse_label(label)), nodes(count), 8 * count) == copies
 
     def test_gpus_that_fill_no_node_are_used(self) -> None:
-        kinds = engine_shapes(hardware(), shape(), 12, Workload())
-        assert ReplicaUnit(Pool(tp=4), 3, None, 0) in set(units(kinds, 12, 8, shape()))
+        kinds = engine_shapes(HARDWARE, SHAPE, 12, Workload())
+        assert ReplicaUnit(Pool(tp=4), 3, None, 0) in set(units(kinds, 12, 8, SHAPE))
 
     def test_a_model_that_no_node_holds_gets_whole_nodes(self) -> None:
-        kinds = engine_shapes(hardware(), shape("deepseek-v3"), 96, Workload(input_tokens=2000))
+        kinds = engine_shapes(HARDWARE, require_shape("deepseek-v3"), 96, Workload(input_tokens=2000))
         assert all(kind.gpus >= 16 and kind.gpus % 8 == 0 for kind in kinds)
         assert any(kind.expert_parallel for kind in kinds)
-        pairs = [unit for unit in units(kinds, 96, 8, shape("deepseek-v3")) if unit.decode]
+        pairs = [unit for unit in units(kinds, 96, 8, require_shape("deepseek-v3")) if unit.decode]
         assert pairs and all(unit.prefill.pp == 1 for unit in pairs)
 
     def test_a_unit_has_no_common_factor_and_fits(self) -> None:
-        kinds = engine_shapes(hardware(), shape(), 16, Workload())
-        all_units = list(units(kinds, 16, 8, shape()))
+        kinds = engine_shapes(HARDWARE, SHAPE, 16, Workload())
+        all_units = list(units(kinds, 16, 8, SHAPE))
         assert len(set(all_units)) == len(all_units)
         for unit in all_units:
             assert unit.gpus <= 16
             assert unit.decode is None or math.gcd(unit.prefills, unit.decodes) == 1
 
     def test_a_thousand_gpus_are_planned_too(self) -> None:
-        matcher = RateMatcher(hardware(), shape(), Workload())
-        kinds = engine_shapes(hardware(), shape(), 1000, Workload())
-        chosen, possible = shortlist(matcher, "gpt-oss-120b", nodes(125), 1000, kinds, 0.012, None)
+        matcher = RateMatcher(HARDWARE, SHAPE, Workload())
+        kinds = engine_shapes(HARDWARE, SHAPE, 1000, Workload())
+        chosen, possible = shortlist(matcher, MODEL, nodes(125), 1000, kinds, 0.012, None)
         assert possible > 1000 and 10 < len(chosen) < 50
         assert all(700 <= sized.copies * sized.deployment.gpus <= 1000 for sized in chosen)
 
@@ -230,47 +208,45 @@ class TestEnumeration:
 class TestMatching:
     def test_published_prefill_rate(self) -> None:
         """One TP2 replica of prefill serves about 7 requests/s of 5000 new tokens (docs/model.md)."""
-        alone = RateMatcher(hardware(), shape(), Workload()).rates(Pool(tp=2), Pool(tp=2), 0.012)
+        alone = RateMatcher(HARDWARE, SHAPE, Workload()).rates(Pool(tp=2), Pool(tp=2), 0.012)
         assert 5 < alone.prefill_rps < 9
 
     def test_twice_the_answer_is_half_the_rate(self) -> None:
         one, two = (
-            RateMatcher(hardware(), shape(), Workload(output_tokens=n)).rates(Pool(tp=2), Pool(tp=2), 0.012)
+            RateMatcher(HARDWARE, SHAPE, Workload(output_tokens=n)).rates(Pool(tp=2), Pool(tp=2), 0.012)
             for n in (250, 499)
         )
         assert two.decode_rps == pytest.approx(one.decode_rps / 2, rel=0.1)
 
     def test_short_prompts_share_a_step(self) -> None:
-        matcher = RateMatcher(hardware(), shape(), Workload(input_tokens=100))
+        matcher = RateMatcher(HARDWARE, SHAPE, Workload(input_tokens=100))
         assert matcher.prefill(Pool(tp=2)) > 4 / matcher.prefill_s(Pool(tp=2))
 
     def test_cached_prefixes_are_not_computed(self) -> None:
-        cold, warm = (RateMatcher(hardware(), shape(), Workload(), hit).prefill(Pool(tp=2)) for hit in (0.0, 0.5))
+        cold, warm = (RateMatcher(HARDWARE, SHAPE, Workload(), hit).prefill(Pool(tp=2)) for hit in (0.0, 0.5))
         assert warm > 1.6 * cold
 
     def test_a_tight_ttft_leaves_prefill_idle(self) -> None:
-        shares = [RateMatcher(hardware(), shape(), Workload(), 0, t).share(Pool(tp=2), 2) for t in (0.1, 0.3, 0.6, 3.0)]
+        shares = [RateMatcher(HARDWARE, SHAPE, Workload(), 0, t).share(Pool(tp=2), 2) for t in (0.1, 0.3, 0.6, 3.0)]
         assert shares[0] == 0 and shares == sorted(shares) and 0.9 < shares[-1] < 1
 
     def test_little_s_law_in_the_collocated_formula(self) -> None:
         """Batch = rate x TPOT x tokens, with the TPOT at the bound."""
-        matcher = RateMatcher(hardware(), shape(), Workload())
+        matcher = RateMatcher(HARDWARE, SHAPE, Workload())
         rps, batch = matcher.collocated(Pool(tp=4), 0.012)
         assert batch / (rps * 249) == pytest.approx(0.012, rel=0.05)
 
 
 class TestRanking:
     def test_the_best_is_first_and_the_same_every_time(self) -> None:
-        trials = [
-            planner.plan(scenario(tpot_s=0.012), "gpt-oss-120b", nodes(1), 8, concurrencies=[16, 48]) for _ in range(2)
-        ]
+        trials = [planner.plan(scenario(tpot_s=0.012), MODEL, nodes(1), 8, concurrencies=[16, 48]) for _ in range(2)]
         assert trials[0] == trials[1]
         goodput = [candidate.served_per_gpu for candidate in trials[0].candidates]
         assert goodput == sorted(goodput, reverse=True)
 
     def test_the_best_rate_meets_the_slo_and_a_goodput_never_meets_a_closed_loops_capacity(self) -> None:
         bounded = scenario(tpot_s=0.012, ttft_s=2.0)
-        planned = planner.plan(bounded, "gpt-oss-120b", nodes(1), 8)
+        planned = planner.plan(bounded, MODEL, nodes(1), 8)
         assert planned.loop == "open" and {
             candidate.loop for candidate in (*planned.candidates, *planned.otherwise)
         } == {"open"}
@@ -289,9 +265,9 @@ class TestRanking:
         ranking = facts.ranking(planned, bounded, nodes(1))
         assert ranking.two_loops and ranking.best_screened in planned.screened and not ranking.screened_may_win
 
-    def test_what_was_asked_of_closed_loops_is_called_their_capacity(self) -> None:
+    def test_what_closed_loops_serve_is_called_their_capacity(self) -> None:
         bounded = scenario(tpot_s=0.012)
-        planned = planner.plan(bounded, "gpt-oss-120b", nodes(1), 8, concurrencies=[16, 48])
+        planned = planner.plan(bounded, MODEL, nodes(1), 8, concurrencies=[16, 48])
         assert planned.loop == "closed" and not planned.screened
         ranking = facts.ranking_text(planned, bounded, nodes(1))
         assert "closed-loop capacity/s per GPU" in ranking and "goodput" not in ranking
@@ -351,7 +327,7 @@ class TestRanking:
     def test_what_depends_on_scattered_blocks_is_ranked_by_the_worse_case_and_shown_in_both(self) -> None:
         bounded = scenario(tpot_s=0.012, ttft_s=2.0)
         copied, merged = (
-            planner.plan(replace(bounded, scattered=case), "gpt-oss-120b", nodes(1), 8, concurrencies=[16, 26])
+            planner.plan(replace(bounded, scattered=case), MODEL, nodes(1), 8, concurrencies=[16, 26])
             for case in (True, False)
         )
 
@@ -386,7 +362,7 @@ class TestRanking:
         """Every deployment is looked at up to its own limit, the collocated ones that PD is held against too."""
         for bounds in ({"ttft_s": 0.3}, {"e2el_s": 3.0}):
             view = nodes(2)
-            planned = planner.plan(scenario(**bounds), "gpt-oss-120b", view, 16)
+            planned = planner.plan(scenario(**bounds), MODEL, view, 16)
             assert any(c.collocated and c.best for c in planned.candidates)
             for candidate in (*planned.candidates, *planned.screened):
                 if not any(o.stress <= 1 for o in candidate.outcomes):
@@ -411,29 +387,29 @@ class TestRanking:
     def test_no_load_is_tried_that_engines_do_not_take_into_a_batch(self) -> None:
         """Rate matching without a bound on TPOT gives tens of thousands for answers of one token."""
         deployment = Deployment(topology=parse_label("collocated-1xtp2"))
-        short = replace(scenario(ttft_s=0.3), workload=Workload(input_tokens=16, output_tokens=1))
+        short = scenario(Workload(input_tokens=16, output_tokens=1), ttft_s=0.3)
         loads = planner.ladder(short, SizedDeployment(deployment, 1, matched_rps=400.0, in_flight=60_000.0))
         assert loads[0].load.value == round(0.1 * 1024)
 
     def test_a_rate_takes_as_few_gpus_as_meet_the_slo(self) -> None:
         low, high = (
-            planner.plan(scenario(tpot_s=0.012, ttft_s=2.0), "gpt-oss-120b", nodes(2), 16, rate_rps=rate).candidates[0]
+            planner.plan(scenario(tpot_s=0.012, ttft_s=2.0), MODEL, nodes(2), 16, rate_rps=rate).candidates[0]
             for rate in (2.0, 12.0)
         )
         assert low.best and high.best
         assert low.total_gpus < high.total_gpus <= 16
 
-    def test_an_slo_that_nothing_meets_is_said(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_an_slo_that_nothing_meets(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert plan.main(["--gpus", "4", "--slo-tpot-ms", "0.5", "--concurrency", "8"]) == 0
         out = capsys.readouterr().out
         assert (
             "No deployment meets the SLO" in out and "To measure how far the collocated baseline is from the SLO" in out
         )
 
-    def test_pd_that_does_not_pay_is_said_where_such_lengths_were_fitted(self) -> None:
+    def test_pd_does_not_pay_where_such_lengths_were_fitted(self) -> None:
         """Short prompts and long answers: nothing to keep out of decode's way."""
-        short = replace(scenario(tpot_s=0.015, ttft_s=0.5), workload=Workload(input_tokens=200, output_tokens=500))
-        planned = planner.plan(short, "gpt-oss-120b", nodes(1), 8)
+        short = scenario(Workload(input_tokens=200, output_tokens=500), tpot_s=0.015, ttft_s=0.5)
+        planned = planner.plan(short, MODEL, nodes(1), 8)
         assert facts.verdict(planned, short).code == "extrapolated"
         fit = short.hardware.fit
         assert fit is not None
@@ -452,7 +428,7 @@ class TestRanking:
     def test_nobody_is_named_while_ttft_is_unbounded(self, bounds: dict[str, float]) -> None:
         bounded = scenario(**bounds)
         for loads in ({"concurrencies": [16]}, {"rate_rps": 2.0}):
-            planned = planner.plan(bounded, "gpt-oss-120b", nodes(1), 8, **loads)  # type: ignore[arg-type]
+            planned = planner.plan(bounded, MODEL, nodes(1), 8, **loads)  # type: ignore[arg-type]
             found = facts.verdict(planned, bounded)
             assert found.code == "ttft_unbounded" and found.base is not None and found.base.collocated
             both = replace(planned, slo=Slo(**bounds, ttft_s=2.0))
@@ -468,7 +444,7 @@ class TestGain:
             error = FitError(
                 tpot_percent=percent, ttft_percent=percent, requests_per_s_percent=percent, points=1, how=""
             )
-            advantage = gain(split, base, replace(plain, hardware=hardware().model_copy(update={"error": error})))
+            advantage = gain(split, base, replace(plain, hardware=HARDWARE.model_copy(update={"error": error})))
             assert advantage is not None and advantage.interval is not None
             low, high = advantage.interval
             assert low < advantage.value < high
@@ -589,7 +565,7 @@ class TestHandOver:
 
 
 class TestProgress:
-    def test_what_takes_long_is_told_on_standard_error_alone(
+    def test_what_takes_long_is_on_standard_error_alone(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         moment = itertools.count(step=0.7)

@@ -204,7 +204,7 @@ class TestDamagedRecord:
         assert (cache / "local.yaml").exists()
 
     @pytest.mark.parametrize("kept", ["id", "temp_dir"])
-    def test_shutdown_stops_what_it_still_tells_of(
+    def test_shutdown_stops_the_processes_it_still_lists(
         self, kept: str, cache: Path, nodes: LocalNodes, spawn: Spawn, tmp_path: Path
     ) -> None:
         folder = tmp_path / "pdlab-x"
@@ -222,7 +222,7 @@ class TestDamagedRecord:
         assert not (cache / "local.yaml").exists()
 
     @pytest.mark.parametrize("text", ["", "\0\0\0", "id: ''\ntemp_dir: /\n", "temp_dir: /tmp\n", "id: abc123abc123\n"])
-    def test_shutdown_removes_one_that_tells_of_nothing(self, text: str, cache: Path, spawn: Spawn) -> None:
+    def test_shutdown_removes_one_that_lists_nothing(self, text: str, cache: Path, spawn: Spawn) -> None:
         stranger = spawn(out=cache / "out")
         (cache / "local.yaml").write_text(text)
         assert running_or_salvaged() is None

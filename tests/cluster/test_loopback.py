@@ -68,7 +68,7 @@ def test_haproxy(metrics: str) -> None:
     assert options == ["httplog", "splice-request"], "a client that leaves would take a core"
 
 
-def test_the_raylet_alone_is_told_that_its_agent_serves_nothing() -> None:
+def test_only_the_raylets_command_disables_its_agents_server() -> None:
     started: list[tuple[Any, ...]] = []
     module: Any = SimpleNamespace(
         resolve_ip_for_localhost=None, start_ray_process=lambda *args, **kwargs: started.append((*args, kwargs))

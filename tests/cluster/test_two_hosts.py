@@ -123,7 +123,7 @@ class TestView:
         facts = connection._local_facts()
         assert facts == {"n1": {"host": "pdlab-a", "nic": nic}, "n2": {"host": "pdlab-b", "nic": nic}}
 
-    def test_a_driver_outside_is_told_where_to_go(self) -> None:
+    def test_the_refusal_of_a_driver_outside_names_the_command(self) -> None:
         nodes = LocalNodes(id="x", count=2, gcs_port=1, temp_dir="/nowhere", pids=(), two_hosts=PAIR)
         with (
             pytest.raises(ClusterError, match=r"run the command there: .* two-hosts shell -- COMMAND"),
@@ -244,7 +244,7 @@ class TestRecords:
     @pytest.mark.parametrize(
         ("program", "message"), [("", "it printed nothing"), ("echo >&2; echo broken >&2", "broken")]
     )
-    def test_a_helper_that_ends_at_once_is_told_with_its_last_line(
+    def test_the_error_of_a_helper_that_ends_at_once_has_its_last_line(
         self, program: str, message: str, tmp_path: Path
     ) -> None:
         log = tmp_path / "log"

@@ -48,7 +48,7 @@ def records(count: int) -> list[RequestRecord]:
 
 
 class TestLocks:
-    def test_a_second_one_is_told_who_holds_it(self, tmp_path: Path, other: subprocess.Popen[str]) -> None:
+    def test_the_refusal_of_a_second_one_names_the_holder(self, tmp_path: Path, other: subprocess.Popen[str]) -> None:
         lock = tmp_path / "lock"
         with pytest.raises(UsageError) as caught, locked(lock, "the deployment"):
             pass

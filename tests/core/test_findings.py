@@ -78,7 +78,7 @@ def test_a_finding_has_the_words_of_its_row_and_keeps_its_numbers() -> None:
         found("no such code")
 
 
-def test_a_row_says_its_rule_without_numbers() -> None:
+def test_a_row_has_its_rule_without_numbers() -> None:
     for code, row in CODES.items():
         assert re.fullmatch(r"[a-z_]+", code), code
         assert row.rule and all(name is None for _, name, _, _ in Formatter().parse(row.rule)), code

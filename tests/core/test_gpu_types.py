@@ -16,7 +16,7 @@ def node(**facts: Any) -> ClusterNode:
     return ClusterNode(id="a", gpus=8, **facts)
 
 
-def test_every_file_is_of_other_names_and_says_its_source() -> None:
+def test_every_file_is_of_other_names_and_has_its_source() -> None:
     types = [load_yaml(path, GpuType) for path in sorted((CONFIGS / "gpus").glob("*.yaml"))]
     names = [name for each in types for name in each.names]
     assert len(names) == len(set(names)) == len(known_gpus())
@@ -29,7 +29,7 @@ def test_clusters_that_are_shipped_are_known() -> None:
 
 
 @pytest.mark.parametrize("gpu_type", ["A100", "of-tomorrow", None])
-def test_what_a_type_does_not_say_is_not_known(gpu_type: str | None) -> None:
+def test_what_a_type_does_not_fix_is_not_known(gpu_type: str | None) -> None:
     assert gpu_memory_gb(node(gpu_type=gpu_type)) is None
     assert gpu_memory_gb(node(gpu_type=gpu_type, gpu_memory_gb=40)) == 40
 

@@ -65,7 +65,7 @@ def distributions(draw: st.DrawFn) -> tuple[LengthDistribution, Pair]:
 
 
 @given(distributions(), st.text(max_size=8))
-def test_draws_keep_within_what_is_said_to_be_possible(made: tuple[LengthDistribution, Pair], seed: str) -> None:
+def test_draws_are_within_the_stated_range(made: tuple[LengthDistribution, Pair], seed: str) -> None:
     lengths, nominal = made
     drawn = lengths.draw(nominal, 200, seed)
     assert len(drawn) == 200
@@ -153,7 +153,7 @@ def test_forms_of_a_file_hold_the_same_lengths(tmp_path: Path) -> None:
     assert read_pairs(file_of(tmp_path, PAIRS[1:])) != csv_file
 
 
-def test_what_is_kept_of_a_file_says_that_it_cannot_be_drawn_again(tmp_path: Path) -> None:
+def test_stored_lengths_of_a_file_cannot_be_drawn_again(tmp_path: Path) -> None:
     lengths = read_pairs(file_of(tmp_path))
     kept = Pairs.model_validate_json(lengths.model_dump_json())
     assert kept == lengths and str(tmp_path) not in lengths.model_dump_json()
@@ -164,7 +164,7 @@ def test_what_is_kept_of_a_file_says_that_it_cannot_be_drawn_again(tmp_path: Pat
 @pytest.mark.parametrize(
     "text", ["fixed", "uniform:0.8-1.0", "uniform:0.25-3.0", "lognormal:0.5", "lognormal:2,median,max=9000"]
 )
-def test_what_is_asked_reads_back(text: str) -> None:
+def test_written_lengths_read_back(text: str) -> None:
     lengths = parse_lengths(text)
     assert lengths.flag_value == text and parse_lengths(lengths.flag_value) == lengths
 
@@ -179,7 +179,7 @@ def test_labels() -> None:
     ]
 
 
-def test_what_is_no_distribution_is_told_the_forms() -> None:
+def test_the_refusal_of_no_distribution_has_the_forms() -> None:
     with pytest.raises(UsageError, match="is no distribution of lengths; give fixed, uniform:0"):
         parse_lengths("")
 

@@ -137,5 +137,5 @@ def test_lengths_beside_mixes_are_refused() -> None:
         Workload(input_tokens=7, lengths=parse_mixes(TWO))
 
 
-def test_a_crowd_says_when_it_ends() -> None:
+def test_the_end_of_a_crowd() -> None:
     assert LoadSurge(of="rate", factor=2, at_s=10, for_s=5).ends_s == 15

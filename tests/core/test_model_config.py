@@ -197,7 +197,9 @@ LINEAR = {"linear_num_key_heads": 2, "linear_key_head_dim": 32, "linear_num_valu
         ({"is_encoder_decoder": True}, "an encoder beside the decoder", False),
     ],
 )  # fmt: skip
-def test_what_a_shape_cannot_say_is_named(keys: dict[str, Any], what: str, countable: bool, tmp_path: Path) -> None:
+def test_what_no_field_of_a_shape_holds_is_named(
+    keys: dict[str, Any], what: str, countable: bool, tmp_path: Path
+) -> None:
     model = folder(tmp_path / "model", {**LLAMA, **keys})
     found = resolve_model(model).shape
     assert found is not None and found.unknown == (what,)

@@ -38,7 +38,7 @@ def test_the_shape_is_that_of_the_model_that_model_id_names(model: str, name: st
 
 
 @pytest.mark.parametrize("name", ["prod", "org/unknown-model"])
-def test_a_name_that_says_nothing_leaves_the_shape_unknown(name: str) -> None:
+def test_a_name_of_no_model_leaves_the_shape_unknown(name: str) -> None:
     assert served_model(deployment("s3://bucket/llama", name)).shape is None
 
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdlab.core import text as core_text
-from pdlab.core.text import choices, shell_assignments
+from pdlab.core.environment import shell_assignments
+from pdlab.core.text import choices
 
 MANY = [f"name-{number}" for number in range(20)]
 
@@ -49,11 +50,11 @@ def test_bash_reads_assignments_back(variables: dict[str, str]) -> None:
         ("ms", 0.01234, "12.3"),
         ("ms", None, "-"),
         ("duration", 90, "90 s"),
-        ("gigabytes", 12_340_000_000, "12.3 GB"),
-        ("bytes_shown", 999, "999 B"),
-        ("bytes_shown", 1_572_864, "1.573 MB"),
-        ("bytes_shown", 2_000, "2 kB"),
-        ("numbers", (1.0, 2.5), "1,2.5"),
+        ("byte_size", 12_340_000_000, "12.3 GB"),
+        ("byte_size", 999, "999 B"),
+        ("byte_size", 999_600, "1000 kB"),
+        ("byte_size", 1_572_864, "1.57 MB"),
+        ("byte_size", 2_000, "2 kB"),
         ("last_line", "Traceback:\n  error: no room \n\n", "error: no room"),
         ("last_line", " \n", ""),
     ],

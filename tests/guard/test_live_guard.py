@@ -56,7 +56,7 @@ class TestGuarded:
         tally = tally_of(pair, name)
         assert all(math.isfinite(seconds) for seconds in tally.freed_s.values()), tally.freed_s
 
-    def test_prefill_is_told_of_what_decode_rejects(self, pair: FaultyPair) -> None:
+    def test_prefill_gets_the_rejections_of_decode(self, pair: FaultyPair) -> None:
         before, expired = pair.actions(), pair.metric("prefill", "nixl_num_kv_expired_reqs")
         tally = tally_of(pair, "reject")
         assert dict(tally.outcomes) == {"refused": REQUESTS}

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import yaml
 from support import folders
+from support.folders import run_on
+from support.plans import HARDWARE, MODEL, SHAPE
 from support.validity import failing
 
 from pdlab.cli import calibrate as cli_calibrate
-from pdlab.core.catalog import ModelShape, require_shape
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.lengths import parse_lengths
-from pdlab.core.nodes import ClusterNode, ClusterView
 from pdlab.core.schema import to_yaml
 from pdlab.core.workload import Closed, Level, Open, RunKey, Workload
 from pdlab.plan import calibration
@@ -25,17 +25,8 @@ from pdlab.results.published_folders import load_experiment
 from pdlab.results.schema import Experiment, Origin, Run, Validity
 from pdlab.sim.hardware import Hardware, load_hardware
 
-HARDWARE = load_hardware("h100-vllm-0.11")
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "reference" / "measured-h100"
 LEVELS = tuple(Level(load=Closed(concurrency=n), num_requests=4 * n, seed=0) for n in (4, 16, 32))
-
-
-def gpt_oss() -> ModelShape:
-    shape = require_shape("gpt-oss-120b")
-    return shape
-
-
-SHAPE = gpt_oss()
 
 
 def synthetic(truth: Hardware, labels: Iterable[str]) -> list[MeasuredSweep]:
@@ -106,7 +97,7 @@ def test_the_first_level_counts_as_the_others_where_it_was_warmed_up(origin: Ori
     assert tpot_of_first == (1.0 if origin == "measured" else 0.2)
 
 
-def test_a_sweep_of_which_nothing_can_be_predicted_says_why_of_every_level() -> None:
+def test_a_sweep_of_which_nothing_can_be_predicted_gives_the_reason_of_every_level() -> None:
     """Levels that got less than was offered, and one that is not valid: both reasons, and not a missing TTFT."""
     folder = Path(__file__).parents[1] / "data" / "published" / "demo_itl2000_otl50_1xtp4"
     experiment = load_experiment(folder)
@@ -187,10 +178,9 @@ def test_an_experiment_of_this_repository_is_calibrated_and_left_out(
 
 
 class TestWhatAFitWasMadeOn:
-    """It is read from the runs or asked for, whatever the file to start from says."""
+    """It is read from the runs or named by a flag, whatever the file to start from is of."""
 
     SHEET = ("--data-sheet", "memory_gb=150.8,memory_gb_per_s=4800,tensor_tflops=989")
-    MODEL = "gpt-oss-120b"
 
     @pytest.fixture(autouse=True)
     def quick(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,12 +188,6 @@ class TestWhatAFitWasMadeOn:
             return start
 
         monkeypatch.setattr(cli_calibrate, "fit", unmoved)
-
-    def run(self, folder: Path, gpu: str | None, version: str | None, gpus: int = 8) -> str:
-        nodes = (ClusterNode(id="a", gpu_type=gpu, gpus=gpus, head=True),)
-        deployment = Deployment(model=self.MODEL, topology=parse_label("collocated-1xtp4"))
-        changes = {"cluster": ClusterView(nodes=nodes), "versions": {"vllm": version, "ray": "2.60.0"}}
-        return str(folders.write(folder, deployment, loads=(2, 4), repeats=1, **changes))
 
     def calibrated(self, out: Path, *words: str) -> Hardware:
         assert cli_calibrate.main([*words, "--out", str(out)]) == 0
@@ -217,10 +201,10 @@ class TestWhatAFitWasMadeOn:
         return error
 
     def test_it_is_what_the_runs_record(self, tmp_path: Path) -> None:
-        run = self.run(tmp_path / "run", "H200", "0.29.0", gpus=4)
+        run = run_on(tmp_path / "run", "H200", "0.29.0", gpus=4)
         made = self.calibrated(tmp_path / "theirs.yaml", "--runs", run, *self.SHEET)
         assert made.fit is not None and made.fit.gpu == made.gpu_type == made.gpu == "H200"
-        assert (made.fit.model, made.fit.version, made.stack) == (self.MODEL, "0.29", "vLLM 0.29.0, Ray 2.60.0")
+        assert (made.fit.model, made.fit.version, made.stack) == (MODEL, "0.29", "vLLM 0.29.0, Ray 2.60.0")
         assert (made.steps_in_flight, HARDWARE.steps_in_flight) == (2, 1), "vLLM 0.29 schedules asynchronously"
         assert made.name == "theirs" and made.gpus_per_node == 4 and made.value("memory_gb") == 150.8
         assert made.fitted_on == ("run",) and made.error is None
@@ -229,15 +213,15 @@ class TestWhatAFitWasMadeOn:
     def test_a_gpu_whose_data_sheet_is_not_known_is_refused(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        run, out = self.run(tmp_path / "run", "H200", "0.29.0"), tmp_path / "out.yaml"
+        run, out = run_on(tmp_path / "run", "H200", "0.29.0"), tmp_path / "out.yaml"
         assert "--data-sheet" in self.refused(capsys, out, "--runs", run)
         assert "tensor_tflops" in self.refused(capsys, out, "--runs", run, "--data-sheet", "memory_gb=150.8")
-        home = self.run(tmp_path / "home", "H100", "0.29.0")
+        home = run_on(tmp_path / "home", "H100", "0.29.0")
         assert self.calibrated(out, "--runs", home).gpu == HARDWARE.gpu
 
-    def test_what_runs_do_not_record_is_asked_for(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_what_runs_do_not_record_is_from_flags(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         out = tmp_path / "out.yaml"
-        no_gpu, no_version = self.run(tmp_path / "a", None, "0.29.0"), self.run(tmp_path / "b", "H100", None)
+        no_gpu, no_version = run_on(tmp_path / "a", None, "0.29.0"), run_on(tmp_path / "b", "H100", None)
         assert "--gpu" in self.refused(capsys, out, "--runs", no_gpu)
         assert "--engine" in self.refused(capsys, out, "--runs", no_version)
         assert "is not a version" in self.refused(capsys, out, "--runs", no_version, "--engine", "new")
@@ -248,8 +232,8 @@ class TestWhatAFitWasMadeOn:
 
     def test_contradictions_are_refused(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         out = tmp_path / "out.yaml"
-        home, newer = self.run(tmp_path / "a", "H100", "0.11.0"), self.run(tmp_path / "b", "H100", "0.29.0")
-        other = self.run(tmp_path / "c", "H200", "0.11.0")
+        home, newer = run_on(tmp_path / "a", "H100", "0.11.0"), run_on(tmp_path / "b", "H100", "0.29.0")
+        other = run_on(tmp_path / "c", "H200", "0.11.0")
         assert "0.11 and 0.29" in self.refused(capsys, out, "--runs", home, newer)
         assert "H100 and H200" in self.refused(capsys, out, "--runs", home, other, *self.SHEET)
         assert "--gpu H200" in self.refused(capsys, out, "--runs", home, "--gpu", "H200")
@@ -259,7 +243,7 @@ class TestWhatAFitWasMadeOn:
         assert "--rounds 0" in self.refused(capsys, out, "--runs", home, "--rounds", "0")
 
     def test_rehearsed_runs_are_no_measurement(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        deployment = Deployment(model=self.MODEL, topology=parse_label("collocated-1xtp4"))
+        deployment = Deployment(model=MODEL, topology=parse_label("collocated-1xtp4"))
         rehearsal = {"hardware": "h100-vllm-0.11", "slow_down": 2.0}
         run = str(folders.write(tmp_path / "r", deployment, loads=(2,), repeats=1, rehearsal=rehearsal))
         assert "rehearsed" in self.refused(capsys, tmp_path / "out.yaml", "--runs", run)
@@ -304,7 +288,7 @@ def test_where_fits_start() -> None:
     assert rough.with_values({name: HARDWARE.value(name) for name in fitted}) == HARDWARE
 
 
-def test_hardware_files_say_what_they_rest_on() -> None:
+def test_hardware_files_have_the_sources_of_their_constants() -> None:
     for name, constant in HARDWARE.constants.items():
         assert constant.source and constant.unit, name
     assert Hardware.model_validate(yaml.safe_load(to_yaml(HARDWARE))) == HARDWARE
@@ -341,12 +325,12 @@ def test_the_folder_of_a_whole_experiment_is_enough(capsys: pytest.CaptureFixtur
 class TestVariedLengths:
     def experiment(self, folder: Path, workload: Workload) -> Experiment:
         deployment = Deployment(model="tiny-gptoss", topology=parse_label("collocated-2xtp1"))
-        kept = load_experiment(folders.write(folder, deployment, loads=(2,), repeats=2))
+        stored = load_experiment(folders.write(folder, deployment, loads=(2,), repeats=2))
         key = RunKey(kind="concurrency", value=2, repeat=1, look=3)
-        run = kept.runs[1].model_copy(
+        run = stored.runs[1].model_copy(
             update={"workload": workload, "load": Closed(concurrency=2, per_gpu=1), "key": key}
         )
-        return kept.model_copy(update={"runs": (run,)})
+        return stored.model_copy(update={"runs": (run,)})
 
     def test_levels_are_simulated_with_the_lengths_that_they_had(self, tmp_path: Path) -> None:
         workload = Workload(input_tokens=512, output_tokens=64, lengths=parse_lengths("uniform:0.8-1.0"))
@@ -354,9 +338,9 @@ class TestVariedLengths:
         sent = Level(load=Closed(concurrency=2, per_gpu=1), repeat=1, look=3, num_requests=40, seed=0)
         assert sweep.workload.draw(sweep.levels[0]) == workload.draw(sent)
 
-    def test_those_of_a_file_cannot_be_and_that_is_said(self, tmp_path: Path) -> None:
+    def test_lengths_of_a_file_are_refused(self, tmp_path: Path) -> None:
         (tmp_path / "p.csv").write_text("input_tokens,output_tokens\n500,60\n")
         workload = Workload(lengths=parse_lengths(f"file:{tmp_path}/p.csv"))
-        kept = Workload.model_validate_json(workload.model_dump_json())
+        stored = Workload.model_validate_json(workload.model_dump_json())
         with pytest.raises(StoreError, match=r"^x: cannot be simulated: the lengths in p.csv are not kept"):
-            measured_sweep(self.experiment(tmp_path / "x", kept), "fresh")
+            measured_sweep(self.experiment(tmp_path / "x", stored), "fresh")

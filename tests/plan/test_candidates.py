@@ -55,8 +55,8 @@ def test_engines_of_two_types_are_bound_to_theirs() -> None:
 
 def test_tp_of_two_nodes_is_looked_at_where_tables_know_its_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aic, "tabulate", lambda *_: NO_STEPS)
-    asked = (require_shape("deepseek-v3"), 32, Workload(input_tokens=2000, output_tokens=200))
-    tables, fitted = (engine_shapes(each, *asked) for each in (computed("H100"), load_hardware("h100-vllm-0.11")))
+    given = (require_shape("deepseek-v3"), 32, Workload(input_tokens=2000, output_tokens=200))
+    tables, fitted = (engine_shapes(each, *given) for each in (computed("H100"), load_hardware("h100-vllm-0.11")))
     assert Pool(tp=16) in tables and Pool(tp=16) not in fitted
     assert {pool.dp for pool in tables if pool.expert_parallel} == {16, 32}
 

@@ -113,7 +113,7 @@ def test_a_row_of_what_is_not_simulated_is_refused_and_the_others_are_read(text:
     assert all(isinstance(other, RequestedRow) for other in others) and len(others) == bool(more)
 
 
-def test_columns_that_say_what_is_simulated_change_nothing() -> None:
+def test_columns_of_the_simulated_engine_change_nothing() -> None:
     plain = one("tp,conc\n4,8\n")
     columns = "Spec Decoding,DP Attention,attention_dp,dcp,range_ratio,EP,gpus,max_num_seqs,note,Disaggregated"
     text = f"tp,conc,{columns},prefix_hit_rate,empty\n4,8,none,false,0,1,0,1,4,,anything,false,0,\n"

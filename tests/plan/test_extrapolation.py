@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 from support import folders
+from support.plans import HARDWARE, MODEL, scenario
 
 from pdlab.cli import plan as cli_plan
 from pdlab.core.catalog import find_config, load_cluster, require_shape
@@ -18,7 +20,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.lengths import parse_lengths
 from pdlab.core.nodes import ClusterNode, ClusterView
 from pdlab.core.schema import to_yaml
-from pdlab.core.workload import Closed, Open, Slo, Workload
+from pdlab.core.workload import Closed, Open, Workload
 from pdlab.plan import facts
 from pdlab.plan.extrapolation import Platform, in_flight_per_gpu, major_minor, outside_fit
 from pdlab.plan.planned_nodes import require_node
@@ -26,9 +28,7 @@ from pdlab.plan.planner import Plan, gain, outside, plan
 from pdlab.plan.scenario import Scenario
 from pdlab.sim.hardware import Hardware, load_hardware
 
-HARDWARE = load_hardware("h100-vllm-0.11")
 ERROR = f"{HARDWARE.error.tpot_percent:g}" if HARDWARE.error is not None else "?"
-MODEL = "gpt-oss-120b"
 INTERVAL = re.compile(r"\([+-]\d+ to (more|[+-]\d+)\)")
 
 
@@ -157,7 +157,7 @@ class TestHardwareFiles:
     def test_nothing_is_claimed_of_a_file_that_was_changed(self, key: str, value: object, tmp_path: Path) -> None:
         hardware = self.changed(tmp_path, **{key: value})
         assert hardware.fit is None and hardware.error is None
-        assert named(hardware=hardware) == ["fit"]
+        assert named(hardware=hardware) == ["no fit"]
 
     def test_errors_without_a_fit_are_none(self, tmp_path: Path) -> None:
         data = yaml.safe_load(find_config("catalog", "h100-vllm-0.11", "hardware").read_text())
@@ -167,36 +167,35 @@ class TestHardwareFiles:
 
 
 def planned(model: str, hardware: Hardware = HARDWARE) -> tuple[Plan, Scenario, ClusterView]:
-    shape = require_shape(model)
-    scenario = Scenario(hardware, shape, Workload(), Slo(ttft_s=2.0, tpot_s=0.012))
+    bounded = replace(scenario(ttft_s=2.0, tpot_s=0.012), hardware=hardware, shape=require_shape(model))
     view = ClusterView(nodes=load_cluster("p5.48xlarge-x2").nodes[:1])
-    return plan(scenario, model, view, 8, concurrencies=[16, 32]), scenario, view
+    return plan(bounded, model, view, 8, concurrencies=[16, 32]), bounded, view
 
 
 class TestPlan:
     def test_at_home_there_are_intervals_and_a_verdict(self) -> None:
-        made, scenario, view = planned(MODEL)
-        written = facts.ranking_text(made, scenario, view)
+        made, bounded, view = planned(MODEL)
+        written = facts.ranking_text(made, bounded, view)
         assert INTERVAL.search(written) and "No verdict" not in written and "xtrapolated" not in written
-        assert f"TPOT {ERROR} %" in written and facts.regime_map(made, scenario).inside
+        assert f"TPOT {ERROR} %" in written and facts.regime_map(made, bounded).inside
 
     @pytest.mark.parametrize(
         ("model", "hardware"),
         [("gpt-oss-20b", HARDWARE), (MODEL, HARDWARE.model_copy(update={"fit": None, "error": None}))],
     )
     def test_outside_there_are_none(self, model: str, hardware: Hardware) -> None:
-        made, scenario, view = planned(model, hardware)
-        written = facts.ranking_text(made, scenario, view)
+        made, bounded, view = planned(model, hardware)
+        written = facts.ranking_text(made, bounded, view)
         assert not INTERVAL.search(written) and f"{ERROR} %" not in written and "PD pays" not in written
-        assert facts.verdict(made, scenario).code == "extrapolated"
+        assert facts.verdict(made, bounded).code == "extrapolated"
         head, *rows = [line for line in written.splitlines() if "over collocated" in line or line.startswith(" 1 ")]
-        assert head.endswith("extrapolated") and rows[0].rstrip().endswith("model" if hardware.fit else "fit")
+        assert head.endswith("extrapolated") and rows[0].rstrip().endswith("model" if hardware.fit else "no fit")
         base, split = (made.best_candidate(collocated=each) for each in (True, False))
-        assert base is not None and split is not None and outside(base, scenario)
-        advantage = gain(split, base, scenario)
+        assert base is not None and split is not None and outside(base, bounded)
+        advantage = gain(split, base, bounded)
         assert advantage is not None and advantage.interval is None
 
-    def test_commands_say_it(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_ranking_names_it(self, capsys: pytest.CaptureFixture[str]) -> None:
         words = ["--gpus", "2", "--concurrency", "2", "--top", "1", "--itl", "500"]
         assert cli_plan.main(words) == 0
         assert "\n  # extrapolated: input length 500" in capsys.readouterr().out
@@ -211,7 +210,7 @@ class TestPlan:
             assert ("Bands: 90" in path.read_text()) is band
         capsys.readouterr()
 
-    def test_explanations_say_it(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_an_explanation_names_it(self, capsys: pytest.CaptureFixture[str]) -> None:
         words = ["--explain", "collocated-1xtp8ep", "--concurrency", "8"]
         assert cli_plan.main(words) == 0
         assert "Extrapolated: EP (fit: no EP)" in capsys.readouterr().out
@@ -261,7 +260,7 @@ class TestNodes:
             error = capsys.readouterr().err
             assert error.count("\n") == 1 and str(path) in error
 
-    def test_a_file_without_a_type_asks_for_it(self) -> None:
+    def test_a_file_without_a_type_is_refused(self) -> None:
         node = load_cluster("p5.48xlarge-x2").nodes[0]
         with pytest.raises(UsageError, match="gpu_type is missing"):
             require_node(HARDWARE.model_copy(update={"gpu_type": None}), node, "p5.48xlarge")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.plans import HARDWARE, SHAPE, scenario
 
 from pdlab.cli import plan as cli
-from pdlab.core.catalog import load_model
 from pdlab.core.deployment import Deployment, Fluid, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.mixes import parse_mixes
@@ -20,12 +20,9 @@ from pdlab.plan.facts import FluidFacts, fluid_text
 from pdlab.plan.fluid_pools import FluidPlan, ServedRate, fluid_plan, hill_climb, matched, most_rps, share_within
 from pdlab.plan.scenario import Scenario
 from pdlab.plan.traffic import assumed_hit_share, trace_of_file
-from pdlab.sim.hardware import load_hardware
 from pdlab.sim.level import empty_level
 
-HARDWARE, SHAPE = load_hardware("h100-vllm-0.11"), load_model("gpt-oss-120b")
 SLO = Slo(ttft_s=2.0, tpot_s=0.012)
-assert SHAPE is not None
 MATCHED = partial(matched, HARDWARE, SHAPE, slo=SLO)
 
 
@@ -42,7 +39,7 @@ def test_long_prompts_want_more_engines_that_prefill() -> None:
     assert long.prefill >= 4 * short.prefill and long.rps > short.rps > 0
 
 
-def test_of_a_mix_that_moves_the_worst_served_mix_says_where_to_begin() -> None:
+def test_of_a_mix_that_moves_the_worst_served_mix_sets_the_start() -> None:
     pool = Pool(replicas=16, tp=2)
     moving = Workload(lengths=parse_mixes("5000:250,1000:1000@3,every=60"))
     short = MATCHED(Workload(input_tokens=1000, output_tokens=1000), pool)
@@ -83,10 +80,9 @@ def test_the_share_counts_requests_from_a_moment_on() -> None:
 )
 @pytest.mark.parametrize("moves", [False, True])
 def test_the_verdict_follows_from_the_gain(gain: float, code: str, moves: bool) -> None:
-    assert SHAPE is not None
-    scenario, plan = Scenario(HARDWARE, SHAPE, Workload(), SLO), planned(gain, moves=moves)
-    assert FluidFacts(plan, scenario).verdict == code
-    hint = "they pay if the mix changes with time" in fluid_text(plan, scenario)
+    bounded, plan = scenario(ttft_s=2.0, tpot_s=0.012), planned(gain, moves=moves)
+    assert FluidFacts(plan, bounded).verdict == code
+    hint = "they pay if the mix changes with time" in fluid_text(plan, bounded)
     assert hint is (code != "worth_it" and not moves), "a mix that moves needs no hint at one"
 
 
@@ -101,9 +97,8 @@ def test_a_small_pool_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_slo_of_both_latencies_is_needed() -> None:
-    assert SHAPE is not None
     with pytest.raises(UsageError, match="give --slo-ttft-ms"):
-        fluid_plan(Scenario(HARDWARE, SHAPE, Workload(), Slo(ttft_s=2.0)), "gpt-oss-120b", 8)
+        fluid_plan(scenario(ttft_s=2.0), "gpt-oss-120b", 8)
 
 
 CONVERSATIONS = """\
@@ -113,7 +108,6 @@ conversations: {rate_rps: 1, sessions: 60, turns: 3, user_tokens: 2500, answer_t
 
 def of_sessions(folder: Path) -> tuple[Path, Scenario]:
     """Sixty conversations, each turn after the answer to the one before."""
-    assert SHAPE is not None
     path = folder / "chat.yaml"
     path.write_text(CONVERSATIONS, encoding="utf-8")
     trace = trace_of_file(path)
@@ -137,7 +131,7 @@ def test_sessions_begin_as_often_as_the_slo_allows(tmp_path: Path) -> None:
     assert [each.roles for each in made.fixed] == ["1:1"] and made.fixed[0].speed
 
 
-def test_the_plan_of_a_workload_file_says_how_fast_it_came(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_of_a_workload_file_has_its_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, _ = of_sessions(tmp_path)
     flags = f"--gpus 2 --fluid --assume-merged --slo-ttft-ms 2000 --slo-tpot-ms 20 --workload {path}"
     assert cli.main(shlex.split(flags)) == 0

@@ -6,29 +6,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.plans import HARDWARE, SHAPE, scenario
 
-from pdlab.core.catalog import load_model
 from pdlab.core.deployment import Deployment, Pool, parse_label
 from pdlab.core.gpu_count import DEFAULT_COUNT
 from pdlab.core.lengths import Uniform
-from pdlab.core.workload import Closed, Level, Open, Slo, Workload
+from pdlab.core.workload import Closed, Level, Open, Workload
 from pdlab.plan import open_loop, planner
 from pdlab.plan.planner import evaluate, sized_deployment, under_poisson
 from pdlab.plan.rate_matching import RateMatcher
 from pdlab.plan.scenario import Scenario, judged
 from pdlab.results.slo import stresses
-from pdlab.sim.hardware import load_hardware
 from pdlab.sim.level import columns
 from pdlab.sim.simulator import simulate
-
-HARDWARE = load_hardware("h100-vllm-0.11")
-_SHAPE = load_model("gpt-oss-120b")
-assert _SHAPE is not None
-SHAPE = _SHAPE
-
-
-def scenario(slo: Slo) -> Scenario:
-    return Scenario(HARDWARE, SHAPE, Workload(), slo)
 
 
 def goodput_of(under: Scenario, label: str) -> tuple[float, float]:
@@ -41,7 +31,7 @@ def goodput_of(under: Scenario, label: str) -> tuple[float, float]:
 
 @pytest.mark.parametrize("label", ["collocated-2xtp4", "pd-spread-p3xtp1-d1xtp4"])
 def test_it_is_where_a_long_run_with_other_arrivals_loses_the_slo(label: str) -> None:
-    bounded = scenario(Slo(ttft_s=2.0, tpot_s=0.012))
+    bounded = scenario(ttft_s=2.0, tpot_s=0.012)
     goodput_rps, _ = goodput_of(bounded, label)
 
     def share(factor: float) -> float:
@@ -55,14 +45,14 @@ def test_it_is_where_a_long_run_with_other_arrivals_loses_the_slo(label: str) ->
 
 def test_a_bound_that_queues_do_not_touch_is_met_no_further_than_what_is_served() -> None:
     """TPOT of PD does not grow with the queue before prefill: without a bound on TTFT any rate would meet it."""
-    bounded = scenario(Slo(tpot_s=0.1))
+    bounded = scenario(tpot_s=0.1)
     goodput_rps, _ = goodput_of(bounded, "pd-spread-p1xtp2-d1xtp4")
     prefill_rps = RateMatcher(HARDWARE, SHAPE, Workload()).prefill(Pool(tp=2))
     assert 0.8 * prefill_rps < goodput_rps < 1.1 * prefill_rps
 
 
 def test_what_meets_at_no_rate_has_none() -> None:
-    bounded = scenario(Slo(ttft_s=0.05))
+    bounded = scenario(ttft_s=0.05)
     deployment = Deployment(topology=parse_label("collocated-1xtp4"))
     candidate = under_poisson(bounded, evaluate(bounded, sized_deployment(bounded, deployment), 4))
     assert (candidate.goodput_rps, candidate.served_per_gpu, candidate.best, candidate.loop) == (0, 0, None, "open")
@@ -72,7 +62,7 @@ def test_what_meets_at_no_rate_has_none() -> None:
 def test_goodput_is_of_varied_lengths_and_of_the_gpus_counted() -> None:
     """Six GPUs of a node of eight: those used are counted, unless the whole node is asked for; the map counts alike."""
     workload = Workload(lengths=Uniform(low=0.6, high=1.0))
-    bounded = replace(scenario(Slo(ttft_s=2.0, tpot_s=0.012)), workload=workload, count="nodes")
+    bounded = replace(scenario(ttft_s=2.0, tpot_s=0.012), workload=workload, count="nodes")
     deployment = Deployment(topology=parse_label("collocated-3xtp2"))
     candidate = under_poisson(bounded, evaluate(bounded, sized_deployment(bounded, deployment), 8))
     assert candidate.goodput_rps and candidate.capacity_rps and candidate.rates
@@ -93,7 +83,7 @@ def test_goodput_is_of_varied_lengths_and_of_the_gpus_counted() -> None:
 
 def test_answers_of_one_token_have_no_tpot() -> None:
     workload = Workload(input_tokens=500, output_tokens=2, lengths=Uniform(low=0.5, high=1.0))
-    bounded = replace(scenario(Slo(tpot_s=0.1)), workload=workload)
+    bounded = replace(scenario(tpot_s=0.1), workload=workload)
     outcome = bounded.outcome(Deployment(topology=parse_label("collocated-1xtp4")), Closed(concurrency=8))
     part = outcome.level.output_tokens[judged(outcome.level)]
     known = [tpot_s for tpot_s, tokens in zip(outcome.columns[1], part, strict=True) if tokens > 1]
@@ -101,7 +91,7 @@ def test_answers_of_one_token_have_no_tpot() -> None:
 
 
 def test_a_level_is_judged_once_it_has_filled_and_before_it_drains() -> None:
-    bounded = scenario(Slo(tpot_s=0.1))
+    bounded = scenario(tpot_s=0.1)
     deployment = Deployment(topology=parse_label("collocated-1xtp4"))
     quick, slow = (
         bounded if tokens == 250 else replace(bounded, workload=Workload(output_tokens=tokens))

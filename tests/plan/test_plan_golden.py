@@ -11,13 +11,12 @@ import statistics
 from pathlib import Path
 
 import pytest
+from support.plans import MODEL, scenario
 
-from pdlab.core.catalog import load_cluster, require_shape
-from pdlab.core.workload import Level, Open, Slo, Workload
+from pdlab.core.catalog import load_cluster
+from pdlab.core.workload import Level, Open
 from pdlab.plan.planner import Plan, plan
-from pdlab.plan.scenario import Scenario
 from pdlab.results.slo import stresses
-from pdlab.sim.hardware import load_hardware
 from pdlab.sim.level import columns
 from pdlab.sim.simulator import simulate
 
@@ -30,14 +29,12 @@ ROWS = 10
 SEEDS = (1, 2, 3, 4, 5, 6)
 
 
-def scenario() -> Scenario:
-    shape = require_shape("gpt-oss-120b")
-    return Scenario(load_hardware("h100-vllm-0.11"), shape, Workload(), Slo(ttft_s=2.0, tpot_s=0.012))
+SCENARIO = scenario(ttft_s=2.0, tpot_s=0.012)
 
 
 @pytest.fixture(scope="module")
 def planned() -> Plan:
-    return plan(scenario(), "gpt-oss-120b", load_cluster("p5.48xlarge-x2"), 16)
+    return plan(SCENARIO, MODEL, load_cluster("p5.48xlarge-x2"), 16)
 
 
 def rows(planned: Plan) -> list[dict[str, str]]:
@@ -88,7 +85,7 @@ def test_what_is_recommended_holds_in_long_runs_once_pools_have_wrapped(planned:
     """The first three, in runs in which pools age by themselves, at 95 % of their goodput: still more than the best
     collocated deployment's. One run of a queue near what it serves says little: 91 to 100 % of the first's requests are
     within the SLO by seed."""
-    bounded, base = scenario(), planned.best_candidate(collocated=True)
+    bounded, base = SCENARIO, planned.best_candidate(collocated=True)
     assert base is not None
     for case in planned.candidates[:3]:
         assert case.goodput_rps is not None and 0.95 * case.served_per_gpu > 1.1 * base.served_per_gpu

@@ -1,31 +1,22 @@
-"""Whatever is asked of the planner: what it suggests has a place, and a looser SLO never makes a deployment worse."""
+"""Of any workload: what is suggested has a place, and a looser SLO never makes a deployment worse."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.plans import HARDWARE, MODEL, SHAPE, nodes, scenario
 
 from pdlab.analysis.regimes import ThroughputPoint, stretches, tpot_at
-from pdlab.core.catalog import load_cluster, load_model
 from pdlab.core.deployment import Deployment, PlacementKind, parse_label
-from pdlab.core.nodes import ClusterView
 from pdlab.core.workload import Slo, Workload
 from pdlab.placement.place import place
 from pdlab.plan.candidates import engine_shapes, shortlist
 from pdlab.plan.planner import capacity, evaluate, sized_deployment
 from pdlab.plan.rate_matching import RateMatcher
-from pdlab.plan.scenario import Scenario
-from pdlab.sim.hardware import load_hardware
 
 pytestmark = pytest.mark.property
 
-
-HARDWARE = load_hardware("h100-vllm-0.11")
-_SHAPE = load_model("gpt-oss-120b")
-assert _SHAPE is not None
-SHAPE = _SHAPE
-NODE = load_cluster("p5.48xlarge-x2").engine_nodes[0]
 LABELS = ("collocated-2xtp4", "pd-pack-p1xtp4-d1xtp4", "pd-pack-p1xtp2-d1xtp2", "pd-spread-p2xtp2-d1xtp8")
 
 
@@ -40,10 +31,10 @@ def test_what_is_suggested_has_a_place(
     gpus: int, placement: PlacementKind | None, tpot_s: float | None, tokens: tuple[int, int]
 ) -> None:
     workload = Workload(input_tokens=tokens[0], output_tokens=tokens[1])
-    view = ClusterView(nodes=tuple(NODE.model_copy(update={"id": f"n{n}", "labels": {}}) for n in range(-(-gpus // 8))))
+    view = nodes(-(-gpus // 8))
     kinds = engine_shapes(HARDWARE, SHAPE, gpus, workload)
     matcher = RateMatcher(HARDWARE, SHAPE, workload)
-    chosen, possible = shortlist(matcher, "gpt-oss-120b", view, gpus, kinds, tpot_s, placement)
+    chosen, possible = shortlist(matcher, MODEL, view, gpus, kinds, tpot_s, placement)
     assert 0 < len(chosen) <= possible
     for sized in chosen:
         place(sized.deployment, view)
@@ -63,9 +54,9 @@ def test_a_looser_slo_never_lowers_what_is_served(
     label: str, tpot_s: float, ttft_s: float, looser: float, seed: int
 ) -> None:
     """On the same simulated loads."""
-    scenario = Scenario(HARDWARE, SHAPE, Workload(), Slo(tpot_s=tpot_s, ttft_s=ttft_s), seed=seed)
-    candidate = evaluate(scenario, sized_deployment(scenario, Deployment(topology=parse_label(label))), 8)
-    tight, loose = scenario.slo, Slo(tpot_s=tpot_s * looser, ttft_s=ttft_s * looser)
+    bounded = scenario(seed=seed, tpot_s=tpot_s, ttft_s=ttft_s)
+    candidate = evaluate(bounded, sized_deployment(bounded, Deployment(topology=parse_label(label))), 8)
+    tight, loose = bounded.slo, Slo(tpot_s=tpot_s * looser, ttft_s=ttft_s * looser)
     outcomes = candidate.outcomes
 
     def served(slo: Slo) -> float:

@@ -54,7 +54,7 @@ def test_parts_of_errors_are_found_again() -> None:
     assert parts.common_percent == pytest.approx(5, rel=0.2) and parts.level_percent == pytest.approx(2, rel=0.2)
 
 
-def test_what_cannot_be_told_apart_is_not_told() -> None:
+def test_what_intervals_cannot_tell_apart_is_left_open() -> None:
     one, other = LevelError(0.1, 0.0), LevelError(0.2, 0.0)
     assert error_parts([]) is None and error_parts([[one, other]]) is None
     assert error_parts([[one], [other], []]) is None

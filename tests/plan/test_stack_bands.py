@@ -23,21 +23,13 @@ from pdlab.plan.step_findings import step_findings
 from pdlab.sim import aic
 from pdlab.sim.computed_hardware import computed
 from pdlab.sim.hardware import FitDomain, Hardware, TableMode, load_hardware
-from pdlab.sim.step_source import Correction, Tabulated
+from pdlab.sim.step_source import Correction
 from pdlab.sim.step_time import kv_capacity_tokens
 
+pytestmark = pytest.mark.usefixtures("tabulated")
 GPT_OSS = require_shape("gpt-oss-120b")
 OTHER = require_shape("gpt-oss-20b")
 WORKLOAD = Workload(input_tokens=1024, output_tokens=1024)
-
-
-@pytest.fixture(autouse=True)
-def _tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    def made_up(model: object, system: str, engine: str, version: str, pool: Pool, *rest: object) -> Tabulated:
-        tables: Tabulated = made_up_tables(pool.tp)
-        return tables
-
-    monkeypatch.setattr(aic, "tabulate", made_up)
 
 
 def band(
@@ -61,13 +53,13 @@ def codes(found: StackBand) -> list[str]:
     return [each.code for each in found.findings]
 
 
-def test_a_stack_like_the_public_ones_has_a_band_that_says_so() -> None:
+def test_a_stack_like_the_public_ones_has_their_band() -> None:
     found = band()
     assert found.error is not None and codes(found) == ["band_of_public_stacks"]
     assert found.findings[0].numbers["unseen"] == "nothing"
 
 
-def test_a_version_that_was_never_seen_widens_it_and_is_named() -> None:
+def test_a_version_of_no_public_stack_widens_it_and_is_named() -> None:
     known, newer = band(), band(version="0.99")
     assert known.error is not None and newer.error is not None
     widths = [each.error.parts["TPOT"].common_percent for each in (known, newer) if each.error]
@@ -221,30 +213,32 @@ def test_a_file_that_names_no_version_is_of_the_current_tables() -> None:
     assert hardware.steps is not None
     by_hand = hardware.steps.model_copy(update={"version": "current", "engine_version": None})
     plain = hardware.model_copy(update={"steps": by_hand})
-    said = step_findings(plain, GPT_OSS)
-    assert said[0].code == "tables_of_version" and said[0].numbers["tables"] == "0.24.0"
+    first, *_ = step_findings(plain, GPT_OSS)
+    assert first.code == "tables_of_version" and first.numbers["tables"] == "0.24.0"
     assert stack_of(plain, GPT_OSS).version == "0.24"
     later = hardware.model_copy(update={"steps": by_hand.model_copy(update={"engine_version": "0.24"})})
     assert step_findings(later, GPT_OSS)[0].code == "tables_of_version"
 
 
-def test_a_host_time_of_unknown_spread_says_so() -> None:
+def test_a_host_time_of_unknown_spread() -> None:
     hardware = computed("H200", "vllm", "0.18")
     for correction, spread in ((Correction(host_ms=1.0), "not known"), (known_correction(hardware), "1 ms")):
-        said = step_findings(hardware.with_correction(correction), GPT_OSS)
-        assert [each.numbers["spread"] for each in said if each.code == "host_time"] == [spread]
+        findings = step_findings(hardware.with_correction(correction), GPT_OSS)
+        assert [each.numbers["spread"] for each in findings if each.code == "host_time"] == [spread]
 
 
 def known_correction(hardware: Hardware) -> Correction:
-    """What the host's file says of vLLM 0.18."""
+    """Of vLLM 0.18, in the host's file."""
     assert hardware.steps is not None
     return hardware.steps.correction
 
 
-@pytest.mark.parametrize(("mode", "says"), [("SOL", True), ("EMPIRICAL", True), ("HYBRID", False), ("SILICON", False)])
-def test_calculated_step_times_say_that_they_are(mode: TableMode, says: bool) -> None:
-    said = step_findings(computed("H200", mode=mode), GPT_OSS, [Pool(tp=4)])
-    assert ("step_times_calculated" in [each.code for each in said]) is says
+@pytest.mark.parametrize(
+    ("mode", "calculated"), [("SOL", True), ("EMPIRICAL", True), ("HYBRID", False), ("SILICON", False)]
+)
+def test_calculated_step_times_are_a_finding(mode: TableMode, calculated: bool) -> None:
+    findings = step_findings(computed("H200", mode=mode), GPT_OSS, [Pool(tp=4)])
+    assert ("step_times_calculated" in [each.code for each in findings]) is calculated
 
 
 ROWS = "tp,isl,osl,concurrency,num_prompts\n"
@@ -282,17 +276,17 @@ def test_prompts_that_caches_answer_have_no_band() -> None:
     assert "prefix caches" in str(repeated[csv_predictions.NOTE])
 
 
-def test_a_row_beyond_the_tables_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_beyond_the_tables_has_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = made_up_tables(8)
     short = whole.model_copy(update={"limits": whole.limits.model_copy(update={"context": 4096.0})})
     monkeypatch.setattr(aic, "tabulate", lambda *_: short)
     far, near = predicted(computed("B200", "vllm", "0.19"), "8,8192,1024,4,8", "8,2048,1024,4,8")
-    said = found("step_times_extrapolated", times=(8192 + 1024) / 4096).text
-    assert said in str(far[csv_predictions.NOTE])
-    assert said.partition(":")[0] not in str(near[csv_predictions.NOTE])
+    note = found("step_times_extrapolated", times=(8192 + 1024) / 4096).text
+    assert note in str(far[csv_predictions.NOTE])
+    assert note.partition(":")[0] not in str(near[csv_predictions.NOTE])
 
 
-def test_near_saturation_a_row_says_so_and_has_no_band() -> None:
+def test_near_saturation_a_row_has_a_note_and_no_band() -> None:
     """A prompt of 8,192 tokens and its answer are a fortieth of the KV memory: 40 of them wait, 36 might, 24 do not."""
     hardware = computed("H100", "vllm", "0.18").with_values({"overhead_gb": 19.0})
     capacity = kv_capacity_tokens(hardware, GPT_OSS, Pool(tp=2))
@@ -300,9 +294,8 @@ def test_near_saturation_a_row_says_so_and_has_no_band() -> None:
     rows = predicted(
         hardware, *(f"2,8192,1024,{round(share * fits)},{3 * round(share * fits)}" for share in (1.3, 0.93, 0.6))
     )
-    said = ["near saturation" in str(row[csv_predictions.NOTE]) for row in rows]
-    assert said == [True, True, False]
-    for row, near in zip(rows, said, strict=True):
+    for row, near in zip(rows, (True, True, False), strict=True):
+        assert ("near saturation" in str(row[csv_predictions.NOTE])) is near
         ends = [value for name, value in row.items() if name.endswith(("_low", "_high"))]
         assert len(ends) == 6 and all((value == "") is near for value in ends)
         assert row["predicted_mean_ttft_ms"] != ""

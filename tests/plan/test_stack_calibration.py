@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
-from support import folders
-from support.made_up_tables import made_up_tables
+from support.folders import run_on
 
 from pdlab.cli import calibrate as cli_calibrate
 from pdlab.cli import plan as cli_plan
 from pdlab.core.catalog import require_shape
-from pdlab.core.deployment import Deployment, Pool, parse_label
+from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import UsageError
-from pdlab.core.nodes import ClusterNode, ClusterView
 from pdlab.core.schema import to_yaml
 from pdlab.core.workload import Closed, Level, Workload
 from pdlab.first_hour import steps
@@ -21,22 +20,13 @@ from pdlab.plan.accuracy import MeasuredSweep
 from pdlab.plan.calibration import predict
 from pdlab.plan.error_catalog import error_after, public_errors, with_stack_prior
 from pdlab.plan.stack_calibration import calibrated, calibration_text
-from pdlab.sim import aic
 from pdlab.sim.computed_hardware import computed
 from pdlab.sim.hardware import Hardware, load_hardware
-from pdlab.sim.step_source import SEQUENCE_US, Correction, Tabulated
+from pdlab.sim.step_source import SEQUENCE_US, Correction
 
+pytestmark = pytest.mark.usefixtures("tabulated")
 SHAPE = require_shape("gpt-oss-20b")
 TRUTH = Correction(host_ms=1.2, factor=1.05, prefill_factor=1.6, sync_us=6.0, sequence_us=SEQUENCE_US)
-
-
-@pytest.fixture(autouse=True)
-def _tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    def made_up(model: object, system: str, engine: str, version: str, pool: Pool, *rest: object) -> Tabulated:
-        tables: Tabulated = made_up_tables(pool.tp)
-        return tables
-
-    monkeypatch.setattr(aic, "tabulate", made_up)
 
 
 def start() -> Hardware:
@@ -76,7 +66,7 @@ def test_three_levels_predict_a_level_that_none_of_them_is_like() -> None:
     assert found.correction.prefill_factor == pytest.approx(TRUTH.prefill_factor, rel=0.15)
 
 
-def test_it_says_how_much_each_level_helped_and_what_is_left() -> None:
+def test_how_much_each_level_helped_and_what_is_left() -> None:
     found = calibrated(start(), SHAPE, [sweep(*each) for each in SPREAD])
     assert [each.sweep for each in found.helped] == [f"{label} {lengths[0]}" for label, lengths, _ in SPREAD]
     assert all(0 < each.share < 1 for each in found.helped)
@@ -124,11 +114,7 @@ def test_more_measured_levels_leave_smaller_errors() -> None:
     assert public_errors().after[1].components["TPOT"].stack > 0
 
 
-def run(folder: Path, gpu: str = "H200", label: str = "collocated-1xtp4", version: str = "0.29.0") -> str:
-    nodes = (ClusterNode(id="a", gpu_type=gpu, gpus=8, head=True),)
-    deployment = Deployment(model="gpt-oss-20b", topology=parse_label(label))
-    changes = {"cluster": ClusterView(nodes=nodes), "versions": {"vllm": version, "ray": "2.60.0"}}
-    return str(folders.write(folder, deployment, loads=(2, 8), repeats=1, **changes))
+run = partial(run_on, model="gpt-oss-20b", loads=(2, 8))
 
 
 def test_the_command_writes_hardware_that_a_plan_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,7 +139,7 @@ def test_the_command_writes_hardware_that_a_plan_takes(tmp_path: Path, capsys: p
 
 
 def test_the_gpu_that_the_runs_record_is_enough(tmp_path: Path) -> None:
-    """As the first hour asks for it, with all levels of its deployments."""
+    """With the command of the first hour and all levels of its deployments."""
     out = tmp_path / "hardware.yaml"
     words = next(step for step in steps.plan(tmp_path, where="cluster", model="m", port=1, lengths=(1, 1))
                  if step.name == "calibration").command  # fmt: skip
@@ -165,9 +151,7 @@ def test_the_gpu_that_the_runs_record_is_enough(tmp_path: Path) -> None:
     assert (made.gpu_type, made.steps is not None and made.steps.correction.fitted_levels) == ("H200", 6)
 
 
-def test_levels_of_another_version_or_of_nobody_knows_what_are_not_added_up(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_levels_of_another_stack_are_not_added_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, changed = tmp_path / "mine.yaml", tmp_path / "changed.yaml"
     assert cli_calibrate.main(["--runs", run(tmp_path / "run"), "--start", "H200", "--out", str(out)]) == 0
     changed.write_text(out.read_text().replace("gpus_per_node: 8", "gpus_per_node: 4"))
@@ -205,7 +189,7 @@ def test_a_stack_that_is_faster_than_its_tables_is_found_in_few_rounds() -> None
     assert found.prefill_factor == pytest.approx(1.0, abs=0.03)
 
 
-def test_every_output_says_of_which_version_the_tables_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_output_names_the_version_of_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs, picture = run(tmp_path / "run"), tmp_path / "curves.svg"
     assert cli_calibrate.main(["--runs", runs, "--start", "H200"]) == 0
     assert "Note: step times of H200 come from tables of vllm 0.24.0" in capsys.readouterr().out

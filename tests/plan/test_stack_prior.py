@@ -19,7 +19,7 @@ def fit(of: Stack, host_ms: float) -> StackFit:
     return StackFit(of, np.array([host_ms, 0.0, 0.0, 0.0]), np.diag(np.full(4, 0.05**2)))
 
 
-def test_the_same_model_on_another_gpu_says_more_than_other_models() -> None:
+def test_the_same_model_on_another_gpu_weighs_more_than_other_models() -> None:
     fits = [fit(stack("a fp8", "H200"), 2.0), fit(stack("b fp8", "H100"), 0.0), fit(stack("c", "B200"), 0.0)]
     known = prior_of(stack("a fp4"), fits, EFFECTS)
     strange = prior_of(stack("d"), fits, EFFECTS)
@@ -53,8 +53,8 @@ def test_a_prior_is_the_textbook_prediction_of_all_parameters_at_once() -> None:
     for of in (stack("a", "H200"), stack("b"), stack("a", "B200", "0.11"), stack("c")._replace(engine="trtllm")):
         root = rng.normal(size=(4, 4))
         fits.append(StackFit(of, rng.normal(size=4), root @ root.T))
-    asked = stack("a", "H100", "0.18")
-    stacks = [*(each.stack for each in fits), asked]
+    target = stack("a", "H100", "0.18")
+    stacks = [*(each.stack for each in fits), target]
     whole = np.zeros((20, 20))
     for i, one in enumerate(stacks):
         for j, other in enumerate(stacks):
@@ -70,7 +70,7 @@ def test_a_prior_is_the_textbook_prediction_of_all_parameters_at_once() -> None:
             known = fits[i].covariance if i == j < 4 else np.zeros((4, 4))
             whole[4 * i : 4 * i + 4, 4 * j : 4 * j + 4] = own + known
     gain = whole[16:, :16] @ np.linalg.inv(whole[:16, :16])
-    prior = prior_of(asked, fits, effects)
+    prior = prior_of(target, fits, effects)
     assert prior.mean == pytest.approx(gain @ np.concatenate([each.mean for each in fits]), abs=1e-3)
     assert prior.covariance == pytest.approx(whole[16:, 16:] - gain @ whole[:16, 16:], abs=1e-3)
 
@@ -85,7 +85,7 @@ def test_what_a_fit_cannot_tell_apart_is_not_added_up() -> None:
     assert prior.covariance[0, 1] < -0.05
 
 
-def test_another_engine_says_less_of_a_stack_than_its_own() -> None:
+def test_another_engine_weighs_less_than_a_stacks_own() -> None:
     others = [stack("b", "B200", "0.11"), stack("c", "H200", "0.12")]
     fits = [fit(others[0], 0.0), fit(others[1], 0.0)]
     own, other = (
@@ -102,15 +102,15 @@ def test_an_unstated_version_differs_from_a_new_one_as_much_as_a_stated_one_does
     assert prior_of(stack("d", "L40S", "0.30"), fits, versions).mean[0] == pytest.approx(1.0)
 
 
-def test_the_same_chip_with_other_memory_says_more_than_another_generation() -> None:
+def test_the_same_chip_with_other_memory_weighs_more_than_another_generation() -> None:
     fits = [fit(stack("a", "H200"), 2.0), fit(stack("a", "B200"), 0.0)]
     prior = prior_of(stack("a", "H100"), fits, EFFECTS)
     assert prior.mean[0] > 1.05
     spread = (EffectSds(0.2, 2.0, 0.2, 0.2, 0.2),) * 4
     two = [each._replace(mean=np.full(4, each.mean[0])) for each in fits]
-    told = prior_of(stack("a", "H100"), two, spread).mean
-    assert told[0] > 1.8 and told[3] > 1.8
-    assert told[2] == pytest.approx(1.0, abs=0.2), "prefill: tables of each GPU differ"
+    mean = prior_of(stack("a", "H100"), two, spread).mean
+    assert mean[0] > 1.8 and mean[3] > 1.8
+    assert mean[2] == pytest.approx(1.0, abs=0.2), "prefill: tables of each GPU differ"
 
 
 def test_every_gpu_with_tables_has_a_generation() -> None:

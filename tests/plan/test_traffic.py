@@ -47,7 +47,7 @@ def test_copies_share_a_trace() -> None:
     assert parts[1] == Trace((0.0, 2.25), (100, 200), (10, 20))
 
 
-def test_what_says_its_requests(tmp_path: Path) -> None:
+def test_files_that_list_their_requests(tmp_path: Path) -> None:
     lengths = tmp_path / "lengths.yaml"
     lengths.write_text("input_tokens: 500\n", encoding="utf-8")
     assert [has_requests(path) for path in (DATA / "chat.yaml", DATA / "mooncake.jsonl", lengths)] == [

@@ -24,7 +24,7 @@ def test_text() -> None:
     golden.compare(text, GOLDEN)
 
 
-def test_of_a_rehearsal_the_title_says_so() -> None:
+def test_the_title_of_a_rehearsal_names_it() -> None:
     made = example()
     rehearsed = made._replace(manifest=made.manifest.model_copy(update={"rehearsal": Rehearsal(slow_down=4)}))
     assert "rehearsed (engines simulated, 4 times slower)" in report.title(rehearsed)

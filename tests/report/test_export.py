@@ -92,7 +92,7 @@ def test_open_loops(kind: str, changes: dict[str, Any], shown: dict[str, Any], t
     assert {name: row[name] for name in shown} == shown
 
 
-def test_what_a_format_cannot_say_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_format_has_no_field_for_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ramp = {"ramp_up_strategy": "linear", "ramp_up_start_rps": 1.0, "ramp_up_end_rps": 9.0}
     files = {"a": published.content(8), "b": published.content(64, request_rate=2.0, burstiness=0.5)}
     files |= {"c": published.content(64, **ramp), "d": published.content(16, num_prompts=400)}

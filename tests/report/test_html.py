@@ -74,7 +74,7 @@ def test_what_the_command_line_says(three: list[Path], tmp_path: Path, capsys: p
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["report.html"]
 
 
-def test_everything_asked_for_is_there(three: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_requested_part_is_there(three: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = made(three, tmp_path)
     page = Elements(text).text
     lines = capsys.readouterr().out.splitlines()
@@ -189,7 +189,7 @@ def test_the_same_folders_give_the_same_bytes(three: list[Path], tmp_path: Path)
     assert made(three, tmp_path) == made(three, tmp_path)
 
 
-def test_deployments_that_failed_are_told(three: list[Path], tmp_path: Path) -> None:
+def test_deployments_that_failed_are_listed(three: list[Path], tmp_path: Path) -> None:
     visits = [
         {"deployment": "pd-9", "repeat": 1, "status": "failed", "error": "replica died: out of <memory>"},
         {"deployment": "a", "repeat": 0, "status": "done"},

@@ -79,7 +79,7 @@ def test_every_panel_is_drawn(opened: browser.Page) -> None:
     assert bands == [3, 3, 3], "an interval for every curve in every panel"
 
 
-def test_hovering_tells_all_of_a_point(opened: browser.Page) -> None:
+def test_hovering_shows_all_of_a_point(opened: browser.Page) -> None:
     assert opened.evaluate(TIP) is None
     opened.mouse(*opened.evaluate(POINT % 1))
     tip = opened.evaluate(TIP)
@@ -93,7 +93,7 @@ def test_hovering_tells_all_of_a_point(opened: browser.Page) -> None:
     assert opened.evaluate(TIP) is None
 
 
-def test_an_invalid_level_says_why_and_stays_text(opened: browser.Page) -> None:
+def test_an_invalid_level_shows_its_reasons_as_text(opened: browser.Page) -> None:
     last = POINT.replace("document.querySelector(", "[...document.querySelectorAll(").replace(
         "path[transform]')", "path[transform]')].pop()"
     )

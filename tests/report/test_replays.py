@@ -51,7 +51,7 @@ def replay(folder: Path, label: str, *, sha256: str = "5" * 64, cached: bool = T
     return folder
 
 
-def test_the_section_says_turns_hits_and_sessions(tmp_path: Path) -> None:
+def test_the_section_has_turns_hits_and_sessions(tmp_path: Path) -> None:
     folder = replay(tmp_path / "a", "collocated-2xtp1")
     text = render_text(pdlab.build_report(pdlab.load(folder), slos=["ttft_ms=500", "ttft_ms=900"]))
     assert "Replay of sessions: " in text and "replay chat.yaml 55555555" in text

@@ -33,7 +33,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     return build_report(load(*made))
 
 
-def test_every_load_of_every_curve_is_told(report: Report) -> None:
+def test_every_load_of_every_curve_is_in_the_text(report: Report) -> None:
     assert {(each.label, each.load) for each in report.parts} == {
         (curve.label, load) for curve in report.curves for load in (4, 16)
     }
@@ -125,7 +125,7 @@ def test_every_part_has_a_color_of_its_own() -> None:
     assert len(set(ttft_parts.COLORS.values())) == len(ttft_parts.COLORS)
 
 
-def test_what_is_not_drawn_is_said(report: Report) -> None:
+def test_what_is_not_drawn_is_named(report: Report) -> None:
     many = [
         each._replace(label=f"curve {number}", load=float(number)) for number in range(8) for each in report.parts[:1]
     ]

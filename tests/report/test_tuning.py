@@ -42,9 +42,7 @@ def baseline_line(
     return "".join(lines)
 
 
-def test_a_tuned_baseline_is_told_with_grid_winner_and_margin(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tuned_baseline_has_grid_winner_and_margin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tuned = COLLOCATED.model_copy(update={"engine_kwargs": TUNING.settings})
     assert baseline_line(tmp_path, capsys, tuned, tuning=TUNING) == (
         "Baseline 2xTP1 collocated: tuned, the best of 2 settings at TPOT p50 <= 12 ms is max_num_seqs=64 "
@@ -54,14 +52,14 @@ def test_a_tuned_baseline_is_told_with_grid_winner_and_margin(
     )
 
 
-def test_one_that_was_not_is_told_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_baseline_that_was_not_tuned_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "2xTP1 collocated: not tuned, the defaults of vLLM" in baseline_line(tmp_path, capsys)
     deployment = COLLOCATED.model_copy(update={"engine_kwargs": {"max_num_seqs": 64}})
     assert "not tuned, as launched, with max_num_seqs=64 (" in baseline_line(tmp_path / "given", capsys, deployment)
     assert "whether it was tuned is unknown" in baseline_line(tmp_path / "imported", capsys, origin="imported")
 
 
-def test_without_a_comparison_of_pd_nothing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_comparison_of_pd_there_is_no_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = Deployment(model="tiny-gptoss", topology=parse_label("collocated-1xtp2"))
     pair = [folders.write(tmp_path / "a", other), folders.write(tmp_path / "b", COLLOCATED)]
     assert viz.main(["--exps", *map(str, pair), "--no-plot"]) == 0

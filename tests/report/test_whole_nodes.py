@@ -7,21 +7,18 @@ from typing import Literal, get_args
 
 import pytest
 from support.curves import made_up
+from support.plans import scenario
 
 from pdlab.analysis.curves import Curve, Gpus, Point
 from pdlab.analysis.ranking import order_changes
 from pdlab.analysis.view import View
 from pdlab.cli import plan
-from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.gpu_count import Count
-from pdlab.core.workload import Slo, Workload
 from pdlab.plan.facts import other_first
 from pdlab.plan.planner import Candidate, Plan
-from pdlab.plan.scenario import Scenario
 from pdlab.report import tables
 from pdlab.report.whole_nodes import counted, counted_gpus
-from pdlab.sim.hardware import load_hardware
 
 GPUS = {
     "collocated-4xtp2": (8, 8),
@@ -36,24 +33,22 @@ GPUS = {
 @pytest.mark.parametrize("label", GPUS)
 @pytest.mark.parametrize("count", ["nodes", "used"])
 def test_a_plan_and_a_plot_agree(label: str, count: Literal["nodes", "used"]) -> None:
-    shape = require_shape("gpt-oss-120b")
-    scenario = replace(Scenario(load_hardware("h100-vllm-0.11"), shape, Workload(), Slo(tpot_s=0.012)), count=count)
+    planned = replace(scenario(tpot_s=0.012), count=count)
     deployment = Deployment(topology=parse_label(label))
     curve = counted(made_up(deployment))
     expected = GPUS[label][count == "used"]
     assert curve.counted(View(count=count)) == expected
     copies = 16 // GPUS[label][0]
-    assert scenario.counted_gpus(deployment, copies, 16) / copies == expected
+    assert planned.counted_gpus(deployment, copies, 16) / copies == expected
     per_gpu = View(count=count, gpus_per_node=1)
     assert curve.scale(per_gpu) == pytest.approx(1 / expected)
 
 
 def test_no_plan_counts_more_than_its_nodes() -> None:
     """Five GPUs of every node, eight of them on one alone: 6 copies on 8 nodes are 64 GPUs, not 6 x 16."""
-    shape = require_shape("gpt-oss-120b")
-    scenario = Scenario(load_hardware("h100-vllm-0.11"), shape, Workload(), Slo(), count="nodes")
+    planned = replace(scenario(), count="nodes")
     deployment = Deployment(topology=parse_label("pd-spread-p1xtp8-d1xtp2"))
-    assert scenario.counted_gpus(deployment, 6, 64) == 64
+    assert planned.counted_gpus(deployment, 6, 64) == 64
 
 
 def test_where_only_a_number_is_known_it_fills_nodes_too() -> None:
@@ -63,10 +58,7 @@ def test_where_only_a_number_is_known_it_fills_nodes_too() -> None:
 
 
 def test_the_default_is_one_declaration() -> None:
-    shape = require_shape("gpt-oss-120b")
-    counts = {plan.PlanSettings().count_gpus, View().count}
-    counts.add(Scenario(load_hardware("h100-vllm-0.11"), shape, Workload(), Slo()).count)
-    assert counts == {"used"}
+    assert {plan.PlanSettings().count_gpus, View().count, scenario().count} == {"used"}
 
 
 def of_throughput(label: str, output_tokens_per_s: float) -> Curve:
@@ -83,7 +75,7 @@ def of_throughput(label: str, output_tokens_per_s: float) -> Curve:
 
 
 @pytest.mark.parametrize(("rate", "differs"), [(70.0, True), (90.0, False), (60.0, False)])
-def test_one_line_says_where_the_order_depends_on_the_counting(rate: float, differs: bool) -> None:
+def test_one_line_where_the_order_depends_on_the_counting(rate: float, differs: bool) -> None:
     """Six GPUs of a node of eight: 70 are more than 85 of eight per GPU used, and fewer per node; 90 and 60 are not."""
     curves = [of_throughput("collocated-3xtp2", rate), of_throughput("collocated-4xtp2", 85)]
     for count in get_args(Count):
@@ -95,14 +87,13 @@ def test_one_line_says_where_the_order_depends_on_the_counting(rate: float, diff
 
 
 @pytest.mark.parametrize(("goodput_rps", "differs"), [(7.0, True), (9.0, False)])
-def test_a_plan_says_which_candidate_the_other_counting_has_first(goodput_rps: float, differs: bool) -> None:
-    shape = require_shape("gpt-oss-120b")
-    scenario = Scenario(load_hardware("h100-vllm-0.11"), shape, Workload(), Slo(tpot_s=0.012))
+def test_a_plan_names_the_candidate_that_the_other_counting_has_first(goodput_rps: float, differs: bool) -> None:
+    bounded = scenario(tpot_s=0.012)
     made = [
         Candidate(Deployment(topology=parse_label(label)), 1, (), None, gpus, goodput_rps=rps)
         for label, gpus, rps in (("collocated-3xtp2", 6, goodput_rps), ("collocated-4xtp2", 8, 8.5))
     ]
-    planned = Plan(tuple(made), 2, scenario.slo, None, gpus=8)
-    assert planned.first(scenario, "used") is made[0]
-    assert planned.first(scenario, "nodes") is made[differs]
-    assert other_first(planned, scenario) is (made[1] if differs else None)
+    planned = Plan(tuple(made), 2, bounded.slo, None, gpus=8)
+    assert planned.first(bounded, "used") is made[0]
+    assert planned.first(bounded, "nodes") is made[differs]
+    assert other_first(planned, bounded) is (made[1] if differs else None)

@@ -9,7 +9,8 @@ from typing import Any
 from support import records
 from support.validity import failing
 
-from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool
+from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool, parse_label
+from pdlab.core.nodes import ClusterNode, ClusterView
 from pdlab.core.workload import Closed, Workload
 from pdlab.results.schema import CanaryResult, Manifest, RequestRecord
 from pdlab.results.store import Store
@@ -72,6 +73,23 @@ def write(
             )  # fmt: skip
             store.write(run, sent)
     return folder
+
+
+def run_on(
+    folder: Path,
+    gpu: str | None = "H200",
+    version: str | None = "0.29.0",
+    *,
+    label: str = "collocated-1xtp4",
+    model: str = "gpt-oss-120b",
+    gpus: int = 8,
+    loads: tuple[int, ...] = (2, 4),
+) -> str:
+    """The folder of a sweep measured on a node of that many GPUs, by that version of vLLM."""
+    view = ClusterView(nodes=(ClusterNode(id="a", gpu_type=gpu, gpus=gpus, head=True),))
+    deployment = Deployment(model=model, topology=parse_label(label))
+    versions = {"vllm": version, "ray": "2.60.0"}
+    return str(write(folder, deployment, loads=loads, repeats=1, cluster=view, versions=versions))
 
 
 def requests(concurrency: int, ttft_s: float, tpot_s: float) -> list[RequestRecord]:

@@ -223,7 +223,7 @@ def test_bad_words_are_one_line(words: list[str], message: str) -> None:
     assert message in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_a_host_without_efa_is_told_before_anything_is_built(tmp_path: Path) -> None:
+def test_a_host_without_efa_is_refused_before_anything_is_built(tmp_path: Path) -> None:
     if Path("/opt/amazon/efa").exists():
         pytest.skip("this host has the EFA installer's files")
     done = subprocess.run(

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from pdlab.remote.network import RankHost
-from pdlab.transfer.check import RequestSize, TransferPlan, cache_blocks, run_backend
+from pdlab.transfer.check import run_backend
+from pdlab.transfer.plan import RequestSize, TransferPlan, cache_blocks
 from pdlab.transfer.rank.codes import Inspection
 from pdlab.transfer.rank.layout import BlockTable, plain_kv_shape
 from pdlab.transfer.rank.messages import TransferTimes
@@ -70,7 +71,7 @@ def test_both_kinds_of_blocks_in_turns() -> None:
         assert size.scattered_over_contiguous == pytest.approx(3)
 
 
-def test_one_kind_alone_unless_asked() -> None:
+def test_one_kind_alone_unless_requested() -> None:
     for kind in (True, False):
         made, ranks = plan(scattered=kind), Ranks()
         result = run_backend(made, made.ranks("other", vram=False), ranks)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pdlab.core.errors import TransferError
 from pdlab.core.nodes import ClusterNode, ClusterView
-from pdlab.transfer.check import RequestSize, TransferPlan
+from pdlab.transfer.plan import RequestSize, TransferPlan
 from pdlab.transfer.rank.layout import plain_kv_shape
 from pdlab.transfer.ray_ranks import choose_nodes
 

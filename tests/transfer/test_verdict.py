@@ -296,7 +296,7 @@ def test_the_slower_side_sets_the_line_rate() -> None:
     assert verdict.share == pytest.approx(0.88) and "(1 Gbit/s, shaped)" in verdict.text
 
 
-def test_notes_say_what_a_verdict_rests_on() -> None:
+def test_notes_name_the_evidence_of_a_verdict() -> None:
     assert noted(**ONE_HOST) == []
     assert noted(**ONE_HOST | {"strategy": "spread"}) == ["spread_on_one_host"]
     assert noted(decode=replace(HOST_B, boot="boot-a")) == ["hosts_share_a_kernel"]

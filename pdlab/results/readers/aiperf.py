@@ -15,7 +15,7 @@ from pdlab.results.readers import FileReading, RawLevel, RequestTimes, parsed_li
 from pdlab.results.readers.statistics import REGULAR, add_statistics, keyed, of_export, times_of, total_of
 
 TOOL = "AIPerf"
-_METRICS = {
+METRICS = {
     "time_to_first_token": "ttft",
     "inter_token_latency": "tpot",  # of a request: (latency - TTFT) / (tokens - 1)
     "inter_chunk_latency": "itl",
@@ -132,7 +132,7 @@ def _level(content: dict[str, Any]) -> dict[str, Any]:
         **_load(config, command),
         **of_export(content),
     }
-    for theirs, ours in _METRICS.items():
+    for theirs, ours in METRICS.items():
         statistics = content.get(theirs)
         if isinstance(statistics, dict):
             level |= keyed(ours, statistics, to_ms=_TO_MS.get(str(statistics.get("unit")), 1.0), mean="avg")

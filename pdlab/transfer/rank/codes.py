@@ -86,6 +86,10 @@ class CodeBook:
         same |= region << self.shift["region"]
         return np.uint64(same) | np.asarray(blocks, dtype=np.uint64) << self._at("block")
 
+    def source_pages(self, request: int, rank: int, region: int, blocks: npt.ArrayLike) -> Words:
+        """`pages` of prefill."""
+        return self.pages(SOURCE, request, rank, region, blocks)
+
     def field(self, codes: Words, name: str) -> npt.NDArray[np.int64]:
         """One field of the codes, with their shape."""
         return (codes >> self._at(name) & np.uint64(self.mask[name])).astype(np.int64)
@@ -118,10 +122,10 @@ def fill_source(
         words = book.words(book.shape.first_head(tp, rank), 0, region.shape[1])
         if tables:
             for table in tables:
-                fill(region, table.prefill, book.pages(SOURCE, table.request, rank, number, table.prefill), words)
+                fill(region, table.prefill, book.source_pages(table.request, rank, number, table.prefill), words)
         else:
             blocks = np.arange(len(region))
-            fill(region, blocks, book.pages(SOURCE, 0, rank, number, blocks), words)
+            fill(region, blocks, book.source_pages(0, rank, number, blocks), words)
 
 
 def fill_untouched(book: CodeBook, regions: Sequence[Words], tp: int, rank: int, blocks: npt.ArrayLike) -> None:
@@ -192,7 +196,7 @@ def check(
             head = book.shape.first_head(prefill_tp, pair.prefill)
             inside = book.words(head, pair.prefill_offset // WORD, count)
             for table in tables:
-                pages = book.pages(SOURCE, table.request, pair.prefill, number, table.prefill)
+                pages = book.source_pages(table.request, pair.prefill, number, table.prefill)
                 _compare(wrong, region, number, table.decode, first, pages, inside, True)
                 words += count * len(table.decode)
         untouched = book.words(book.shape.first_head(tp, rank), 0, region.shape[1])

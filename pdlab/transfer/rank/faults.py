@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pdlab.transfer.rank.codes import SOURCE, CodeBook
 from pdlab.transfer.rank.layout import WORD, Blocks, BlockTable, RankPair, Words
+
+if TYPE_CHECKING:
+    from pdlab.transfer.rank.codes import CodeBook
 
 # Fault -> its name in the check's result. The first group sends wrong descriptors, so that the real transfer misplaces
 # blocks. The second group rewrites received words.
@@ -69,7 +72,7 @@ def rewrite(
     elif fault == "flip-bit":
         page[count // 2] ^= np.uint64(1 << 17)
     elif fault == "stale":
-        page[:] = book.pages(SOURCE, request - 1, pair.prefill, 0, block) | words
+        page[:] = book.source_pages(request - 1, pair.prefill, 0, block) | words
     elif fault == "swap-kv":
         page[:] ^= np.uint64(1 << book.shift["kv"])
     elif fault == "wrong-head":

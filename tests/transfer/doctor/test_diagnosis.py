@@ -59,7 +59,7 @@ def test_healthy_clusters_have_no_findings() -> None:
     assert diagnose({"a": cpu_node(), "b": cpu_node()}) == []
 
 
-def test_nothing_known_says_nothing() -> None:
+def test_nothing_known_no_findings() -> None:
     assert diagnose({"a": {}}) == []
 
 
@@ -214,7 +214,7 @@ def test_tcp_alone_is_fine_without_efa_but_not_on_one_machine() -> None:
     assert [(f.severity, f.topic) for f in findings] == [("warning", "UCX_TLS")]
 
 
-def test_nodes_that_load_alike_are_told_from_others() -> None:
+def test_nodes_that_load_alike_are_grouped() -> None:
     def node(**digests: str) -> dict[str, Any]:
         return {"loaded": {"backends": {"UCX": None}, "digests": digests}}
 
@@ -298,7 +298,7 @@ class TestProbe:
         mine = node_probe.quick(environment={"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1"})["advertised"]
         assert mine["mine"] and mine["loopback"]
 
-    def test_backends_that_load_are_told_from_files_that_are_there(self) -> None:
+    def test_backends_that_load_and_files_that_are_there(self) -> None:
         """NIXL lists the LIBFABRIC plugin; without libfabric on the machine it does not load."""
         loaded_transports = node_probe.load(("UCX", "NO_SUCH_BACKEND"))
         assert loaded_transports["backends"]["UCX"] is None

@@ -63,7 +63,7 @@ BAD_NETWORK = {
 
 @pytest.mark.parametrize("fact", BAD_NETWORK.values(), ids=BAD_NETWORK)
 @pytest.mark.parametrize("wire", ONE_MACHINE)
-def test_a_deployment_on_one_machine_is_told_nothing_of_networks(fact: dict[str, Any], wire: Concern) -> None:
+def test_a_deployment_on_one_machine_has_no_network_findings(fact: dict[str, Any], wire: Concern) -> None:
     assert topics(fact, None) != [], "there is something"
     assert topics(fact, {wire}) == []
 

@@ -13,16 +13,8 @@ import pytest
 from support.rank_processes import ProcessRanks
 
 from pdlab.core.errors import TransferError
-from pdlab.transfer.check import (
-    BackendResult,
-    RequestSize,
-    TransferPlan,
-    cache_blocks,
-    probe_plan,
-    run_backend,
-    wire_unreported,
-    with_wire_of,
-)
+from pdlab.transfer.check import BackendResult, probe_plan, run_backend, wire_unreported, with_wire_of
+from pdlab.transfer.plan import RequestSize, TransferPlan, cache_blocks
 from pdlab.transfer.rank.faults import FAULTS
 from pdlab.transfer.rank.layout import KvShape, model_kv_shape
 from pdlab.transfer.rank.messages import RankOptions
@@ -114,7 +106,7 @@ def test_tcp_on_one_host_is_the_wrong_wire(direction: str) -> None:
     assert 0.9 < sum(result.traffic.values()) < 1.5, "the interfaces counted what UCX says went over them"
 
 
-def test_a_ucx_that_counts_nothing_tells_its_candidates() -> None:
+def test_a_ucx_that_counts_nothing_names_its_candidates() -> None:
     silent = run(plan(), proto_info="n")
     assert wire_unreported(silent) and "no_protocol_table" in [note.code for note in silent.notes]
     probe = run(probe_plan(plan()), proto_info="y")
