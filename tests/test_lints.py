@@ -228,6 +228,7 @@ FOREIGN: dict[str, str] = {
     "(Mean|(\\d\\d\\.\\d\\d) percentile) (.*?latency|Time (?:per|to) Output Token) \\(ns\\)": "the same",
     "from multiprocessing.spawn import spawn_main": "the command line of a process that Python spawned",
     "vocab file": "an error of openai_harmony",
+    "Could not determine home directory": "an error of Python's pathlib",
     "Kernel Module[^\\n]*?\\s(\\d+\\.\\d+(?:\\.\\d+)?)\\s": "/proc/driver/nvidia/version",
     "^model name\\s*:\\s*(.+)$": "/proc/cpuinfo",
     "(?P<name>)(?P<value>-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----)": "PEM files",

@@ -39,6 +39,7 @@ from pdlab.plan.stack_bands import saturation
 from pdlab.plan.stack_prior import (
     LEAST_LIKE,
     SEEN_BY,
+    UNSTATED,
     EffectSds,
     ErrorComponents,
     Stack,
@@ -248,7 +249,10 @@ def group_scores(found: Found, kinds: Sequence[str] = (*SEEN_BY, *LevelSetting._
     scores = []
     for kind in [each for each in kinds if each in SEEN_BY]:
         labels = {
-            stack: f"{stack.engine} {stack.version}" if kind == "engine" else group_of(stack, kind) for stack in found
+            stack: f"{stack.engine} {UNSTATED}"
+            if stack.version == UNSTATED and kind == "engine"
+            else group_of(stack, kind)
+            for stack in found
         }
         for group in sorted(set(labels.values())):
             others = others_of({stack: values for stack, values in found.items() if labels[stack] != group})

@@ -11,7 +11,7 @@ from zlib import crc32
 import jinja2
 from jinja2.bccache import Bucket
 
-from pdlab.core.errors import WriteError
+from pdlab.core.errors import NoHomeError, WriteError
 from pdlab.core.files import cache_dir, replace
 
 
@@ -29,14 +29,14 @@ class CompiledTemplates(jinja2.BytecodeCache):
 
     def load_bytecode(self, bucket: Bucket) -> None:
         """Read the compiled template. If it cannot be read, Jinja compiles the template again."""
-        with suppress(OSError, EOFError, ValueError, pickle.UnpicklingError):
+        with suppress(OSError, EOFError, ValueError, NoHomeError, pickle.UnpicklingError):
             data = _file(bucket).read_bytes()
             if data.startswith(self._made_from):
                 bucket.bytecode_from_string(data[len(self._made_from) :])
 
     def dump_bytecode(self, bucket: Bucket) -> None:
         """Write the compiled template, if the cache can be written."""
-        with suppress(WriteError):
+        with suppress(WriteError, NoHomeError):
             replace(_file(bucket), self._made_from + bucket.bytecode_to_string())
 
 

@@ -17,6 +17,10 @@ class UsageError(PdlabError):
     exit_code = 2
 
 
+class NoHomeError(UsageError):
+    """The user has no home folder, and nothing else names a folder for pdlab's files."""
+
+
 class PlacementError(UsageError):
     """The deployment does not fit the cluster. The message has the demand and the free slots."""
 

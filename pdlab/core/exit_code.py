@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from pdlab.core.commands import not_installed
-from pdlab.core.errors import BenchError, PdlabError, WriteError
+from pdlab.core.errors import BenchError, PdlabError, UsageError, WriteError
 from pdlab.core.failure import failure_file, write_failure
 from pdlab.core.text import printable
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 NOT_CLEAN = 3  # the command did its work and has findings: an invalid level, a failed step, a difference
 INTERRUPTED = 130
 READER_GONE = 141  # a shell's code for an end by SIGPIPE
+_NO_HOME = "Could not determine home directory"  # of pathlib: HOME is not set, and passwd has no such user
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -99,6 +100,9 @@ def exit_code(
             raise  # not about a file
         return _failed(error, cut(no_file(error)), 1)
     except Exception as error:
+        if isinstance(error, RuntimeError) and str(error).startswith(_NO_HOME):
+            text = "the home folder of this user, or of a ~USER, is not known: set HOME, or leave ~ out"
+            return _failed(error, text, UsageError.exit_code)
         write_failure(cut(f"{type(error).__name__}: {error}"), error)
         raise
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pdlab.core.errors import StoreError, UsageError, WriteError, reason_of
+from pdlab.core.errors import NoHomeError, StoreError, UsageError, WriteError, reason_of
 
 COMMAND_CHARS = 200
 
@@ -175,11 +175,15 @@ def python_path(*folders: str) -> str:
 
 
 def cache_dir() -> Path:
-    """The user's cache folder of pdlab: $PDLAB_CACHE_DIR, or pdlab under $XDG_CACHE_HOME or ~/.cache."""
+    """The user's cache folder of pdlab: $PDLAB_CACHE_DIR, or pdlab under $XDG_CACHE_HOME or ~/.cache. Raises
+    NoHomeError."""
     configured = os.environ.get("PDLAB_CACHE_DIR")
     if configured:
         return Path(configured)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pdlab"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pdlab"
+    except RuntimeError as error:
+        raise NoHomeError("the home folder of this user is not known: set HOME, or PDLAB_CACHE_DIR") from error
 
 
 def launch_lock(*, local: bool) -> Path:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from pdlab.core.errors import WriteError
+from pdlab.core.errors import NoHomeError, WriteError
 from pdlab.core.files import PACKAGE, cache_dir, replace
 from pdlab.core.one_line_parser import OneLineParser
 
@@ -85,7 +85,7 @@ def store_page(command: str, page: HelpPage) -> None:
     arguments = [each._replace(options=_shown(each.options)) for each in page.arguments]
     modules = [getattr(module, "__file__", None) for name, module in sys.modules.items() if name.startswith("pdlab.")]
     sources = {str(path): _state(Path(path)) for path in modules if path is not None}
-    with suppress(WriteError):
+    with suppress(WriteError, NoHomeError):
         replace(_file(command), json.dumps([sources, page._replace(arguments=arguments)]).encode())
 
 
@@ -96,7 +96,7 @@ def stored_page(command: str) -> HelpPage | None:
         if any(_state(Path(path)) != state for path, state in sources.items()):
             return None
         return HelpPage(program, usage, about, examples, [Argument(*each) for each in arguments])
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, NoHomeError):
         return None
 
 

@@ -112,7 +112,7 @@ def describe(host: Machine, out: Path) -> str:
     if host.idle_cores is not None:
         parts[0] += f" ({host.idle_cores:.1f} idle)"
     if host.memory_free_bytes is not None and host.memory_bytes is not None:
-        parts.append(f"{host.memory_free_bytes / 1e9:.1f} of {byte_size(host.memory_bytes)} memory free")
+        parts.append(f"{byte_size(host.memory_free_bytes)} of {byte_size(host.memory_bytes)} memory free")
     disk = machine.disk_free_bytes(out)
     if disk is not None:
         parts.append(f"{disk / 1e9:.0f} GB disk free")

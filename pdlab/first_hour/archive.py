@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from pdlab.core.environment import is_secret
+from pdlab.core.files import replace
 
 MOST_BYTES = 4_000_000  # of one file; a larger file loses its beginning
 TEXTS = {".json", ".log", ".txt", ".yaml", ".html", ".out", ".err", ""}
@@ -69,16 +70,17 @@ def contents(out: Path) -> Iterator[Path]:
 
 
 def write(out: Path, secrets: Collection[str]) -> Path:
-    """Make the archive in ``out``. Returns its path."""
+    """Make the archive in ``out``, without files that cannot be read. Returns its path. Raises WriteError."""
     name = f"first-hour-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
-    path = out / f"{name}.tar.gz"
-    with tarfile.open(path, "w:gz") as archive:
+    path, packed = out / f"{name}.tar.gz", io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for file in contents(out):
             with contextlib.suppress(OSError):
                 data = redact(_end(file), secrets).encode()
                 member = tarfile.TarInfo(f"{name}/{file.relative_to(out)}")
                 member.size, member.mtime = len(data), int(file.stat().st_mtime)
                 archive.addfile(member, io.BytesIO(data))
+    replace(path, packed.getvalue())
     return path
 
 

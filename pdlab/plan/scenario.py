@@ -309,7 +309,8 @@ def _served(simulated: SimulatedLevel, part: slice, *, waits: bool = False) -> t
         return inside / (closes_s - opens_s), True
     arrived = part.stop - part.start
     stays_s = statistics.fmean((finish_s[part] - arrival_s[part]).tolist())
-    in_flight = arrived / (closes_s - opens_s) * stays_s
+    # Under a load far above what is served, Little's law counts more requests than have come.
+    in_flight = min(arrived / (closes_s - opens_s) * stays_s, len(finish_s))
     piles_up = arrived - inside > max(GROWTH * arrived, DEVIATIONS * math.sqrt(2 * in_flight))
     came_per_s = arrived / (closes_s - opens_s) if waits else load.value
     return came_per_s * min(inside / arrived, 1.0), not piles_up

@@ -16,6 +16,7 @@ benchmarks/stack_scores estimates both from public points. configs/errors/public
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
@@ -30,6 +31,10 @@ from pdlab.sim.hardware import ErrorParts
 
 UNSTATED = "unstated"
 PARAMETERS = 4  # of a correction
+# The first and the last version of an engine that are of one group with the rows of a quarter that state no version. On
+# PyPI vLLM 0.12.0 and 0.13.0 are of December 2025. vLLM 0.11 has a group of its own: the published runs behind Ray
+# (docs/decisions/038-versions-of-a-quarter.md).
+QUARTERS = {("vllm", "2025-Q4"): ((0, 12), (0, 13))}
 LEAST_STACKS = 9  # fewer stacks do not determine within which range 90 % of a new stack's errors are
 
 
@@ -70,13 +75,22 @@ class EffectSds(NamedTuple):
 
 
 def group_of(stack: Stack, kind: str) -> str:
-    """The model, the GPU, or the engine with the version of a stack, by a kind of `SEEN_BY`. A version of which neither
-    number nor quarter is known is a group of its own: two such versions may differ."""
+    """The model, the GPU, or the engine with the version of a stack, by a kind of `SEEN_BY`. A version of `QUARTERS` is
+    of the group of its quarter. A version of which neither number nor quarter is known is a group of its own: two such
+    versions may differ."""
     if kind == "model":
         return stack.model.split()[0]
     if kind == "gpu":
         return stack.gpu
-    return stack.label if stack.version == UNSTATED else f"{stack.engine} {stack.version}"
+    return stack.label if stack.version == UNSTATED else f"{stack.engine} {_quarter_of(stack) or stack.version}"
+
+
+def _quarter_of(stack: Stack) -> str | None:
+    number = re.match(r"(\d+)\.(\d+)(?!\d)", stack.version)
+    for (engine, quarter), (first, last) in QUARTERS.items():
+        if number and engine == stack.engine and first <= (int(number[1]), int(number[2])) <= last:
+            return quarter
+    return None
 
 
 def generation_of(gpu: str) -> str:

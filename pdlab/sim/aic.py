@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 from pdlab.core.catalog import ModelShape, config_of
 from pdlab.core.deployment import Pool
-from pdlab.core.errors import UsageError, WriteError
+from pdlab.core.errors import NoHomeError, UsageError, WriteError
 from pdlab.core.files import cache_dir, replace
 from pdlab.core.model_files import CONFIG, MODELOPT, ModelFiles
 from pdlab.core.schema import Frozen
@@ -143,7 +143,7 @@ def _file(key: Mapping[str, str]) -> Path:
 
 
 def _kept(key: Mapping[str, str]) -> Tabulated | None:
-    with suppress(OSError, ValidationError):
+    with suppress(OSError, NoHomeError, ValidationError):
         kept = _CachedTables.model_validate_json(_file(key).read_bytes())
         if kept.of == key:
             return kept.tables
@@ -152,7 +152,7 @@ def _kept(key: Mapping[str, str]) -> Tabulated | None:
 
 def _keep(key: dict[str, str], tables: Tabulated) -> Tabulated:
     """Nothing is kept where the cache cannot be written."""
-    with suppress(WriteError):
+    with suppress(WriteError, NoHomeError):
         replace(_file(key), _CachedTables(of=key, tables=tables).model_dump_json().encode())
     return tables
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from pdlab.core.commands import PDLAB
 from pdlab.core.failure import FAILURE_FILE, CommandFailure, read_failure
 from pdlab.core.files import ROOT
 
@@ -250,5 +251,6 @@ class _Child:
 
 
 def as_typed(argv: Sequence[str]) -> str:
-    """The command as a person types it in the project's folder."""
-    return shlex.join(["python", *("python" if word == sys.executable else word for word in argv)])
+    """The command as a person types it: in the checkout, or with the installed ``pdlab``."""
+    words = ["python", *("python" if word == sys.executable else word for word in argv)]
+    return shlex.join([*PDLAB.split(), *words[3:]] if words[:3] == ["python", "-m", "pdlab"] else words)

@@ -147,7 +147,7 @@ def test_everything_works(fake: Fake, capsys: pytest.CaptureFixture[str]) -> Non
     assert fake.run({}) == 0
     assert fake.plot.read_bytes().startswith(b"\x89PNG")
     output = capsys.readouterr().out
-    assert "2 cores (1.9 idle), 20.0 of 24.0 GB memory free" in output
+    assert "2 cores (1.9 idle), 20 GB of 24 GB memory free" in output
     assert "concurrency 1, 2, 4, 8, 16 (" in output and "2 engines per deployment" in output
     assert "[6 of 6; 0:" in output and "left] sweep of collocated-2xtp1" in output
     assert output.count("5 of 5 levels valid") == 3

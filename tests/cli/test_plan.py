@@ -601,3 +601,18 @@ def test_follow_up_commands_can_be_pasted(capsys: pytest.CaptureFixture[str], tm
     for line in lines:
         path = Path(shlex.split(line)[3])
         assert path.parent == folder and path.is_file()
+
+
+class TestALoadThatIsNotServed:
+    def test_its_requests_pile_up(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert plan.main(["--gpus", "8", "--rate", "1000"]) == 0
+        out = capsys.readouterr().out
+        assert "No deployment keeps up with the load, so requests queue up" in out and "requests/s take" not in out
+
+    @pytest.mark.parametrize(("rate_rps", "serves"), [(15.0, True), (30.0, False), (300.0, False)])
+    def test_no_deployment_of_eight_gpus_serves_more_than_it_can(self, rate_rps: float, serves: bool) -> None:
+        """Of 20 requests/s with 5000:250 tokens collocated 4xTP2 serves 19.5, and no other deployment keeps up."""
+        made = planner.plan(scenario(), "gpt-oss-120b", nodes(1), 8, rate_rps=rate_rps).candidates
+        assert any(each.best for each in made) is serves
+        for each in made:
+            assert each.best is None or each.best.requests_per_s * each.copies > 0.9 * rate_rps

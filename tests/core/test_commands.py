@@ -147,3 +147,18 @@ def test_an_interrupt_while_a_command_is_imported_is_one_line(
     monkeypatch.setattr("pdlab.__main__._module", interrupted)
     assert main(["models"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "--model", "~nobody-is-called-this/config.json"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: the home folder of this user, or of a ~USER, is not known") and err.count("\n") == 1
+
+    def no_home() -> NoReturn:
+        raise RuntimeError("Could not determine home directory.")  # as pathlib does
+
+    for name in ("PDLAB_CACHE_DIR", "XDG_CACHE_HOME", "HF_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    assert main(["models", "--help"]) == 0
+    assert main(["models", "--model", "org/no-such-model"]) == 2

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 import tarfile
 from pathlib import Path
 
 import pytest
 
+from pdlab.core.errors import WriteError
 from pdlab.first_hour import archive
 
 TOKEN, KEY, PASSWORD = "3f9a1c77e2b04d5f9a", "pdlab-4Q8x_Zr2-key-of-clients", "hunter2hunter2"
@@ -100,3 +102,11 @@ def test_a_long_log_keeps_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "a.log").write_text("x" * 500 + "the end")
     (text,) = unpacked(archive.write(tmp_path, set())).values()
     assert text.startswith("[the first 407 bytes are left out]") and text.endswith("the end")
+
+
+def test_on_a_full_disk_no_archive_is_cut_short(small_disk: Path) -> None:
+    (small_disk / "long.log").write_text(random.Random(0).randbytes(20_000).hex())
+    (small_disk / "fill").write_bytes(bytes(16 * 1024))
+    with pytest.raises(WriteError, match="No space left"):
+        archive.write(small_disk, ())
+    assert sorted(each.name for each in small_disk.iterdir()) == ["fill", "long.log"]

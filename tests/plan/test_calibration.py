@@ -169,7 +169,7 @@ def test_an_experiment_of_this_repository_is_calibrated_and_left_out(
     assert fitted.fit.tp == (1,) and fitted.fit.input_tokens == (512, 512) and fitted.fit.output_tokens == (64, 64)
     assert fitted.fit.modes == ("collocated", "pd-pack", "pd-spread") and fitted.fit.in_flight_per_gpu == (0.5, 2.0)
     assert fitted.constants["launch_ms"].source == cli_calibrate.CALIBRATED
-    assert fitted.error is not None and fitted.error.points == 6
+    assert fitted.error is not None and fitted.error.points == 3, "without the lowest load of each"
     assert set(fitted.error.parts) == {"TPOT", "mean TTFT", "requests/s"}
     assert any(line.startswith("errors common to a configuration") for line in lines)
     assert fitted.error.percent("mean TTFT") == (fitted.error.ttft_percent, 8.0)

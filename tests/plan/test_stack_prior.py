@@ -45,6 +45,13 @@ def test_versions_that_nobody_stated_are_not_one_version() -> None:
     assert unseen(stack("a", "H200", "0.18"), others) == ("gpu", "engine")
 
 
+@pytest.mark.parametrize(("version", "of_it"), [("0.12", True), ("0.13.1", True), ("0.11", False), ("0.14", False)])
+def test_versions_of_a_quarter_are_seen_in_rows_that_state_the_quarter(version: str, of_it: bool) -> None:
+    rows = [stack("a", "H100", "2025-Q4")]
+    assert unseen(stack("a", "H100", version), rows) == (() if of_it else ("engine",))
+    assert unseen(stack("a", "H100", version)._replace(engine="trtllm"), rows) == ("engine",)
+
+
 def test_a_prior_is_the_textbook_prediction_of_all_parameters_at_once() -> None:
     """As the normal distribution of everything, given the fits, with means of which nothing is known before."""
     rng = np.random.default_rng(10)

@@ -18,6 +18,7 @@ import pytest
 from support.processes import alive, eventually, failing_program, wait_for
 
 from pdlab.core.failure import FAILURE_FILE
+from pdlab.steps import runner
 from pdlab.steps.runner import ChildStep, StepRunner
 
 # Starts a process of its own group, notes its number, and waits; says what an interrupt does.
@@ -250,3 +251,11 @@ class TestShown:
         assert code in (-signal.SIGINT, 130, 1) and "KeyboardInterrupt" in errors
         assert out.index("taken down") < out.index("\ndown\n")
         assert ended(int(note.read_text()))
+
+
+def test_a_command_is_shown_as_it_is_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert runner.as_typed(["launch_gptoss.py", "--model", "a b"]) == "python launch_gptoss.py --model 'a b'"
+    assert runner.as_typed(["-m", "pdlab", "weights"]) == "python -m pdlab weights"
+    monkeypatch.setattr(runner, "PDLAB", "pdlab")  # as where pdlab is installed
+    assert runner.as_typed(["-m", "pdlab", "weights", "--model", "a b"]) == "pdlab weights --model 'a b'"
+    assert runner.as_typed(["-c", "pass"]) == "python -c pass"
