@@ -21,6 +21,7 @@ EXPERTS_PER_TOKEN = ("num_experts_per_tok", "experts_per_token", "top_k_experts"
 EXPERT_WIDTH = ("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")
 SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size")
+MOST_LAYERS = 100_000  # more than any model has, few enough to go through them
 CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "model_max_length")
 # The config.json of these models may lack layer_types. One of this many layers has full attention.
 FULL_EVERY = {"gpt_oss": 2, "gemma2": 2, "gemma3_text": 6, "cohere2": 4}
@@ -57,6 +58,8 @@ def shape_fields(config: Config, modelopt: Config | None = None) -> dict[str, An
     for name in ("layers", "hidden", "heads", "vocab", "max_context"):
         if type(fields[name]) is not int or fields[name] < 1:
             raise ValueError(f"{name} of the model is {fields[name]!r}, which is no whole number above 0")
+    if fields["layers"] > MOST_LAYERS:
+        raise ValueError(f"layers of the model is {fields['layers']}, more than {MOST_LAYERS}")
     tied = _first(text, "tie_word_embeddings")
     tied = config.get("tie_word_embeddings") if tied is None else tied
     fields["tied_embeddings"] = str(text.get("model_type")).startswith("gemma") if tied is None else bool(tied)

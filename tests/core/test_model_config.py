@@ -117,6 +117,11 @@ def test_context(keys: dict[str, Any], tokens: int) -> None:
     assert shape({**LLAMA, **keys}).max_context == tokens
 
 
+def test_layers_are_few_enough_to_go_through_them() -> None:
+    with pytest.raises(ValueError, match="more than 100000"):
+        shape({**GPT_OSS, "num_hidden_layers": 10**30, "layer_types": None})
+
+
 def test_an_infinite_context_is_refused() -> None:
     with pytest.raises(ValueError, match="max_context of the model is inf, which is no whole number"):
         shape({**LLAMA, "rope_scaling": {"type": "linear", "factor": float("inf")}})
