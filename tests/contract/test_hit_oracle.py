@@ -12,6 +12,7 @@ from pdlab.core.catalog import load_model
 from pdlab.core.deployment import Deployment, Pool, parse_label
 from pdlab.core.workload import Level, Open, Workload
 from pdlab.sim import vllm_scheduler
+from pdlab.sim.engine import MAX_SEQUENCES
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.level import Trace, figures
 from pdlab.sim.simulator import simulate
@@ -144,11 +145,11 @@ def test_engines_tell_how_they_keep_windows() -> None:
     from pdlab.sim.vllm_scheduler import _config
 
     assert SHAPE is not None
-    config = _config(HYBRID, SHAPE, 100_000, None)
+    config = _config(HYBRID, SHAPE, 100_000, MAX_SEQUENCES, None)
     assert keeps_ends_alone(config)
     config.cache_config.prefix_cache_retention_interval = None
     assert not keeps_ends_alone(config)
-    assert not keeps_ends_alone(_config(FULL, SHAPE, 100_000, None)), "one group for all layers keeps every block"
+    assert not keeps_ends_alone(_config(FULL, SHAPE, 100_000, MAX_SEQUENCES, None)), "one group keeps every block"
 
 
 @pytest.mark.parametrize("label", ["collocated-1xtp2", "pd-pack-p1xtp2-d1xtp2"])
@@ -180,7 +181,7 @@ def by_vllm_with_host(
     offloads = KVTransferConfig(
         kv_connector="OffloadingConnector", kv_role="kv_both", kv_connector_extra_config={"cpu_bytes_to_use": 1e9}
     )
-    monkeypatch.setattr(vllm_scheduler, "_config", lambda *args: plain(*args[:3], offloads))
+    monkeypatch.setattr(vllm_scheduler, "_config", lambda *args: plain(*args[:4], offloads))
     parts = scheduler_parts(hardware, SHAPE, Pool(tp=2), role=None, asynchronous=False, pool_blocks=blocks)
     scheduler = parts.make()
     offloading = scheduler.connector.connector_scheduler

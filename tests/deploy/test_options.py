@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +266,7 @@ def test_a_request_that_cannot_be_launched_is_one_line(
         assert err.startswith("error: ") and message in err and err.count("\n") == 1
     monkeypatch.setattr("sys.stdin", None)
     assert launch_gptoss.main(["--request-from-stdin"]) == 2, "standard input is closed"
+    sys.stdin.close()  # the null device
     assert cluster.calls == []
 
 
