@@ -281,10 +281,12 @@ class Engine:
                     self._know(self.arrived, system, now_s)
                     self.joining += self.arrived
                     self.arrived = []
-            joining, too_many = self.joining, self.joining[max(self.most_sequences - batch, 0) :]
-            if too_many:
-                joining = joining[: -len(too_many)]
+            joining, most = self.joining, self.most_sequences
             joined = len(joining)
+            too_many: list[int] = []
+            if batch + joined > most:
+                joined = max(most - batch, 0)
+                joining, too_many = joining[:joined], joining[joined:]
             preempts = frees = False
             if self.late:
                 if not (batch or joined or self.promised):
@@ -294,7 +296,7 @@ class Engine:
             elif room < 0 and batch:
                 preempts = self._make_room(system)
                 frees = self.late > 0
-            self.starved = bool(self.inbound) and not self.is_full
+            self.starved = bool(self.inbound) and batch < most
             prefill = context_sum = tokens_in = 0.0
             if preempts:  # vLLM then admits no request in this step
                 batch, joined, self.starved = len(running), 0, True
@@ -305,8 +307,9 @@ class Engine:
                 if joined or self.told:
                     self.joined, self.joining, self.told = joining, too_many + self.told, []
                     self.coming -= joined
-            join_next = len(self.joining) > len(too_many)
-            between_steps = frees or (in_flight and (self.seen or join_next or self.unscheduled))
+            between_steps = frees or (
+                in_flight and (self.seen or len(self.joining) > len(too_many) or self.unscheduled)
+            )
             self.unscheduled = 0
             if self.late:
                 self.late = self.outside + self.outside_before
