@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
@@ -78,6 +79,12 @@ def byte_size(count: float, digits: int = 3) -> str:
 def last_line(text: str) -> str:
     """The last line that is not blank, stripped; empty if there is none."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def version_numbers(version: str) -> tuple[int, int] | None:
+    """Major and minor number: ``(0, 29)`` for ``v0.29.0+cpu``; None for text that does not begin with two numbers."""
+    match = re.match(r"v?(\d+)\.(\d+)", version.strip())
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def printable(text: str) -> str:

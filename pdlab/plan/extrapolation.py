@@ -6,13 +6,13 @@ The errors of a fit are not valid outside of it, so there is no interval and no 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import UsageError
 from pdlab.core.rendering import macro
+from pdlab.core.text import version_numbers
 from pdlab.core.workload import Closed, Load, Workload
 from pdlab.plan import TEMPLATES
 from pdlab.sim.hardware import Hardware
@@ -167,8 +167,8 @@ def in_flight_per_gpu(load: Load, gpus: int, requests_per_s: float, e2el_s: floa
 
 def major_minor(version: str) -> str | None:
     """Major and minor version: ``0.29`` for ``0.29.0+cpu``; None for text that does not begin with two numbers."""
-    match = re.match(r"v?(\d+)\.(\d+)", version.strip())
-    return f"{match[1]}.{match[2]}" if match else None
+    numbers = version_numbers(version)
+    return f"{numbers[0]}.{numbers[1]}" if numbers else None
 
 
 def ran_on(experiment: Experiment) -> Platform:

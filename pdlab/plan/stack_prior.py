@@ -16,7 +16,6 @@ benchmarks/stack_scores estimates both from public points. configs/errors/public
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
@@ -25,6 +24,7 @@ from annotated_types import Ge, Gt
 
 from pdlab.core.catalog import known_gpu
 from pdlab.core.schema import Frozen
+from pdlab.core.text import version_numbers
 from pdlab.plan.correction_fit import HOST, PREFILL, Array, CorrectionDistribution
 from pdlab.plan.prediction_intervals import NORMAL_90
 from pdlab.sim.hardware import ErrorParts
@@ -86,9 +86,9 @@ def group_of(stack: Stack, kind: str) -> str:
 
 
 def _quarter_of(stack: Stack) -> str | None:
-    number = re.match(r"(\d+)\.(\d+)(?!\d)", stack.version)
+    number = version_numbers(stack.version)
     for (engine, quarter), (first, last) in QUARTERS.items():
-        if number and engine == stack.engine and first <= (int(number[1]), int(number[2])) <= last:
+        if number and engine == stack.engine and first <= number <= last:
             return quarter
     return None
 

@@ -6,12 +6,12 @@ the database has. Their difference is declared here where it is large.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Pool
+from pdlab.core.text import version_numbers
 from pdlab.sim.step_source import BilinearTable, LinearTable, Tabulated
 
 NO_TIME = LinearTable(xs=(1.0, 2.0), ys=(0.0, 0.0))
@@ -141,8 +141,7 @@ FINE_EXPERTS = 128  # from so many on those of other models are as MiniMax-M2.5'
 def older_kernels(system: str, engine: str, version: str | None) -> OlderKernels | None:
     """Of that version of an engine; None: they take as long as in the tables, or it is not known. ``version`` None:
     that of the tables."""
-    if found := re.match(r"(\d+)\.(\d+)", version or ""):
-        number = (int(found[1]), int(found[2]))
+    if number := version_numbers(version or ""):
         for each in OLDER:
             if each.engine == engine and system in each.systems and each.since <= number < each.before:
                 return each
