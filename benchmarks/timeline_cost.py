@@ -54,7 +54,7 @@ KINDS = ("asked", "counted", "off", "bare")
 PAIRS = (("asked", "counted"), ("counted", "off"), ("asked", "off"), ("counted", "bare"))
 COLD_BYTES = 2**23
 # CPU time of a request of 512:64 tokens on two cores, by concurrency (docs/serving-path.md).
-WHOLE_MS = {4: 149.4, 16: 84.3}
+WHOLE_MS = {4: 123.2, 16: 72.1}
 
 
 class Load:
