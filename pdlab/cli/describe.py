@@ -10,6 +10,7 @@ from pdlab.core.commands import PDLAB, VIZ
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import command
 from pdlab.core.settings import Settings, setting
+from pdlab.core.text import counted
 
 if TYPE_CHECKING:
     from pdlab.results.interpretation import InterpretedCurve
@@ -61,7 +62,7 @@ def main(settings: DescribeSettings) -> int:
         return 0
     replace(file, text.encode())
     unknown = sum(curve.gpus is None for curve in curves)
-    print(f"wrote {file}: {len(curves)} curves, {unknown} of unknown size")
+    print(f"wrote {file}: {counted(len(curves), 'curve')}, {unknown} of unknown size")
     return 0
 
 
@@ -71,7 +72,9 @@ def describing(curves: Sequence[InterpretedCurve]) -> str:
 
     lines = [f"# How pdlab understands these results. Correct it; {VIZ} reads it with the results.", "results:"]
     for curve in curves:
-        lines.append(f"# {', '.join(curve.tools)}: {len(curve.runs)} levels, {curve.loads}, {curve.lengths} tokens")
+        lines.append(
+            f"# {', '.join(curve.tools)}: {counted(len(curve.runs), 'level')}, {curve.loads}, {curve.lengths} tokens"
+        )
         if curve.gpus is None:
             lines.append("# The number of GPUs is not known: give it, or the deployment.")
         for match in curve.matches:

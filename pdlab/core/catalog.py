@@ -18,7 +18,7 @@ from pdlab.core.model_config import shape_fields
 from pdlab.core.model_files import CONFIG, BrokenModelFile, ModelFiles, config_of_file, config_of_folder, config_of_id
 from pdlab.core.nodes import HOST_NAMES, NODE_NAME_LABEL, ClusterNode, ClusterView, GpuLink, LinkShape, Nic
 from pdlab.core.schema import Frozen, is_yaml_path, load_yaml, parse_yaml, validate
-from pdlab.core.text import choices
+from pdlab.core.text import choices, counted
 
 LOCAL_NODE_CPUS = 4  # engine ranks on one node of `--local`
 
@@ -127,7 +127,9 @@ class ModelShape(Frozen):
     @model_validator(mode="after")
     def _heads_fit(self) -> ModelShape:
         if self.experts_per_token > self.experts:
-            raise ValueError(f"experts_per_token {self.experts_per_token} is more than the {self.experts} experts")
+            raise ValueError(
+                f"experts_per_token {self.experts_per_token} is more than the {counted(self.experts, 'expert')}"
+            )
         return self
 
     @property

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from pdlab.core.errors import UsageError
+from pdlab.core.text import counted
 
 # Arguments of vLLM's engines that change a prediction. They are simulated with vLLM's defaults.
 ENGINE_SETTINGS = (
@@ -168,7 +169,9 @@ def read_table(text: str, source: str) -> CsvTable:
     for line, cells in rest:
         if any(cell.strip() for cell in cells[len(header) :]):
             raise UsageError(
-                f"{source}, line {line}: {len(cells)} cells for {len(header)} columns; quote a cell that has a comma"
+                f"{source}, line {line}: {counted(len(cells), 'cell')} for {counted(len(header), 'column')}; quote "
+                "a cell that "
+                "has a comma"
             )
     rows = [dict(zip(header, [*cells, *[""] * len(header)], strict=False)) for _, cells in rest]
     if not rows:

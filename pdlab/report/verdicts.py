@@ -15,7 +15,7 @@ from pdlab.analysis.ranking import BoundsRanking, Ranked
 from pdlab.analysis.view import View
 from pdlab.core import text
 from pdlab.core.rendering import macro
-from pdlab.core.text import ROUNDING, percent, plain
+from pdlab.core.text import ROUNDING, counted, percent, plain
 from pdlab.report import tables
 from pdlab.report.section import WORDS
 from pdlab.report.tuning import baseline_text
@@ -274,7 +274,8 @@ class BoundAnswer:
     def needs(self) -> list[str]:
         """How many requests the bounded percentiles take."""
         return [
-            f"{bound.metric.upper()} {bound.statistic} takes {requests_for(bound.statistic)} requests in every repeat"
+            f"{bound.metric.upper()} {bound.statistic} takes {counted(requests_for(bound.statistic), 'request')} in "
+            "every repeat"
             for bound in self.bounds_ranking.bounds.bounds
             if is_tail(bound.statistic)
         ]
