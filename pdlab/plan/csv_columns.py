@@ -13,21 +13,24 @@ from typing import NamedTuple
 from pdlab.core.errors import UsageError
 from pdlab.core.text import counted
 
-# Arguments of vLLM's engines that change a prediction. They are simulated with vLLM's defaults.
-ENGINE_SETTINGS = (
-    "max_num_batched_tokens",
-    "max_num_seqs",
-    "enable_prefix_caching",
-    "enable_chunked_prefill",
-    "gpu_memory_utilization",
-    "block_size",
-    "enforce_eager",
-    "kv_offloading_size",
-    "cpu_offload_gb",
-    "attention_backend",
-    "moe_backend",
-    "stream_interval",
-)
+# Cells of a feature that is off. For the size of a group of ranks, 1 is off too.
+OFF = {"0", "0.0", "1", "1.0", "false", "no", "off"}
+_ON, _OFF, _ONE = ("true", "yes", "on", "1", "1.0"), ("false", "no", "off", "0", "0.0"), ("1", "1.0")
+# Arguments of vLLM's engines that change a prediction and are simulated with vLLM's own value -> the cells that are
+# that value (vllm/config of 0.11 and 0.29); none where it depends on the GPU or the version.
+ENGINE_SETTINGS: dict[str, tuple[str, ...]] = {
+    "max_num_batched_tokens": (),
+    "enable_prefix_caching": _ON,
+    "enable_chunked_prefill": _ON,
+    "gpu_memory_utilization": (),
+    "block_size": (),
+    "enforce_eager": _OFF,
+    "kv_offloading_size": _OFF,
+    "cpu_offload_gb": _OFF,
+    "attention_backend": (),
+    "moe_backend": (),
+    "stream_interval": _ONE,
+}
 # Name of a column here -> other names that people give it.
 ALIASES: dict[str, tuple[str, ...]] = {
     "config": ("label", "configuration", "experiment", "name", "exp"),
@@ -96,6 +99,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "spec_decoding": ("speculative_decoding", "speculative", "spec", "spec_method", "mtp"),
     "dp_attention": ("attention_dp", "enable_dp_attention", "dpa"),
     "context_parallel": ("cp", "dcp", "pcp", "decode_context_parallel", "prefill_context_parallel"),
+    "max_num_seqs": ("max_num_sequences", "max_running_requests"),
     "range_ratio": ("random_range_ratio",),
     "prefix_hit_rate": ("prefix_cache_hit_rate", "cache_hit_rate", "prefix_cache_hits"),
     **{name: () for name in ENGINE_SETTINGS},
@@ -103,8 +107,6 @@ ALIASES: dict[str, tuple[str, ...]] = {
 # If a row has several columns of one of these names, their cells may differ. The first column counts.
 MAY_DIFFER = {"config", "mode", "num_prompts", "placement", "model"}
 EMPTY = {"", "-", "nan", "none", "null", "na", "n/a"}
-# Cells of a feature that is off. For the size of a group of ranks, 1 is off too.
-OFF = {"0", "0.0", "1", "1.0", "false", "no", "off"}
 
 
 class NotSimulated(Exception):
@@ -170,8 +172,7 @@ def read_table(text: str, source: str) -> CsvTable:
         if any(cell.strip() for cell in cells[len(header) :]):
             raise UsageError(
                 f"{source}, line {line}: {counted(len(cells), 'cell')} for {counted(len(header), 'column')}; quote "
-                "a cell that "
-                "has a comma"
+                "a cell that has a comma"
             )
     rows = [dict(zip(header, [*cells, *[""] * len(header)], strict=False)) for _, cells in rest]
     if not rows:

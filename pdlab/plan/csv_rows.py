@@ -171,7 +171,8 @@ def read(text: str, source: str, model: str = defaults.MODEL, *, refuse_rows: bo
 def _requested_row(line: int, cells: Cells) -> RequestedRow:
     _refuse_features(cells)
     cells = _with_attention_ranks(cells)
-    deployment = Deployment(model=cells["model"], topology=_topology(cells))
+    sequences = {"max_num_seqs": _whole_number(cells, "max_num_seqs", 1)} if "max_num_seqs" in cells else {}
+    deployment = Deployment(model=cells["model"], topology=_topology(cells), engine_kwargs=sequences)
     _check_gpus(cells, deployment)
     workload = _workload(cells)
     load, requests = _load(cells)
@@ -201,9 +202,12 @@ def _refuse_features(cells: Cells) -> None:
         off = OFF - ONE if name == "prefix_hit_rate" else OFF  # a share of 1 is not off
         if (cell := cells.get(name, "")) and cell.lower() not in off:
             raise NotSimulated(f"{name} {cell!r}: {why}")
-    for name in ENGINE_SETTINGS:
-        if cell := cells.get(name, ""):
-            raise NotSimulated(f"{name} {cell!r}: engines are simulated with vLLM's own value; leave the cell empty")
+    for name, own in ENGINE_SETTINGS.items():
+        if (cell := cells.get(name, "")) and cell.lower() not in own:
+            value = f" ({own[0]})" if own else ""
+            raise NotSimulated(
+                f"{name} {cell!r}: engines are simulated with vLLM's own value{value}; leave the cell empty"
+            )
 
 
 def _with_attention_ranks(cells: Cells) -> Cells:
