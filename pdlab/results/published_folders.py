@@ -192,8 +192,8 @@ def _require_one_size(
     raise StoreError(
         f"{path} holds results of several deployments ({several[0].text}), and the number of GPUs of each is unknown; "
         "give each a folder whose name ends in its configuration (4xtp2, or 1xtp2-1xtp2 for prefill-decode), or add "
-        f"{VIZ}'s {_gpus_flag(path)} if each used N GPUs; or run pdlab describe, which writes a file where you state "
-        "it for each"
+        f"{VIZ}'s {_gpus_flag(path)} if each used N GPUs; or run pdlab describe with --write, which makes a file "
+        "where you state it for each"
     )
 
 
