@@ -307,11 +307,13 @@ class SloAnswer:
     def code(self) -> AnswerCode:
         if not self.slo_ranking.capacities:
             return "none"
-        if len(self.slo_ranking.ranking) < 2:
+        if len(self.slo_ranking.ranking) < 2 and not self.slo_ranking.unsure:
             return "one_alone"
         if self.slo_ranking.slo.ttft_s is None and self.slo_ranking.slo.e2el_s is None:
             return "ttft_unbounded"
-        return "undecided" if any(ranked.tied for ranked in self.slo_ranking.ranking[1:]) else "best"
+        if any(ranked.tied for ranked in self.slo_ranking.ranking[1:]):
+            return "undecided"
+        return "within_noise" if self.slo_ranking.unsure else "best"
 
     @property
     def bounds(self) -> str:

@@ -276,13 +276,13 @@ class TestRanking:
             text = facts.ranking_text(replace(planned, candidates=candidates, otherwise=()), bounded, nodes(1))
             rows = [line.split() for line in text.splitlines() if re.match(r"\d+  [cp]", line)]
             shares = [100 * float(row[5]) / float(row[6]) for row in rows]
-            (told,) = re.findall(r"In these rows goodput is (?:(\d+) to )?(\d+) % of it", text)
+            (told,) = re.findall(r"In (?:this row|these rows) goodput is (?:(\d+) to )?(\d+) % of it", text)
             assert len(rows) == len(candidates)
             assert float(told[0] or told[1]) == pytest.approx(min(shares), abs=1.5)
             assert float(told[1]) == pytest.approx(highest or max(shares), abs=1.5) and "rarely" not in text
         nothing = replace(first, goodput_rps=0.0, best=None)
         text = facts.ranking_text(replace(planned, candidates=(nothing,), otherwise=()), bounded, nodes(1))
-        assert "In these rows" not in text
+        assert "goodput is" not in text
 
     def test_what_closed_loops_serve_is_called_their_capacity(self) -> None:
         bounded = scenario(tpot_s=0.012)
