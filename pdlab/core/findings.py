@@ -825,7 +825,7 @@ CODES: dict[str, FindingCode] = {
         "a folder can be read",
         "{error}",
         "the folder cannot be plotted",
-        "correct or remove the file, or give the number of GPUs with --gpus NAME=N",
+        "do as the evidence tells: give the folders it names, or --gpus NAME=N, or correct or remove the file",
         "warning",
     ),
     "advertised_host": _doctor("advertised host", "an engine gives the other nodes an address that they can reach"),
