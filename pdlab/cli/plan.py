@@ -779,6 +779,12 @@ def _predict(settings: PlanSettings, file: Path, hardware: Hardware) -> int:
         more = f" and {len(table.unread) - MOST_UNREAD} more" if len(table.unread) > MOST_UNREAD else ""
         columns = f"{', '.join(table.unread[:MOST_UNREAD])}{more}"
         print(f"note: {file}: predictions do not depend on these columns: {columns}", file=sys.stderr)
+    if table.assumed:
+        lengths = f"{Workload().input_tokens} input and {Workload().output_tokens} output tokens"
+        print(
+            f"note: {file}: rows without {' or '.join(table.assumed)} are predicted with the defaults, {lengths}",
+            file=sys.stderr,
+        )
     try:
         predictions = csv_predictions.predict(table.requested, hardware)
     except UsageError as error:

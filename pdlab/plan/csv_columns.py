@@ -31,6 +31,14 @@ ENGINE_SETTINGS: dict[str, tuple[str, ...]] = {
     "moe_backend": (),
     "stream_interval": _ONE,
 }
+
+
+def _lengths(side: str) -> tuple[str, ...]:
+    """Names of the number of tokens of a request on that side, as load generators write them."""
+    units = ("tokens", "len", "length", "seq_len", "sequence_length")
+    return tuple(f"{before}{side}_{unit}" for before in ("", "random_", "avg_", "mean_") for unit in units)
+
+
 # Name of a column here -> other names that people give it.
 ALIASES: dict[str, tuple[str, ...]] = {
     "config": ("label", "configuration", "experiment", "name", "exp"),
@@ -70,10 +78,10 @@ ALIASES: dict[str, tuple[str, ...]] = {
             "dp_attention": ("{role}_attention_dp", "{p}_attention_dp"),
         }.items()
     },
-    "itl": ("isl", "input_tokens", "input_len", "input_length"),
-    "otl": ("osl", "output_tokens", "output_len", "output_length"),
-    "concurrency": ("max_concurrency", "conc"),
-    "request_rate": ("rate", "rate_rps", "rps"),
+    "itl": ("isl", *_lengths("input"), *_lengths("prompt")),
+    "otl": ("osl", *_lengths("output"), *_lengths("generated")),
+    "concurrency": ("max_concurrency", "conc", "num_concurrency", "concurrent_requests", "streams"),
+    "request_rate": ("rate", "rate_rps", "rps", "qps"),
     "num_prompts": ("prompts_per_level", "num_requests", "requests"),
     "prompts": (
         "reused_prompts",
@@ -90,8 +98,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "lengths": ("length_distribution",),
     "burstiness": (),
     "disaggregated": ("disagg", "is_disaggregated"),
-    "gpus": ("num_gpus", "total_gpus", "gpus_total", "gpu_count", "n_gpus"),
-    "hardware": ("gpu", "gpu_type", "gpu_name", "accelerator"),
+    "gpus": ("num_gpus", "total_gpus", "gpus_total", "gpu_count", "n_gpus", "accelerators", "num_accelerators"),
+    "hardware": tuple(f"{chip}{what}" for chip in ("gpu", "accelerator") for what in ("", "_type", "_name", "_model")),
     "framework": ("engine", "inference_engine", "serving_engine"),
     "framework_version": ("engine_version", "vllm_version"),
     "precision": ("quantization", "quant", "weight_dtype"),

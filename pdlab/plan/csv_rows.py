@@ -139,12 +139,13 @@ class RequestedRow(NamedTuple):
 class CsvFile(NamedTuple):
     """A file of requested predictions. ``header``: its column names. ``rows``: cells by column name, as they are
     written. ``requested``: the meaning of each row. ``unread``: the columns that have cells, and on which no prediction
-    depends."""
+    depends. ``assumed``: which of itl and otl some row lacks, so that the defaults are predicted."""
 
     header: list[str]
     rows: list[dict[str, str]]
     requested: list[RequestedRow | RefusedRow]
     unread: list[str]
+    assumed: tuple[str, ...] = ()
 
 
 def read(text: str, source: str, model: str = defaults.MODEL, *, refuse_rows: bool = False) -> CsvFile:
@@ -153,16 +154,19 @@ def read(text: str, source: str, model: str = defaults.MODEL, *, refuse_rows: bo
     line and the column."""
     table = read_table(text, source)
     requested: list[RequestedRow | RefusedRow] = []
+    assumed: set[str] = set()
     for line, row in zip(table.lines, table.rows, strict=True):
         try:
-            requested.append(_requested_row(line, {"model": model} | table.cells(row)))
+            cells = {"model": model} | table.cells(row)
+            requested.append(_requested_row(line, cells))
+            assumed |= {"itl", "otl"} - cells.keys()
         except NotSimulated as error:
             requested.append(RefusedRow(line, str(error)))
         except UsageError as error:
             if not refuse_rows:
                 raise UsageError(f"{source}, line {line}: {error}") from error
             requested.append(RefusedRow(line, str(error)))
-    return CsvFile(table.header, table.rows, requested, table.unread)
+    return CsvFile(table.header, table.rows, requested, table.unread, tuple(sorted(assumed)))
 
 
 # The functions below raise NotSimulated, and UsageError for a wrong cell. `read` adds the line.

@@ -142,6 +142,38 @@ def test_a_number_of_sequences_is_a_whole_one(cell: str) -> None:
         read(f"tp,conc,max_num_seqs\n4,8,{cell}\n", "in.csv")
 
 
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("tp,conc,random_input_len,random_output_len\n4,8,1000,100\n", (1000, 100)),  # vllm bench serve, SGLang
+        ("tp,num_concurrency,Mean Input Tokens,Mean Output Tokens\n4,8,1000,100\n", (1000, 100)),
+        ("tp,streams,prompt_tokens,output_tokens\n4,8,1000,100\n", (1000, 100)),  # guidellm
+        ("tp,concurrency,input_sequence_length,output_sequence_length\n4,8,1000,100\n", (1000, 100)),  # AIPerf
+    ],
+)
+def test_lengths_by_the_names_of_load_generators(text: str, tokens: tuple[int, int]) -> None:
+    workload, table = one(text).workload, read(text, "in.csv")
+    assert (workload.input_tokens, workload.output_tokens) == tokens
+    assert table.unread == [] and table.assumed == ()
+
+
+def test_lengths_that_are_assumed_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "in.csv"
+    path.write_text("tp,conc,itl,otl\n4,8,1000,100\n4,8,1000,\n")
+    assert plan.main(["--predict", str(path)]) == 0
+    assert "without otl are predicted with the defaults, 5000 input and 250 output tokens" in capsys.readouterr().err
+    assert read("tp,conc\n4,8\n", "in.csv").assumed == ("itl", "otl")
+
+
+@pytest.mark.parametrize("column", ["gpu_model", "accelerator", "Accelerator Type", "GPU Name"])
+def test_another_gpu_is_not_predicted_as_this_one(column: str) -> None:
+    """A note that a column was not read is not enough: the row would have another GPU's figures."""
+    both = read(f"tp,conc,{column}\n4,8,B200\n4,8,H100\n", "in.csv").requested
+    b200, h100 = csv_predictions.predict(both, HARDWARE)
+    assert "B200" in b200[csv_predictions.NOTE] and not b200["predicted_mean_tpot_ms"]
+    assert h100["predicted_mean_tpot_ms"]
+
+
 def test_columns_of_the_simulated_engine_change_nothing() -> None:
     plain = one("tp,conc\n4,8\n")
     columns = "Spec Decoding,DP Attention,attention_dp,dcp,range_ratio,EP,gpus,max_num_seqs,note,Disaggregated"
@@ -260,4 +292,5 @@ def test_a_row_that_cannot_run_does_not_take_the_others_with_it(
         assert why in row["prediction_note"]
     assert float(plain["predicted_requests_per_s"]) > 0 and plain["prediction_note"] == ""
     assert float(wide["predicted_requests_per_s"]) > 0 and "does not fit a node" in wide["prediction_note"]
-    assert [line.split(", ")[1] for line in printed.err.splitlines()] == [f"line {n}" for n in (2, 3, 4, 5)]
+    named = [line.split(", ")[1] for line in printed.err.splitlines() if not line.startswith("note: ")]
+    assert named == [f"line {n}" for n in (2, 3, 4, 5)]
