@@ -24,10 +24,11 @@ from pdlab.analysis.regimes import ThroughputPoint, stretches
 from pdlab.cli import bench, launch, plan, viz
 from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Deployment, Disaggregated, Pool, launch_words, parse_label
+from pdlab.core.rendering import rendered
 from pdlab.core.settings import parse
 from pdlab.core.workload import Open, Slo, Workload
 from pdlab.placement.copies import copies_of
-from pdlab.plan import csv_predictions, csv_rows, facts, open_loop, planner
+from pdlab.plan import TEMPLATES, csv_predictions, csv_rows, facts, open_loop, planner
 from pdlab.plan import scenario as scenario_module
 from pdlab.plan.candidates import SizedDeployment, engine_shapes, shortlist, units
 from pdlab.plan.facts import regimes
@@ -283,6 +284,16 @@ class TestRanking:
         nothing = replace(first, goodput_rps=0.0, best=None)
         text = facts.ranking_text(replace(planned, candidates=(nothing,), otherwise=()), bounded, nodes(1))
         assert "goodput is" not in text
+
+    def test_a_stretch_of_one_load_has_one_figure(self) -> None:
+        bounded = scenario(tpot_s=0.012, ttft_s=2.0)
+        planned = planner.plan(bounded, MODEL, nodes(1), 2, concurrencies=[2, 4])
+        alone = replace(planned.candidates[0], outcomes=planned.candidates[0].outcomes[:1])
+        made = facts.ranking(replace(planned, otherwise=()), bounded, nodes(1))
+        one = replace(made, map=facts.regime_map(replace(planned, candidates=(alone,)), bounded))
+        text = rendered(TEMPLATES / "ranking.txt", r=one)
+        (row,) = re.findall(r"as good\n-.*\n(.*)\n", text)
+        assert re.fullmatch(rf"\d+ +{alone.deployment.label} +[\d.]+ *", row), row
 
     def test_what_closed_loops_serve_is_called_their_capacity(self) -> None:
         bounded = scenario(tpot_s=0.012)
