@@ -202,30 +202,40 @@ class PdBand(NamedTuple):
     banded: bool
 
 
-def _errors(each: PdStack, without: tuple[str, ...], correction: PdCorrection) -> dict[str, list[StackError]]:
-    """Of its points that are not near saturation, by metric."""
-    found: dict[str, list[StackError]] = {TPOT: [], TTFT: []}
-    for response in each.responses[correction.way]:
+LevelErrors = dict[int, dict[str, StackError]]  # number of a point -> metric -> its error
+
+
+def _errors(each: PdStack, without: tuple[str, ...], correction: PdCorrection) -> LevelErrors:
+    """Of its points that are not near saturation."""
+    found: LevelErrors = {}
+    for number, response in enumerate(each.responses[correction.way]):
         if response.is_saturated(correction.prefill_factor):
             continue
+        found[number] = {}
         for metric, scale, path_ms in ((TPOT, correction.factor, 0.0), (TTFT, 1.0, correction.path_ms)):
             figure_s = scale * response.figure_s(metric, correction.prefill_factor, path_ms)
             error = math.log(response.measured.value(metric) / figure_s)
-            found[metric].append(StackError(each.stack, response.setting, without, error, figure_s))
+            found[number][metric] = StackError(each.stack, response.setting, without, error, figure_s)
     return found
 
 
 def pd_components(known: Sequence[PdStack]) -> dict[str, ErrorComponents]:
-    """Of TPOT and mean TTFT, from the errors of every stack as the other ones predict it, in each of `hold_outs`."""
+    """Of TPOT and mean TTFT, from the errors of every stack as the other ones predict it, in each of `hold_outs`. A
+    point counts that is near saturation in none of them."""
     found: dict[str, list[StackError]] = {TPOT: [], TTFT: []}
     with_band = set(banded([each.stack for each in known]))
     for each in known:
-        if each.stack in with_band:
-            for without, rest in hold_outs(each.stack, known).items():
-                if len(rest) < FEWEST_ALIKE:
-                    continue
-                for metric, errors in _errors(each, without, learnt(each.stack, rest)).items():
-                    found[metric] += errors
+        if each.stack not in with_band:
+            continue
+        ways = [
+            _errors(each, without, learnt(each.stack, rest))
+            for without, rest in hold_outs(each.stack, known).items()
+            if len(rest) >= FEWEST_ALIKE
+        ]
+        for number in set.intersection(*map(set, ways)) if ways else ():
+            for errors in ways:
+                for metric, error in errors[number].items():
+                    found[metric].append(error)
     return {metric: error_components(metric, errors) for metric, errors in found.items() if errors}
 
 
@@ -256,7 +266,7 @@ def pd_group_scores(known: Sequence[PdStack]) -> list[GroupScore]:
                 levels: list[BandedLevel] = []
                 for errors, stack in by_stack:
                     if metric in components and is_represented(stack, stacks):
-                        for each in errors[metric]:
+                        for each in (of_level[metric] for of_level in errors.values()):
                             half = components[metric].half_width(each.unseen, each.predicted_s)
                             if math.isfinite(half):
                                 inside.append(abs(each.error) <= half)
@@ -265,7 +275,11 @@ def pd_group_scores(known: Sequence[PdStack]) -> list[GroupScore]:
                                 )
                 if levels:
                     held[metric] = points_in_band(inside, levels)
-                every = [100 * abs(math.expm1(-each.error)) for errors, _ in by_stack for each in errors[metric]]
+                every = [
+                    100 * abs(math.expm1(-of_level[metric].error))
+                    for errors, _ in by_stack
+                    for of_level in errors.values()
+                ]
                 if every:
                     off[metric] = statistics.median(every)
             scores.append(GroupScore(kind, group, len(members), held, off))

@@ -118,7 +118,10 @@ def _band_of_pd(
     elif any(pool.pp > 1 for pool in pools):
         reason = "none of them has pipeline ranks"
     for kind in without:
-        if not reason and (held := min(catalog.left_out.get(kind, {"": 0.0}).values())) < NEAR[0]:
+        shares = catalog.left_out.get(kind, {})
+        if not reason and not shares:
+            reason = f"too few of P:D show what bands of a left-out {KINDS[kind]} hold"
+        elif not reason and (held := min(shares.values())) < NEAR[0]:
             reason = f"bands of a left-out {KINDS[kind]} of P:D held {held:.0%}"
     reason = reason or _outside(covered, workload, in_flight_per_gpu)
     if reason:

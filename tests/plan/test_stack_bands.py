@@ -355,11 +355,11 @@ def test_engines_of_pd_without_ray_have_the_correction_of_public_stacks_of_pd() 
 
 
 def test_where_prefill_engines_are_full_a_row_has_a_note_and_no_band(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the tables prefill of a prompt takes a tenth of its answer's time. With 64 answers at once it is full."""
+    """One request seldom keeps prefill busy. 256 at once do."""
     monkeypatch.setattr(stack_bands, "public_pd", lambda: public_pd().model_copy(update={"left_out": EVERY_BAND_HOLDS}))
     hardware = computed("B200", "trtllm", bare=True)
     header = "mode,p_workers,p_tp,d_workers,d_tp,isl,osl,concurrency,num_prompts"
-    rows = "".join(f"disagg,1,4,2,4,4096,256,{load},{10 * load}\n" for load in (1, 64))
+    rows = "".join(f"disagg,1,4,2,4,8192,1024,{load},{4 * load}\n" for load in (1, 256))
     requested = read(f"{header}\n{rows}", "rows.csv", "gpt-oss-120b").requested
     few, many = csv_predictions.predict(requested, hardware, seeds=(0,))
     assert found("prefill_near_saturation", share=0.9).text.partition(":")[0] in str(many[csv_predictions.NOTE])
