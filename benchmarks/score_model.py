@@ -224,11 +224,11 @@ def main() -> int:
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)  # the package logs what it reads
     if arguments.disaggregated:
-        page, catalog = disaggregated(arguments.tables, arguments.csv, arguments.jobs)
-        print(page)
+        of_pd = disaggregated(arguments.tables, arguments.csv, arguments.jobs)
+        print(of_pd.page)
         if arguments.write:
-            PUBLIC_PD.write_text(PD_HEAD + to_yaml(catalog), encoding="utf-8")
-            write_page(page, PD_BEGIN, PD_END)
+            PUBLIC_PD.write_text(PD_HEAD + to_yaml(of_pd.catalog), encoding="utf-8")
+            write_page(of_pd.page, PD_BEGIN, PD_END)
         return 0
     stacks = dict(chosen(arguments.tables, arguments.points))
     found: dict[Stack, list[Response]] = {}
@@ -365,9 +365,9 @@ def disaggregated(tables: list[Path], errors: Path | None, jobs: int = 1) -> PdS
     lines += [
         "",
         f"TPOT of all {len(every)} points: {score_of(every, TPOT).error:.1f} % off in the median.",
-        f"Mean TTFT of the {len(kept)} points that are not near saturation: {score_of(kept, TTFT).error:.1f} % off in "
-        f"the median, and {statistics.fmean(medians):.1f} % in the mean of the stacks' medians. With the "
-        f"{len(every) - len(kept)} points near saturation: {score_of(every, TTFT).error:.1f} %.",
+        f"Mean TTFT of {len(kept)} points that are not near saturation: {score_of(kept, TTFT).error:.1f} % off in the",
+        f"median. The stacks' medians have a mean of {statistics.fmean(medians):.1f} %.",
+        f"With the {len(every) - len(kept)} points near saturation: {score_of(every, TTFT).error:.1f} %.",
         f"In the band, over all stacks: {all_held}.",
         f"Best ratio chosen: {losses.count(0)} of {len(losses)} workloads. The worst choice loses {worst:.0%}.",
         f"All stacks together: {said_of(learnt(UNLIKE, known))}.",
@@ -493,6 +493,8 @@ def group_table(scores: list[GroupScore]) -> str:
     names = ["left out, all groups", *(f"{metric}: {each}" for metric in (TPOT, TTFT) for each in SAID)]
     lines += ["", f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
     for kind, word in KINDS.items():
+        if not any(score.kind == kind and score.held for score in scores):
+            continue
         cells = [word]
         for metric in (TPOT, TTFT):
             groups = held_of(scores, kind, metric)

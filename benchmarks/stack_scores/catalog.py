@@ -123,16 +123,21 @@ def pd_catalog_of(
     points: Sequence[PublicPoint],
 ) -> PdCatalog:
     """Of all stacks of P:D together. ``held``, ``medians``: by metric, of every stack left out alone."""
-    kinds = {(each.stack.engine, precision_of(each.stack)) for each in known}
+    kinds: set[tuple[str | None, str]] = {(each.stack.engine, precision_of(each.stack)) for each in known}
     kinds |= {(None, precision) for _, precision in kinds}
     asked = sorted(kinds, key=lambda each: (each[0] is None, each[0] or "", each[1]))
-    names = [(each.stack, *each.stack.model.rsplit(" ", 1)) for each in known]
     range_of = covered(points, ())
     return PdCatalog(
         points=len(points),
         stacks=tuple(
-            PdStackName(model=model, precision=precision, gpu=stack.gpu, engine=stack.engine, version=stack.version)
-            for stack, model, precision in names
+            PdStackName(
+                model=each.stack.model.rsplit(" ", 1)[0],
+                precision=precision_of(each.stack),
+                gpu=each.stack.gpu,
+                engine=each.stack.engine,
+                version=each.stack.version,
+            )
+            for each in known
         ),
         corrections=tuple(
             CommonCorrection(engine=engine, precision=precision, **_common(engine or "-", precision or "-", known))
