@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 
 from pdlab.core.deployment import FLAG_PREFIX, Deployment, Disaggregated, Fluid, Pool
@@ -241,8 +242,6 @@ def _more_nodes(deployment: Deployment, view: ClusterView, fits: Fits) -> str | 
 
     if not fits(deployment, with_more(MAX_MORE_NODES)):
         return None
-    low, high = 1, MAX_MORE_NODES
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(deployment, with_more(middle)) else (middle + 1, high)
-    return f"{counted(low, 'more node')} with {biggest.total_slots} free {_unit(view)}s{'' if low == 1 else ' each'}"
+    fewest = 1 + bisect_left(range(1, MAX_MORE_NODES), True, key=lambda count: fits(deployment, with_more(count)))
+    each = "" if fewest == 1 else " each"
+    return f"{counted(fewest, 'more node')} with {biggest.total_slots} free {_unit(view)}s{each}"
