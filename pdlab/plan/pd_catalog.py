@@ -1,7 +1,7 @@
 """configs/errors/public-pd.yaml: what public points of P:D say of predictions by tables.
 
-benchmarks/score_model.py writes the file when it scores points of P:D. A prediction of P:D engines without Ray takes from it a
-correction of the tables, and the errors of predictions that were corrected in this way.
+benchmarks/score_model.py writes the file when it scores points of P:D. A prediction of P:D engines without Ray takes
+from it a correction of the tables, and the errors of predictions that were corrected in this way.
 """
 
 from __future__ import annotations
