@@ -14,7 +14,7 @@ import pytest
 from support import records as made
 
 from pdlab.core.errors import StoreError, UsageError, WriteError
-from pdlab.core.files import holder, locked, replace
+from pdlab.core.files import cache_dir, holder, locked, replace
 from pdlab.core.workload import Closed
 from pdlab.results.schema import RequestRecord, Run, Summary
 from pdlab.results.store import Store
@@ -187,3 +187,14 @@ def test_a_lock_in_use_is_no_stale_one(tmp_path: Path) -> None:
         time.sleep(0.01)
         assert holder(tmp_path / "lock")
     assert holder(tmp_path / "lock") is None
+
+
+def test_the_cache_is_ours_before_it_is_the_desktops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    monkeypatch.setenv("PDLAB_CACHE_DIR", "/own")
+    assert cache_dir() == Path("/own")
+    monkeypatch.delenv("PDLAB_CACHE_DIR")
+    assert cache_dir() == Path("/xdg/pdlab")
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    assert cache_dir() == Path("/home/someone/.cache/pdlab")

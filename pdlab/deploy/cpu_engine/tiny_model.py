@@ -32,7 +32,7 @@ def tiny_model_folder(shape: ModelShape, cache: Path) -> Path:
 def ensure_tiny_model(shape: ModelShape, cache: Path) -> Path:
     """Folder of the tiny model under ``cache``, built if it is not there (about 10 s, once).
 
-    Safe when several processes ask at once: one builds under a lock, the others wait; the folder
+    Safe when several processes call it at once: one builds under a lock, the others wait; the folder
     appears complete or not at all.
     """
     folder = tiny_model_folder(shape, cache)
