@@ -193,7 +193,7 @@ def _wrong_counts(answered: LevelData, nominal: Pair) -> Iterator[Finding]:
         requested = np.where(np.isnan(own), every, own)
         wrong = np.flatnonzero(counts != requested)
         if len(wrong):
-            first = {"count": int(counts[wrong[0]]), "asked": int(requested[wrong[0]])}
+            first = {"count": int(counts[wrong[0]]), "requested": int(requested[wrong[0]])}
             yield found("token_count_wrong", side=side, wrong=len(wrong), answers=len(answered), **first)
 
 
@@ -891,7 +891,7 @@ def _timelines(evidence: Evidence) -> Iterator[Finding]:
     if whole < TIMELINES_LEAST * answers:
         yield found("timelines_lacking", whole=whole, answers=answers)
     if wrong:
-        yield found("timelines_disordered", wrong=wrong, told=len(timelines), worst_ms=1e3 * worst_s)
+        yield found("timelines_disordered", wrong=wrong, timelines=len(timelines), worst_ms=1e3 * worst_s)
     counted = evidence.transfer_delta("transfers")
     if counted is None or whole < answers or evidence.settling != "whole" or evidence.counters_reset:
         return

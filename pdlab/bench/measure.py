@@ -326,7 +326,7 @@ class Driver:
         run = self._run_of(
             level,
             completed,
-            asked_tokens=metrics.mean_requested_tokens(requests),
+            requested_tokens=metrics.mean_requested_tokens(requests),
             whole=self._without_chunk_gaps(metrics.whole(requests)),
             steady=steady and self._without_chunk_gaps(steady),
             steady_window_s=window,

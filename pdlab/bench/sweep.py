@@ -262,7 +262,7 @@ def _todo(store: Store, planned: Sequence[Level], options: SweepOptions) -> list
         timed = options.prompts_per_level is None and isinstance(level.load, Open | Ramp)
         enough = run.num_requests >= level.num_requests if timed else run.num_requests == level.num_requests
         if options.soak_s is not None:
-            enough = run.soak is not None and run.soak.asked_s == options.soak_s
+            enough = run.soak is not None and run.soak.requested_s == options.soak_s
         if not enough or run.load != level.load:
             raise StoreError(
                 f"{store.path(level.key)} was measured with {run.num_requests} requests, this command has "

@@ -112,19 +112,19 @@ def _ask(
     placement: Placement,
     probe: Callable[..., Any],
     ports: tuple[int, ...],
-    *asked: Any,
+    *arguments: Any,
 ) -> Facts:
     """Facts of the nodes that can hold engines, each with the environment of its engines; local Ray nodes have those of
     this machine, or of the host that this process is on. A head without GPUs, with no device and perhaps another image,
     says nothing about engines."""
     environments = {role: engine_env(deployment, role, view) for role in deployment.pools}
     if cluster.local:
-        return {"this machine": probe(ports, dict(ChainMap(*environments.values())), *asked)}
+        return {"this machine": probe(ports, dict(ChainMap(*environments.values())), *arguments)}
     facts: dict[str, Any] = {}
     for number, environment in enumerate(environments.values()):
         if environment in list(environments.values())[:number]:
             continue
-        answers = cluster.call_nodes(probe, ports, environment, *asked)
+        answers = cluster.call_nodes(probe, ports, environment, *arguments)
         nodes = [
             node
             for replica in placement.replicas
@@ -166,9 +166,9 @@ def may_choose(deployment: Deployment) -> bool:
 
 
 def _libfabric_loads(facts: Facts) -> bool:
-    """Whether LIBFABRIC was created on every node that was asked."""
+    """Whether LIBFABRIC was created on every node that was examined."""
     loaded = [(fact.get("loaded") or {}).get("backends", {}) for fact in facts.values()]
-    return bool(loaded) and all(backends.get(LIBFABRIC, "not asked") is None for backends in loaded)
+    return bool(loaded) and all(backends.get(LIBFABRIC, "not examined") is None for backends in loaded)
 
 
 def only_backends(facts: Facts, backends: Iterable[str]) -> dict[str, dict[str, Any]]:

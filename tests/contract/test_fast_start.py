@@ -178,8 +178,8 @@ controller.ServeController._update_proxy_nodes(nodes)
 print("NODES", *sorted(nodes._proxy_nodes))
 servers = [SimpleNamespace(host=host, port=1, name=host, replica_id=host) for host in ("10.0.0.1", "10.0.0.2")]
 backend = SimpleNamespace(name="b", servers=servers, ingress_request_router_servers=servers)
-asked, _ = haproxy._routers_and_targets_by_backend([backend], "10.0.0.2")
-print("ASKED", *(server.host for server in asked["b"]))
+chosen, _ = haproxy._routers_and_targets_by_backend([backend], "10.0.0.2")
+print("CHOSEN", *(server.host for server in chosen["b"]))
 """
 
 
@@ -187,7 +187,7 @@ print("ASKED", *(server.host for server in asked["b"]))
     ("address", "nodes"), [("127.0.0.1", "head other"), ("10.77.0.1", "head")], ids=["side by side", "two hosts"]
 )
 def test_a_router_that_haproxy_does_not_ask_does_not_run(address: str, nodes: str) -> None:
-    assert _run(ROUTERS, {LISTEN: address})[-2:] == [f"NODES {nodes}", "ASKED 10.0.0.2"]
+    assert _run(ROUTERS, {LISTEN: address})[-2:] == [f"NODES {nodes}", "CHOSEN 10.0.0.2"]
 
 
 CHOICE = """
@@ -269,8 +269,8 @@ async def main():
 
     async def show(state, requests=8):
         called = router.posts
-        told = Counter(await asyncio.gather(*(ask() for _ in range(requests))))
-        answers = (f"{who}={times}" for who, times in sorted(told.items(), key=str))
+        answered = Counter(await asyncio.gather(*(ask() for _ in range(requests))))
+        answers = (f"{who}={times}" for who, times in sorted(answered.items(), key=str))
         print(state, *answers, f"router={router.posts - called}")
 
     replicas(first)

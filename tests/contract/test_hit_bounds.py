@@ -54,7 +54,7 @@ def drained(engine: VllmEngine) -> dict[str, int]:
 class Moved(NamedTuple):
     """By request: the tokens that the prefilling engine had, and which engines prefilled and decoded it."""
 
-    told: dict[str, int]
+    hits: dict[str, int]
     prefilled: dict[str, str | None]
     decoded: dict[str, str | None]
 
@@ -86,7 +86,7 @@ def moved(waves: Sequence[Sequence[TrafficRequest]], hybrid: bool, pool_blocks: 
         for at, engine in enumerate(engines):
             for name, tokens in drained(engine).items():
                 assert pairs[name][1] == at
-                found.told[pairs[name][0].id] = tokens
+                found.hits[pairs[name][0].id] = tokens
         for name, (request, _, decodes) in pairs.items():
             engines[decodes].add(int(name), ids[request.id], request.out, FETCHES)
         for engine in engines:
@@ -114,10 +114,10 @@ def test_hits_lie_within_their_bounds(hybrid: bool, pool_blocks: int) -> None:
     engines, decodes = ([of[request.id] for request in requests] for of in (found.prefilled, found.decoded))
     sent = SentPrompts(came, first_s, finish_s, engines, decodes, held)
     most, least = most_tokens(sent, BLOCK, host=False).tolist(), least_tokens(sent, BLOCK, pool_blocks).tolist()
-    hits = [found.told[request.id] for request in requests]
+    hits = [found.hits[request.id] for request in requests]
     assert len(hits) > 250 and all(hit <= high for hit, high in zip(hits, most, strict=True))
     below = [low for hit, low in zip(hits, least, strict=True) if hit < low]
     assert bool(below) is hybrid, "with windowed layers the second prompt of a fork finds nothing"
-    figures = {"hybrid": hybrid, "pool": pool_blocks, "asked": sum(each.tokens for each in held)}
-    print(figures | {"least": sum(least), "told": sum(hits), "most": sum(most)})
+    figures = {"hybrid": hybrid, "pool": pool_blocks, "prompt_tokens": sum(each.tokens for each in held)}
+    print(figures | {"least": sum(least), "hits": sum(hits), "most": sum(most)})
     assert sum(hits) > 10_000 and sum(least) > 0.2 * sum(hits)

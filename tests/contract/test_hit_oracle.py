@@ -207,7 +207,7 @@ def by_vllm_with_host(
             names = [*output.num_scheduled_tokens]
             sampled = [[] if known[name].is_prefill_chunk else [MADE_UP] for name in names]
             meta = output.kv_connector_metadata
-            told = KVConnectorOutput(
+            transfers = KVConnectorOutput(
                 finished_recving={job.req_id for job in meta.load_jobs.values()},
                 kv_connector_worker_meta=OffloadingWorkerMetadata(
                     completed_jobs=dict.fromkeys([*meta.load_jobs, *meta.store_jobs], 1)
@@ -217,7 +217,7 @@ def by_vllm_with_host(
                 req_ids=names,
                 req_id_to_index={name: index for index, name in enumerate(names)},
                 sampled_token_ids=sampled,
-                kv_connector_output=told,
+                kv_connector_output=transfers,
             )
             scheduler.update_from_output(output, made_up)
             steps += 1

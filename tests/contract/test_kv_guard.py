@@ -231,7 +231,7 @@ class TestReportedBetweenSteps:
         polling.reading()
         report_read(polling, "r", 1, 2)
         assert polling.step() == {"r": 1}
-        assert polling.counts()["told_sooner"] == 1
+        assert polling.counts()["reported_early"] == 1
         for _ in range(5):
             polling.step()
         assert "r" not in polling.scheduler.requests
@@ -351,7 +351,7 @@ class TestFirstToken:
         polling.reading(**FIRST)
         report_read(polling, "r", 1, 2)
         assert polling.step() == {} and polling.answers() == [("r", [99])]
-        assert polling.counts()["told_sooner"] == 1
+        assert polling.counts()["reported_early"] == 1
         assert polling.step() == {"r": 1} and polling.answers() == [("r", [7])]
 
     def test_where_prefills_answer_comes_last_it_is_in_front_of_the_second(self, engine: Engine) -> None:
@@ -664,7 +664,7 @@ class TestDecode:
         engine.add(**engine.params())
         engine.abort("r")
         engine.step()
-        assert engine.prefill.released() == ["remote"] and engine.counts()["cancels_told"] == 1
+        assert engine.prefill.released() == ["remote"] and engine.counts()["cancels_reported"] == 1
         assert not engine.side._reqs_need_recv, "vLLM's own way is a NIXL handshake"
 
     def test_blocks_of_a_request_that_the_server_rejects_are_released(self, engine: Engine) -> None:

@@ -163,11 +163,11 @@ class TestNodesThatDoNotJoin:
         dead = {"Alive": False, "Labels": {NODE_NAME_LABEL: f"local-{number}"}, "DeathReasonMessage": "an agent ended"}
         other = {"Alive": True, "Labels": {NODE_NAME_LABEL: f"local-{3 - number}"}}
         monkeypatch.setattr(quietly("ray"), "nodes", lambda: [dead, other, {"Alive": False, "Labels": None}])
-        told: list[str] = []
+        warnings: list[str] = []
         with pytest.raises(ClusterError, match=rf"^local Ray node {number} of 2 was lost: an agent ended$"):
-            Cluster(nodes, warn=told.append).view()
+            Cluster(nodes, warn=warnings.append).view()
         assert restarted == ([] if number == 1 else [2])
-        assert len(told) == len(restarted)
+        assert len(warnings) == len(restarted)
 
     def test_one_that_came_back_is_not_missed(
         self, nodes: local_nodes.LocalNodes, restarted: list[int], monkeypatch: pytest.MonkeyPatch
@@ -185,10 +185,10 @@ class TestNodesThatDoNotJoin:
     ) -> None:
         module = quietly("pdlab.cluster.connection")
         monkeypatch.setattr(module, "SILENT_S", 0.1)
-        told: list[str] = []
+        warnings: list[str] = []
         with pytest.raises(ClusterError, match=r"node 2 of 2 was lost: it did not join within 0.1 s"):
-            Cluster(nodes, warn=told.append).view()
-        assert restarted == [2] and len(told) == 1
+            Cluster(nodes, warn=warnings.append).view()
+        assert restarted == [2] and len(warnings) == 1
 
 
 class TestNodesWithoutPdlab:

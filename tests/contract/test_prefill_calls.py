@@ -41,10 +41,14 @@ def test_the_built_application_calls_and_drains(label: str, direct: bool, monkey
 
 
 @pytest.mark.parametrize(
-    ("router", "told"), [(PREFILL_ROUTER, {}), (FLUID_ROUTER, {"board": "b", "prefill": 1})], ids=["prefill", "fluid"]
+    ("router", "router_kwargs"),
+    [(PREFILL_ROUTER, {}), (FLUID_ROUTER, {"board": "b", "prefill": 1})],
+    ids=["prefill", "fluid"],
 )
-def test_the_router_travels_to_nodes_without_pdlab(router: str, told: dict[str, Any]) -> None:
-    config = quietly("ray.serve.config").RequestRouterConfig(request_router_class=router, request_router_kwargs=told)
+def test_the_router_travels_to_nodes_without_pdlab(router: str, router_kwargs: dict[str, Any]) -> None:
+    config = quietly("ray.serve.config").RequestRouterConfig(
+        request_router_class=router, request_router_kwargs=router_kwargs
+    )
     load = (
         "import sys, pickle\n"
         "sys.path[:] = [path for path in sys.path if path not in ('', sys.argv[1])]\n"
@@ -66,12 +70,12 @@ class Replica:
         self.replica_id = quietly("ray.serve._private.common").ReplicaID(
             unique_id=name, deployment_id=quietly("ray.serve._private.common").DeploymentID(name="Prefill:m")
         )
-        self.length, self.max_ongoing_requests, self.asked = length, 10, 0
+        self.length, self.max_ongoing_requests, self.queued = length, 10, 0
         self.node_id, self.availability_zone = "n", None
         self.multiplexed_model_ids: set[str] = set()
 
     async def get_queue_len(self, *, deadline_s: float) -> int:
-        self.asked += 1
+        self.queued += 1
         if self.length is None:
             await asyncio.sleep(3600)
         assert self.length is not None
@@ -107,8 +111,8 @@ def pending(route: prefill_call.Route | None) -> Any:
 
 def test_a_call_without_a_route_is_rays_own(router: Any) -> None:
     async def run() -> Any:
-        asked = pending(None)
-        found = await router(Replica("r0", 0))._choose_replica_for_request(asked)
+        queued = pending(None)
+        found = await router(Replica("r0", 0))._choose_replica_for_request(queued)
         return found.replica_id.unique_id
 
     assert asyncio.run(run()) == "r0"
@@ -116,27 +120,27 @@ def test_a_call_without_a_route_is_rays_own(router: Any) -> None:
 
 async def test_a_call_learns_where_it_went_and_sends_no_route(router: Any) -> None:
     route = prefill_call.Route()
-    asked = pending(route)
+    queued = pending(route)
     ours = router(Replica("r0", 5), Replica("r1", 1))
-    first = await ours._choose_replica_for_request(asked)
-    assert asked.kwargs == {}, "the replica's method would refuse it"
+    first = await ours._choose_replica_for_request(queued)
+    assert queued.kwargs == {}, "the replica's method would refuse it"
     assert route.replica == first.replica_id.unique_id == "r1", "the shorter queue, which is Ray's own choice"
     route.replica = None
-    asked.reset_future()
-    await ours._choose_replica_for_request(asked, is_retry=True)
+    queued.reset_future()
+    await ours._choose_replica_for_request(queued, is_retry=True)
     assert route.replica == "r1", "Ray asks once more where a replica refused"
 
 
 async def test_a_call_whose_replica_died_is_at_none_until_there_is_another(router: Any) -> None:
     """Ray sends it again by itself, and waits for a replica without a limit: decode must see that nobody has it."""
     route = prefill_call.Route()
-    asked = pending(route)
+    queued = pending(route)
     ours = router(Replica("r0", 1))
-    await ours._choose_replica_for_request(asked)
+    await ours._choose_replica_for_request(queued)
     assert route.replica == "r0"
     ours.update_replicas([])
-    asked.reset_future()
-    again = asyncio.ensure_future(ours._choose_replica_for_request(asked, is_retry=True))
+    queued.reset_future()
+    again = asyncio.ensure_future(ours._choose_replica_for_request(queued, is_retry=True))
     await asyncio.sleep(0.05)
     assert not again.done() and route.replica is None
     ours.update_replicas([Replica("r1", 0)])
@@ -163,12 +167,12 @@ async def test_without_another_replica_it_says_so(router: Any) -> None:
 def test_another_replica_that_is_full_is_waited_for(router: Any) -> None:
     async def run() -> str | None:
         full, route = Replica("r1", 10), prefill_call.Route(frozenset({"r0"}))
-        asked = asyncio.ensure_future(router(Replica("r0", 0), full)._choose_replica_for_request(pending(route)))
-        while full.asked < 3:
-            assert not asked.done()
+        queued = asyncio.ensure_future(router(Replica("r0", 0), full)._choose_replica_for_request(pending(route)))
+        while full.queued < 3:
+            assert not queued.done()
             await asyncio.sleep(0.001)
         full.length = 9
-        await asked
+        await queued
         return route.replica
 
     assert asyncio.run(run()) == "r1"

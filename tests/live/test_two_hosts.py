@@ -390,16 +390,16 @@ from pdlab.deploy import wire_proof
 from pdlab.deploy.application import Application
 from pdlab.deploy.endpoint import load_running
 running = load_running(sys.argv[1])
-told = running.manifest
+manifest = running.manifest
 wire_proof.planned_wire = lambda *_: "efa"
 with Cluster() as cluster:
-    asked = (Application(cluster), told.deployment, running, told.cluster, told.placement)
-    shape = resolve_model(told.deployment.model)[0]
+    launched = (Application(cluster), manifest.deployment, running, manifest.cluster, manifest.placement)
+    shape = resolve_model(manifest.deployment.model)[0]
     try:
-        wire_proof.prove(*asked, shape, print)
+        wire_proof.prove(*launched, shape, print)
     except WireError as error:
         print("REFUSED", error)
-    print("ACCEPTED", wire_proof.prove(*asked, shape, print, accept="tcp").accepted)
+    print("ACCEPTED", wire_proof.prove(*launched, shape, print, accept="tcp").accepted)
 """
 
 
@@ -474,16 +474,16 @@ class TestTransferPart:
         for mbit_per_s in (50, 100, 200, 400):
             assert hosts(stack, "shape", "--rate", f"{mbit_per_s}mbit").code == 0
             pair = stack.nodes().two_hosts
-            told = []
+            timelines = []
             with reach(stack.url):
                 for tokens in (1000, 2000, 3000, 4000, 6000, 8000) * 2:
                     before = link_bytes(pair)[0]
                     prompt = [rng.randrange(300, 1000) for _ in range(tokens)]
-                    told.append(timed.ask(stack.url, stream=True, prompt=prompt))
-                    read = read_bytes(told[-1])
+                    timelines.append(timed.ask(stack.url, stream=True, prompt=prompt))
+                    read = read_bytes(timelines[-1])
                     assert read < link_bytes(pair)[0] - before < 1.1 * read + 200_000, "frames, and other traffic"
-            timed.check(told, "pd")
-            points = [(read_bytes(each), dict(each.parts())["transfer"]) for each in told]
+            timed.check(timelines, "pd")
+            points = [(read_bytes(each), dict(each.parts())["transfer"]) for each in timelines]
             seconds_per_byte, fixed_s = np.polyfit(*zip(*points, strict=True), 1)
             slope = float(seconds_per_byte) * mbit_per_s * 1e6 / 8
             ratios = [seconds * mbit_per_s * 1e6 / 8 / size for size, seconds in points]
@@ -504,8 +504,8 @@ class TestTransferPart:
         check_shutdown(stack)
 
 
-def read_bytes(told: RequestTimeline) -> int:
-    return sum(each.bytes for each in told.wire)
+def read_bytes(timeline: RequestTimeline) -> int:
+    return sum(each.bytes for each in timeline.wire)
 
 
 CUT_S = 180.0

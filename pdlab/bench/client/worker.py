@@ -231,7 +231,7 @@ async def _benchmarked(
 
     async def send_and_keep(request_func_input: Any, session: Any, pbar: Any = None) -> Any:
         output, name = await send(request_func_input, session, pbar), request_func_input.request_id
-        meter.keep(name, output, due_s=due_s.get(name), asked=lengths.get(name))
+        meter.keep(name, output, due_s=due_s.get(name), requested=lengths.get(name))
         return placeholder
 
     ASYNC_REQUEST_FUNCS["pdlab"] = send_and_keep

@@ -104,7 +104,7 @@ def test_a_follow_up_is_its_parent_its_answer_and_its_own_tokens(
         each, record = came[request.id], records[request.id]
         prompt = each.body["prompt"]
         assert each.headers["x-session-id"] == request.session
-        assert record.asked == (len(prompt), request.out) == (record.input_tokens, record.output_tokens)
+        assert record.requested == (len(prompt), request.out) == (record.input_tokens, record.output_tokens)
         assert record.replayed and record.replayed.session == request.session
         assert record.replayed.turn == int(request.id[-1]) + 1
         if request.parent is None:
@@ -206,7 +206,7 @@ def test_reasoning_and_tool_calls_are_tokens_and_the_end_is_none(
     path = written(tmp_path, conversations(2), endpoint="chat")
     records = by_id(client.run(level(path, server, tokenizer, endpoint="chat")).records)
     for record in records.values():
-        assert record.ok and record.asked is not None and record.output_tokens == record.asked[1]
+        assert record.ok and record.requested is not None and record.output_tokens == record.requested[1]
         assert len(record.itl_s) == record.output_tokens - 1
         assert record.ttft_s is not None and record.e2el_s is not None
         # A first token is the first that came: reasoning.
@@ -285,7 +285,7 @@ def test_real_text_is_sent_as_it_is(
     path = written(tmp_path, requests)
     (record,) = client.run(level(path, server, tokenizer)).records
     ids = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).encode(text, add_special_tokens=False).ids
-    assert server.received[0].body["prompt"] == ids and record.asked == (len(ids), 3)
+    assert server.received[0].body["prompt"] == ids and record.requested == (len(ids), 3)
     tools = [{"type": "function", "function": {"name": "f"}}]
     requests = [dataclasses.replace(requests[0], extra={"tools": tools})]
     client.run(level(written(tmp_path, requests, endpoint="chat"), server, tokenizer, endpoint="chat"))

@@ -97,14 +97,14 @@ def test_records_keep_the_requested_tokens_of_each_request_of_this_process() -> 
     own = level(load=Open(rate_rps=1.0), lengths=lengths).model_copy(update={"part": 1, "parts": 4})
     assert _own_lengths(own) == [(2, 2), (6, 2)] and _own_lengths(level(load=Open(rate_rps=1.0))) is None
     meter = Meter(own, io.StringIO())
-    for start_s, asked in zip((9.0, 8.5), _own_lengths(own) or (), strict=True):
-        meter.keep(str(start_s), answered(start_s), due_s=start_s - 7.0, asked=asked)
+    for start_s, requested in zip((9.0, 8.5), _own_lengths(own) or (), strict=True):
+        meter.keep(str(start_s), answered(start_s), due_s=start_s - 7.0, requested=requested)
     meter.keep("plain", answered(8.0), due_s=0.75)
     records = records_of(meter)
-    assert [(record.arrival_s, record.asked) for record in records] == [(0.0, None), (0.5, (6, 2)), (1.0, (2, 2))]
+    assert [(record.arrival_s, record.requested) for record in records] == [(0.0, None), (0.5, (6, 2)), (1.0, (2, 2))]
     # The schedule began at 7.0, by the two that were sent then and not a quarter of a second later.
     assert [record.lateness_s for record in records] == [0.25, 0.0, 0.0] and meter.ended.schedule_s == 7.0
-    assert "asked" not in records[0].model_dump(exclude_defaults=True)
+    assert "requested" not in records[0].model_dump(exclude_defaults=True)
 
 
 def test_what_waited_for_others_is_late_by_them() -> None:
