@@ -85,7 +85,7 @@ def cache_rules(
         if cache is None or not computing:
             return None
         return CacheRules(dict.fromkeys(computing, cache), answers, grows=cache.window is None)
-    arguments = {**(cpu_engine_kwargs() if local else {}), **deployment.engine_kwargs, **pool.engine_kwargs}
+    arguments = {**(cpu_engine_kwargs() if local else {}), **deployment.engine_kwargs_of(pool)}
     block_tokens, shape = arguments.get("block_size"), served_model(deployment).shape
     if deployment.kv_connectors or any(name in arguments for name in OTHER_RULES):
         return None
