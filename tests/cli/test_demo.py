@@ -76,9 +76,9 @@ if words[0] == "launch_gptoss.py":
     planned = plan.get("launch " + mode, {{}})
     (state / "up").touch()
     (state / "serves").write_text(mode)
-    if "error" in told:
+    if "error" in planned:
         fail(planned["error"], state / "cache-logs")
-    if "interrupt" in told:
+    if "interrupt" in planned:
         until_interrupted()
     sys.exit(0)
 from support import folders
@@ -96,13 +96,13 @@ kept = loads[: planned.get("levels", len(loads))]
 if kept:
     folders.write(out, Deployment(model="tiny-gptoss", topology=topology), loads=kept, repeats=1,
                   reasons={{(load, 0): ("load generator saturated",) for load in bad}})
-if "interrupt" in told:
+if "interrupt" in planned:
     until_interrupted()
-if "ends anyway" in told:
+if "ends anyway" in planned:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.kill(os.getppid(), signal.SIGINT)
     time.sleep(1.0)
-if "error" in told:
+if "error" in planned:
     fail(planned["error"])
 sys.exit(3 if bad else 0)
 """
