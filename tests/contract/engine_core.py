@@ -132,8 +132,8 @@ class VirtualCore:
         asynchronous: bool,
         step_s: float,
         wire_s: float,
-        polls: bool = False,
-        first: int | None = None,
+        polls: bool,
+        first: int | None,
     ) -> None:
         self.clock = Clock()
         self._first = {} if first is None else {FIRST_TOKEN: first}

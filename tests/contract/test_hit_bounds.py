@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import pytest
-from contract.test_hit_oracle import BLOCK, FULL, HYBRID, SHAPE, WORDS, conversations, interleaved
+from contract.test_hit_oracle import BLOCK, FULL, HYBRID, SHAPE, PromptIds, conversations, interleaved
 
 from pdlab.bench.client.protocol import ComputedTokens
 from pdlab.bench.hit_bounds import SentPrompts, least_tokens, most_tokens
 from pdlab.core.deployment import Pool
-from pdlab.sim.vllm_engine import FETCHES, IS_FETCHED, MADE_UP, VllmEngine
+from pdlab.sim.vllm_engine import FETCHES, IS_FETCHED, VllmEngine
 from pdlab.sim.vllm_scheduler import scheduler_parts
-from pdlab.traffic.blocks import drawn_words
 from pdlab.traffic.prompts import TrafficPrompts
 from pdlab.traffic.requests import TrafficRequest
 
@@ -67,17 +66,13 @@ def moved(waves: Sequence[Sequence[TrafficRequest]], hybrid: bool, pool_blocks: 
         hardware, SHAPE, Pool(tp=2), role="kv_both", asynchronous=False, pool_blocks=pool_blocks, retention_tokens=0
     )
     engines = [VllmEngine(parts, None, 0.0, hardware.step_tokens) for _ in range(ENGINES)]
-    ids, answers = dict[str, list[int]](), dict[str, int]()
+    prompts, ids = PromptIds(), dict[str, list[int]]()
     found = Moved({}, {}, {})
     number = 0
     for wave in waves:
         pairs: dict[str, tuple[TrafficRequest, int, int]] = {}
         for request in wave:
-            before = request.continues
-            ids[request.id] = [*ids[before], *[MADE_UP] * answers[before]] if before else []
-            for key, tokens in request.blocks:
-                ids[request.id] += (MADE_UP + 1 + drawn_words(1, key, tokens, WORDS)).tolist()
-            answers[request.id] = request.out
+            ids[request.id] = prompts.of(request)
             number += 1
             prefills, decodes = draw.sample(range(ENGINES), 2)
             pairs[str(number)] = (request, prefills, decodes)
