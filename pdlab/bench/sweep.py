@@ -383,7 +383,7 @@ class _Sweeper:
         self.measured.add(run.key)
         self._progress.level_done(describe(run))
 
-    def _outliving(self, level: Level, *, once: bool = False) -> tuple[Run, Sequence[RequestRecord]]:
+    def _outliving(self, level: Level, *, once: bool) -> tuple[Run, Sequence[RequestRecord]]:
         """Measure a level; where a replica died in it, keep that aside, and measure it again once the deployment is
         whole. Raises DeploymentDied where it does not come back, or where one dies again."""
         limit_s = self._options.recover_s

@@ -137,10 +137,7 @@ def turns(foreseen: int | None = 0, **of_last: Any) -> dict[str, Any]:
     return {"records": (*records[:-1], last), "load": Replay()}
 
 
-def unsent(session: str = "b", wave: int = 11) -> ReplayedRequest:
-    return ReplayedRequest(
-        id=f"{session}{wave}", session=session, turn=wave + 1, parent=f"{session}{wave - 1}", sent=False
-    )
+UNSENT = ReplayedRequest(id="b11", session="b", turn=12, parent="b10", sent=False)
 
 
 def replayed(record: RequestRecord, **changes: Any) -> RequestRecord:
@@ -159,7 +156,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("failed_requests", {"num_requests": 25}, "24 of 25 requests were recorded"),
     (
         "failed_requests",
-        turns(replayed=unsent(), error="not sent: b10 failed", finish_s=None, first_token_s=None),
+        turns(replayed=UNSENT, error="not sent: b10 failed", finish_s=None, first_token_s=None),
         "1 of 24 requests were not sent, because the requests before them have no answer",
     ),
     (
@@ -436,7 +433,7 @@ def test_sessions_stuck_if_nearly_all_replicas_are_named(unnamed: int, judged: b
 def test_a_failed_request_and_what_follows_it_fail_one_gate() -> None:
     records = list(turns()["records"])
     records[-3] = records[-3].model_copy(update={"error": "HTTP 500", "finish_s": None})
-    gone = {"replayed": unsent(), "error": "not sent: b10 failed", "finish_s": None, "first_token_s": None}
+    gone = {"replayed": UNSENT, "error": "not sent: b10 failed", "finish_s": None, "first_token_s": None}
     records[-1] = records[-1].model_copy(update=gone)
     validity = validate_level(evidence(records=tuple(records), load=Replay()))
     assert validity.failed_gates == ("failed_requests",)
@@ -685,8 +682,9 @@ def test_drifting_closed_loops_are_found(concurrency: int) -> None:
     assert sum(drifts(records, load) for records in loops) >= 19
 
 
-def queue(rng: random.Random, rate: float, served: float, requests: int, servers: int = 8) -> list[RequestRecord]:
+def queue(rng: random.Random, rate: float, served: float, requests: int) -> list[RequestRecord]:
     """Poisson arrivals at ``rate`` before ``servers`` that together serve ``served`` requests/s."""
+    servers = 8
     free = [0.0] * servers
     clock = 0.0
     records = []

@@ -500,7 +500,7 @@ def _samples(level: ClientLevel, tokenizer: Any) -> list[Any]:
     return samples
 
 
-def _dataset(seed: int, prefix_tokens: int = 0, prefix_seed: int = 0, inputs: list[int] | None = None) -> Any:
+def _dataset(seed: int, prefix_tokens: int, prefix_seed: int, inputs: list[int] | None) -> Any:
     """vLLM's random dataset with another way to draw a prompt, of ``inputs`` tokens each where that is given (to be
     called with the longest of them).
 
