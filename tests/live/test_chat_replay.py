@@ -46,7 +46,7 @@ def harmony(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Any:
     vocabulary = chat_model.vocabulary()
     if vocabulary is None:
         pytest.skip(f"{chat_model.VOCABULARY} does not name OpenAI's file o200k_base.tiktoken")
-    stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port))  # exits with 1 if nothing is up
+    stack.shutdown()  # exits with 1 if nothing is up
     folder, shape_of = tmp_path_factory.mktemp("harmony"), ROOT / "configs" / "models" / "gpt-oss-20b.yaml"
     return chat_model.build(vocabulary, folder, shape_of, chat_model.ENDLESS)
 

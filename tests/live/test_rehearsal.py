@@ -157,7 +157,7 @@ def test_a_deployment_of_a_cluster_is_rehearsed(rehearsal: Stack, label: str) ->
 
 
 def test_nothing_is_left(rehearsal: Stack) -> None:
-    done = rehearsal.run("launch_gptoss.py", "--shutdown", "--port", str(rehearsal.port))
+    done = rehearsal.shutdown()
     assert done.code == 0
     assert rehearsal.running() is None and rehearsal.nodes() is None
     assert not list(Path(rehearsal.folder / "cache").glob("local.yaml"))

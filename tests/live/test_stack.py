@@ -44,7 +44,7 @@ def test_spread_moves_kv_and_answers_like_its_model_alone(stack: Stack) -> None:
     assert manifest.canary.equal is True
     assert manifest.placement.nodes_of("prefill") == ("local-1",)
     assert manifest.placement.nodes_of("decode") == ("local-2",)
-    sockets = bound_sockets(_pids(stack))
+    sockets = bound_sockets(stack.pids())
     assert any(path.startswith(f"{stack.nodes().temp_dir}/t/") for path in sockets), "vLLM's"
     assert [path for path in sockets if not path.startswith(f"{stack.nodes().temp_dir}/")] == []
     for package in ("ray", "vllm", "nixl", "ucx", "torch", "python"):
@@ -255,7 +255,7 @@ def test_ctrl_c_during_the_start_takes_the_application_down(stack: Stack) -> Non
     launcher = stack.start(*words, until="starting.*Decode|Decode.*starting")
     os.kill(launcher.pid, signal.SIGINT)
     assert launcher.end().code == 130
-    engines = [pid for pid in _pids(stack) if "VLLM" in title(pid) or "ServeReplica" in title(pid)]
+    engines = [pid for pid in stack.pids() if "VLLM" in title(pid) or "ServeReplica" in title(pid)]
     assert engines == []
 
 
@@ -268,10 +268,10 @@ def test_viz_draws_what_was_measured(stack: Stack) -> None:
 
 
 def test_shutdown_leaves_nothing(stack: Stack) -> None:
-    nodes, pids = stack.nodes(), _pids(stack)
+    nodes, pids = stack.nodes(), stack.pids()
     assert pids
     assert stack.shared, "engines have semaphores in /dev/shm; else this checks nothing"
-    assert stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port)).code == 0
+    assert stack.shutdown().code == 0
     assert [pid for pid in pids if alive(pid)] == []
     assert not Path(nodes.temp_dir).exists()
     assert [path for path in sorted(stack.shared) if Path(path).exists()] == []
@@ -280,13 +280,6 @@ def test_shutdown_leaves_nothing(stack: Stack) -> None:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
-
-
-def _pids(stack: Stack) -> list[int]:
-    from pdlab.cluster import local_nodes
-
-    nodes = stack.nodes()
-    return local_nodes.processes(nodes) if nodes else []
 
 
 def bound_sockets(pids: list[int]) -> set[str]:
