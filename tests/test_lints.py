@@ -26,7 +26,6 @@ SHARED_NAMES = {}
 WORDS: dict[str, set[str]] = {
     "pdlab/analysis/intervals.py": {"p50", "p95"},
     "pdlab/results/published_names.py": {"p1d3"},
-    "pdlab/core/notation.py": {"dp8ep", "tp4"},
     "pdlab/core/vllm_limits.py": {"all_gatherv"},
     "pdlab/core/workload.py": {"concurrency8"},
     "pdlab/deploy/serving/elastic.py": {"external_scaler_enabled"},
