@@ -60,8 +60,7 @@ def _limited(point: PublicPoint, most_load: int) -> PublicPoint:
     share = max(most_load // topology.decode.replicas, 1)
     limit = {**topology.decode.engine_kwargs, "max_num_seqs": 1 << (share.bit_length() - 1)}
     decode = topology.decode.model_copy(update={"engine_kwargs": limit})
-    deployment = point.row.deployment.model_copy(update={"topology": topology.model_copy(update={"decode": decode})})
-    return point._replace(row=point.row._replace(deployment=deployment))
+    return point._replace(row=point.row._replace(deployment=point.row.deployment.with_topology(decode=decode)))
 
 
 class PdCorrection(NamedTuple):

@@ -161,8 +161,12 @@ def _plan(settings: LaunchSettings, request: LaunchRequest, argv: Sequence[str])
 
         print(RehearsalSubstitutes(request).describe(), file=sys.stderr)
     if settings.dry_run:
-        base_url = f"http://{request.host}:{request.port}"
-        text = describe(prepared, serving_path=request.serving_path, base_url=base_url, launch_command=_for_real(argv))
+        text = describe(
+            prepared,
+            serving_path=request.serving_path,
+            base_url=request.base_url,
+            launch_command=_for_real(argv),
+        )
         print(text, end="")
     if settings.target is not None:
         _export(settings, prepared, request)

@@ -22,6 +22,7 @@ from pdlab.core.commands import BENCH, PDLAB
 from pdlab.core.environment import Environment
 from pdlab.core.errors import UsageError
 from pdlab.core.named_values import NOT_PASSED_ON, RESERVED_ENGINE_KWARGS, engine_arg, engine_args, kv_connector
+from pdlab.core.nodes import Role
 from pdlab.core.schema import Frozen, Incidental, InLabel, incidental, label_words, validate
 from pdlab.core.settings import (
     Backends,
@@ -672,7 +673,7 @@ class Deployment(Frozen):
         return None if isinstance(self.topology, Collocated) else self.topology.transport
 
     @property
-    def pools(self) -> dict[str, Pool]:
+    def pools(self) -> dict[Role, Pool]:
         """Role -> pool: ``{"collocated": ...}``, ``{"prefill": ..., "decode": ...}`` or ``{"fluid": ...}``."""
         if isinstance(self.topology, Collocated):
             return {"collocated": self.topology.pool}
@@ -681,7 +682,7 @@ class Deployment(Frozen):
         return {"prefill": self.topology.prefill, "decode": self.topology.decode}
 
     @property
-    def most_pools(self) -> dict[str, Pool]:
+    def most_pools(self) -> dict[Role, Pool]:
         """`pools` with their maximum numbers of replicas, for which room is planned."""
         if isinstance(self.topology, Fluid):
             return {"fluid": self.topology.pool.model_copy(update={"replicas": self.topology.most})}
@@ -709,7 +710,11 @@ class Deployment(Frozen):
             for name in ("pool", "prefill", "decode")
             if (pool := getattr(self.topology, name, None)) is not None
         }
-        return self.model_copy(update={"topology": self.topology.model_copy(update=pools)})
+        return self.with_topology(**pools)
+
+    def with_topology(self, **fields: Any) -> Deployment:
+        """The deployment with other values of these fields of its topology."""
+        return self.model_copy(update={"topology": self.topology.model_copy(update=fields)})
 
     @model_validator(mode="after")
     def _no_reserved_engine_kwargs(self) -> Deployment:
@@ -785,7 +790,7 @@ class Deployment(Frozen):
                 )
         return self
 
-    def env_of(self, role: str) -> dict[str, str | None]:
+    def env_of(self, role: Role) -> dict[str, str | None]:
         """The variables of a pool's engines. Secrets have no value."""
         return {**self.env, **self.pools[role].env}
 

@@ -24,6 +24,7 @@ WIRE_OF_NIC: dict[str, WireKind] = {"efa": "efa", "infiniband": "rdma", "roce": 
 
 # The label of a node's name, given to `ray start --labels`, because a cluster file has no Ray node ids.
 NODE_NAME_LABEL = "pdlab/node"
+NODE_ID_LABEL = "ray.io/node-id"  # of Ray itself
 
 # The two hosts of namespaces on this machine (pdlab.cluster.two_hosts).
 HOST_NAMES = ("pdlab-a", "pdlab-b")
@@ -205,6 +206,11 @@ class ClusterView(Frozen):
         """Nodes for engines: nodes with GPUs, or all nodes if none has GPUs."""
         return tuple(node for node in self.nodes if node.gpus or self.device == "cpu")
 
+    @property
+    def by_ray_id(self) -> dict[str, str]:
+        """Ray's node id -> id, of the nodes of a live cluster; empty for a cluster of a file."""
+        return {node.labels[NODE_ID_LABEL]: node.id for node in self.nodes if NODE_ID_LABEL in node.labels}
+
     def node(self, node_id: str) -> ClusterNode:
         """The node with that id. Raises KeyError."""
         for node in self.nodes:
@@ -274,6 +280,3 @@ def _merged(parts: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, tuple[int
         for node, slots in part.items():
             slots_by_node.setdefault(node, []).extend(slots)
     return {node: tuple(sorted(slots)) for node, slots in slots_by_node.items()}
-
-
-NODE_ID_LABEL = "ray.io/node-id"

@@ -13,14 +13,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field
 
 from pdlab.cluster.connection import Cluster, quiet_logs
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import ClusterError, DeployError
-from pdlab.core.nodes import NODE_ID_LABEL, ClusterView, Role
+from pdlab.core.nodes import ClusterView, Role
 from pdlab.core.schema import Frozen
 from pdlab.core.text import last_line
 from pdlab.deploy.serve_config import ServeApp
@@ -219,7 +219,7 @@ class Application:
 
         One list per gang of data parallel ranks where Ray Serve made gangs, else one per replica.
         """
-        names = {node.labels[NODE_ID_LABEL]: node.id for node in view.nodes}
+        names = view.by_ray_id
         groups = {
             group["name"]: rank_order(group["bundles_to_node_id"])
             for group in _placement_groups()
@@ -406,7 +406,7 @@ def _why_no_proxy(text: str) -> str:
 def deployment_names(deployment: Deployment, model_id: str) -> dict[Role, str]:
     """Role -> name of its Ray Serve deployment."""
     return {
-        cast(Role, role): f"{_PREFIX.get(role) or ('DPServer' if pool.dp > 1 else 'LLMServer')}:{_serve_name(model_id)}"
+        role: f"{_PREFIX.get(role) or ('DPServer' if pool.dp > 1 else 'LLMServer')}:{_serve_name(model_id)}"
         for role, pool in deployment.pools.items()
     }
 

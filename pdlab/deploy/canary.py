@@ -56,7 +56,7 @@ class Reference(Frozen):
 
 
 class _RefusedByServer(CanaryError):
-    """The server says that the request itself is wrong (HTTP 400)."""
+    """The server refuses the request itself (HTTP 400)."""
 
 
 def prompts() -> list[str]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import cast
 
 from pdlab.core import defaults
 from pdlab.core.command_lines import command_line
 from pdlab.core.commands import PDLAB
 from pdlab.core.deployment import Deployment, Fluid
-from pdlab.core.nodes import ClusterView, Placement, ReplicaPlacement, Role
+from pdlab.core.nodes import ClusterView, Placement, ReplicaPlacement
 from pdlab.core.schema import yaml_text
 from pdlab.core.text import aligned, counted
 from pdlab.deploy import engine_memory
@@ -78,7 +77,7 @@ def _roles(deployment: Deployment) -> list[str]:
 
 
 def _replica_table(deployment: Deployment, view: ClusterView, placement: Placement, unit: str) -> str:
-    """One row per replica and node; the link column says how its KV cache travels."""
+    """One row per replica and node; the link column has how its KV cache travels."""
     begins = {role: pool.replicas for role, pool in deployment.pools.items()}
     kinds: dict[tuple[str, str], list[str]] = {}
     for link in links(placement, view):
@@ -129,7 +128,7 @@ def _memory(prepared: Prepared) -> str:
     unknown = [role for role in prepared.deployment.pools if role not in {memory.role for memory in prepared.memory}]
     text = engine_memory.table(prepared.memory, prepared.workload, unit) if prepared.memory else ""
     if unknown:
-        ids = dict.fromkeys(node for role in unknown for node in prepared.placement.nodes_of(cast(Role, role)))
+        ids = dict.fromkeys(node for role in unknown for node in prepared.placement.nodes_of(role))
         nodes = [prepared.view.node(node_id) for node_id in ids]
         why = engine_memory.why_unknown(prepared.deployment, prepared.shape, nodes)
         text += f"memory of {' and '.join(unknown)} engines: not known ({why})\n"

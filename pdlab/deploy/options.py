@@ -296,7 +296,7 @@ class LaunchSettings(ExportOptions, LaunchOptions):
     )
 
 
-# Which flags belong to which modes: the part (or the field) of the settings, and what to say of it in another mode.
+# Which flags belong to which modes: the part (or the field) of the settings, and what the error in another mode has.
 _PD_FIELDS = (
     "accept_wire",
     "deployment.serving.prefill_timeout_s",
@@ -400,7 +400,7 @@ def workload_from(settings: LaunchSettings) -> Workload:
 
 
 def _max_model_len(settings: LaunchSettings, base: Deployment | None) -> int | None:
-    """What is given, else what a workload that is given needs; None: as the model's file says. Raises UsageError."""
+    """What is given, else what a given workload needs; None: the length in the model's file. Raises UsageError."""
     max_model_len: int | None = settings.deployment.get("max_model_len") or (base.max_model_len if base else None)
     if not settings.workload:
         return max_model_len
@@ -426,7 +426,7 @@ def chooses_backend(settings: LaunchSettings) -> bool:
 
 
 def _serving(settings: LaunchSettings, topology: Topology, base: Deployment | None) -> dict[str, Any]:
-    """What the flags say, else the file of --config, else what suits --host. Raises UsageError."""
+    """What the flags give, else the file of --config, else what suits --host. Raises UsageError."""
     local = settings.local is not None
     given: dict[str, Any] = settings.deployment.get("serving", {})
     before = base.serving.model_dump(exclude_unset=True) if base else {}
@@ -522,6 +522,11 @@ class LaunchRequest(LaunchOptions):
     def node_count(self) -> int | None:
         """Ray nodes that this launch starts on this machine; None: it starts none."""
         return len(self.cluster.nodes) if self.rehearsal and self.cluster else self.local_nodes
+
+    @property
+    def base_url(self) -> str:
+        """The URL at which a client on this machine reaches the deployment."""
+        return defaults.base_url(self.port, self.host)
 
     @property
     def serving_path(self) -> str:

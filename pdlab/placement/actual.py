@@ -12,7 +12,7 @@ def observe(
     plan: Placement,
     view: ClusterView,
     rank_nodes: Mapping[Role, Sequence[Sequence[str]]],
-    replicas_of: Mapping[str, int] | None = None,
+    replicas_of: Mapping[Role, int] | None = None,
 ) -> Placement:
     """The placement that Ray made.
 

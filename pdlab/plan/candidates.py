@@ -207,7 +207,7 @@ def on_two_types(deployment: Deployment, hardware: Hardware) -> Deployment | Non
         "prefill": topology.prefill.model_copy(update={"gpu_type": hardware.gpu_type}),
         "decode": topology.decode.model_copy(update={"gpu_type": hardware.beside[0].gpu_type}),
     }
-    return deployment.model_copy(update={"topology": topology.model_copy(update=pools)})
+    return deployment.with_topology(**pools)
 
 
 def view_gpus(view: ClusterView, gpus: int) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.completions import completions_server
+from support.launched import running
 
 from pdlab.bench import traffic
 from pdlab.bench.experiment.file import configurations, load_experiment_file, loads_and_searches
@@ -16,8 +17,7 @@ from pdlab.core.deployment import Collocated, Deployment, Pool
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.replayed import COMPILED, Replayed
 from pdlab.core.workload import Closed, Open, Replay, Workload
-from pdlab.deploy.endpoint import Running, save_running
-from pdlab.results.schema import Manifest
+from pdlab.deploy.endpoint import save_running
 from pdlab.results.store import Store
 from pdlab.traffic.requests import TrafficHead, TrafficRequest, write_requests
 
@@ -106,8 +106,7 @@ def test_a_replay_is_a_level(tmp_path: Path, tokenizer: Path, monkeypatch: pytes
     text = path.read_bytes()
     deployment = Deployment(model="tiny-gptoss", topology=Collocated(pool=Pool()))
     with completions_server() as server:
-        manifest = Manifest(origin="measured", label=deployment.label, deployment=deployment, gpus=1)
-        save_running(Running(base_url=server.url, model_id="m", tokenizer=str(tokenizer), manifest=manifest))
+        save_running(running(server.url, deployment=deployment, tokenizer=str(tokenizer), gpus=1))
         sweep = options(["--workload", str(path), "-u", server.url, "--out", str(tmp_path / "out"), "-e", "chat"])
         result = run_sweep(sweep)
         with pytest.raises(StoreError, match="use another --exp-name"):

@@ -17,7 +17,7 @@ from pdlab.cli import launch
 from pdlab.core.catalog import load_cluster, load_deployment, resolve_model
 from pdlab.core.deployment import Deployment, Disaggregated, Transport, parse_label
 from pdlab.core.nodes import ClusterView, Placement
-from pdlab.deploy.serve_config import HEAD_RESOURCE, HEAD_SHARE, ServeApp, render, serve_config
+from pdlab.deploy.serve_config import HEAD_RESOURCE, HEAD_SHARE, ServeApp, engine_configs, render, serve_config
 from pdlab.deploy.serving.builders import _PDLAB
 from pdlab.deploy.serving.guard_sources import digest, sources
 from pdlab.placement.place import place
@@ -70,14 +70,6 @@ each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.deploym
 def builder_of(app: ServeApp) -> Any:
     module, _, name = app.import_path.partition(":")
     return getattr(quietly(module), name)
-
-
-def llm_configs(app: ServeApp) -> list[dict[str, Any]]:
-    args = app.args
-    return [
-        *args.get("llm_configs", []),
-        *(args[key] for key in ("llm_config", "prefill_config", "decode_config") if key in args),
-    ]
 
 
 @each_case
@@ -165,7 +157,7 @@ def test_vllm_knows_every_engine_argument(case: Rendered) -> None:
 
     known = {field.name for kind in (AsyncEngineArgs, FrontendArgs) for field in dataclasses.fields(kind)}
     transfer = {field.name for field in dataclasses.fields(KVTransferConfig)}
-    for config in llm_configs(case.app):
+    for config in engine_configs(case.app.args):
         kwargs = config["engine_kwargs"]
         assert set(kwargs) <= known
         if isinstance(case.deployment.topology, Disaggregated):
@@ -178,7 +170,7 @@ def test_vllm_knows_every_engine_argument(case: Rendered) -> None:
 def test_ray_reads_our_label_selectors(case: Rendered) -> None:
     from ray._private.label_utils import validate_label_selector
 
-    for config in llm_configs(case.app):
+    for config in engine_configs(case.app.args):
         for selector in config["deployment_config"]["placement_group_bundle_label_selector"]:
             assert validate_label_selector(selector) is None
 

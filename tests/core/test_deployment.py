@@ -189,11 +189,10 @@ def changed(deployment: Deployment) -> dict[str, Deployment]:
     topology = deployment.topology
     result = {name: deployment.model_copy(update={name: value}) for name, value in others[Deployment].items()}
     for name, value in others[Pool].items():
-        part = topology.model_copy(update={"decode": topology.decode.model_copy(update={name: value})})
-        result[f"decode.{name}"] = deployment.model_copy(update={"topology": part})
+        result[f"decode.{name}"] = deployment.with_topology(decode=topology.decode.model_copy(update={name: value}))
     for name, value in others[Transport].items():
-        part = topology.model_copy(update={"transport": topology.transport.model_copy(update={name: value})})
-        result[f"transport.{name}"] = deployment.model_copy(update={"topology": part})
+        part = topology.transport.model_copy(update={name: value})
+        result[f"transport.{name}"] = deployment.with_topology(transport=part)
     return result
 
 

@@ -15,7 +15,7 @@ import pytest
 from support import records as made
 
 from pdlab.core.errors import StoreError, UsageError, WriteError
-from pdlab.core.files import built_once, holder, locked, replace
+from pdlab.core.files import built_once, cache_dir, holder, locked, replace
 from pdlab.core.workload import Closed
 from pdlab.results.schema import RequestRecord, Run, Summary
 from pdlab.results.store import Store
@@ -199,3 +199,14 @@ def test_a_folder_is_built_once_and_never_seen_half_built(tmp_path: Path) -> Non
         seen = pool.map(lambda _: {path.name for path in built_once(folder, build).iterdir()}, range(4))
         assert [*seen] == [{"config", "weights"}] * 4
     assert len(builds) == 2
+
+
+def test_the_cache_is_ours_before_it_is_the_desktops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    monkeypatch.setenv("PDLAB_CACHE_DIR", "/own")
+    assert cache_dir() == Path("/own")
+    monkeypatch.delenv("PDLAB_CACHE_DIR")
+    assert cache_dir() == Path("/xdg/pdlab")
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    assert cache_dir() == Path("/home/someone/.cache/pdlab")

@@ -8,18 +8,18 @@ import os
 import re
 import shutil
 import subprocess
-import threading
 import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from support.dashboard_metrics import metrics
+from support.web import reply, web_server
 
 from pdlab.cli import dashboard as command
 from pdlab.cluster.local_nodes import hold_port
@@ -219,19 +219,17 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
         pytest.skip("no prometheus on this machine (apt-get install prometheus)")
     began, scrapes = time.monotonic(), itertools.count()
 
-    class Pages(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.end_headers()
-            self.wfile.write(page(time.monotonic() - began, next(scrapes)).encode())
+    def scraped(call: BaseHTTPRequestHandler) -> None:
+        text = page(time.monotonic() - began, next(scrapes))
+        reply(call, text.encode(), content_type="text/plain; version=0.0.4")
 
-        def log_message(self, *args: Any) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Pages)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     folder = tmp_path_factory.mktemp("prometheus")
-    dashboard.write(folder, [f"127.0.0.1:{server.server_port}"], "", "http://127.0.0.1:9090")
+    with web_server(scraped) as url:
+        yield from run_prometheus(binary, folder, url.removeprefix("http://"))
+
+
+def run_prometheus(binary: str, folder: Path, target: str) -> Iterator[Asked]:
+    dashboard.write(folder, [target], "", "http://127.0.0.1:9090")
     config = yaml.safe_load((folder / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": "500ms", "evaluation_interval": "500ms", "scrape_timeout": "400ms"}
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
@@ -259,8 +257,6 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
             yield one
         finally:
             process.terminate()
-            server.shutdown()
-            server.server_close()
 
 
 def test_every_expression_finds_something(prometheus: Asked) -> None:

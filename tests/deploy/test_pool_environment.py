@@ -17,7 +17,7 @@ from pdlab.core.schema import to_yaml
 from pdlab.core.settings import parse
 from pdlab.deploy import preflight
 from pdlab.deploy.options import LaunchSettings, deployment_from
-from pdlab.deploy.serve_config import ServeApp, render, with_secrets
+from pdlab.deploy.serve_config import ServeApp, engine_configs, render, with_secrets
 from pdlab.placement.place import place
 from pdlab.report import html
 from pdlab.results.schema import Manifest
@@ -31,8 +31,7 @@ def rendered(deployment: Deployment) -> ServeApp:
 
 
 def variables(app: ServeApp, role: str) -> dict[str, Any]:
-    config = app.args.get(f"{role}_config") or app.args.get("llm_config") or app.args["llm_configs"][0]
-    env: dict[str, Any] = config["runtime_env"]["env_vars"]
+    env: dict[str, Any] = engine_configs(app.args)[-1 if role == "decode" else 0]["runtime_env"]["env_vars"]
     return env
 
 

@@ -8,23 +8,15 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.clusters import gpu_nodes
 
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import DeployError
-from pdlab.core.nodes import ClusterNode, ClusterView, Placement, Role
+from pdlab.core.nodes import ClusterView, Placement, Role
 from pdlab.placement.actual import observe
 from pdlab.placement.place import place
 
 Actual = dict[Role, list[list[str]]]
-
-
-def gpu_nodes(*free: int) -> ClusterView:
-    """Nodes n0, n1, ... of 8 GPUs, so many of them free: the highest."""
-    nodes = tuple(
-        ClusterNode(id=f"n{i}", gpu_type="H100", gpus=8, free_gpus=tuple(range(8 - count, 8)), cpus=192)
-        for i, count in enumerate(free)
-    )
-    return ClusterView(nodes=nodes)
 
 
 def as_planned(plan: Placement, ranks_per_replica: int = 1) -> Actual:

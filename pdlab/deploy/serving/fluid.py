@@ -199,7 +199,7 @@ class SwitchesRoles:
 
     async def _held(self, chunks: list[int]) -> dict[str, tuple[int, int]]:
         """How many tokens of a prompt with these chunks each other engine has that prefills, and how many tokens of
-        prompts wait there, as the board knows; of none where it does not say so in time."""
+        prompts wait there, as the board knows; empty where the board does not answer in time."""
         if not self._affinity or self._board is None or not chunks:
             return {}
         try:

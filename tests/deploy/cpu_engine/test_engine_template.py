@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.processes import alive, wait_for
 
 from pdlab.deploy.cpu_engine import engine_template
 
@@ -102,18 +103,8 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def ended(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
 def await_end(pid: int) -> None:
-    deadline = time.monotonic() + 60
-    while not ended(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: not alive(pid))
 
 
 def test_the_fork_takes_over_command_environment_folder_and_output(place: Place) -> None:
