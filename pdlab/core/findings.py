@@ -1027,6 +1027,11 @@ CODES: dict[str, FindingCode] = {
         "near saturation: {share:.0%} of the time KV memory is full, or would be with 15 % fewer tokens; an estimate "
         "without a band",
     ),
+    "prefill_near_saturation": _of_plan(
+        "prefill engines have time to spare",
+        "near saturation: prefill engines are busy {share:.0%} of the time; a small error of their steps is a large "
+        "error of the TTFT; an estimate without a band",
+    ),
     "pools_of_two_types": _of_plan(
         "all pools are on GPUs of one type",
         "prefill is on {prefill}, decode and collocated engines are on {decode}; --gpus counts GPUs of each type",

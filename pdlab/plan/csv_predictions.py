@@ -23,6 +23,7 @@ from pdlab.plan import prediction_intervals
 from pdlab.plan.csv_rows import PUBLISHED_PROMPTS, RefusedRow, RequestedRow
 from pdlab.plan.error_catalog import with_stack_prior
 from pdlab.plan.extrapolation import Platform, in_flight_per_gpu, outside_fit, outside_text
+from pdlab.plan.pd_catalog import with_pd_correction
 from pdlab.plan.precisions import is_precision
 from pdlab.plan.stack_bands import band_of, no_band, saturation, why_cached
 from pdlab.plan.step_findings import step_findings
@@ -118,6 +119,8 @@ def _predicted_sweep(
     deployment, link = rows[0].deployment, rows[0].link
     shape = as_served(shape, any_model)
     hardware = with_stack_prior(any_model, shape)
+    if isinstance(deployment.topology, Disaggregated):
+        hardware = with_pd_correction(hardware, shape)
     levels = _levels(rows)
     trials = [_trial(rows[0], levels, hardware, shape, seed) for seed in seeds]
     merged: list[list[SimulatedLevel]] = []

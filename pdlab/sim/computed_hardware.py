@@ -22,14 +22,14 @@ from pdlab.core.files import CONFIGS
 from pdlab.core.schema import Frozen, load_yaml
 from pdlab.core.text import choices
 from pdlab.sim import aic
-from pdlab.sim.hardware import Constant, Hardware, StepTables, TableMode, load_hardware, steps_in_flight
+from pdlab.sim.hardware import Constant, DirectRouting, Hardware, StepTables, TableMode, load_hardware, steps_in_flight
 from pdlab.sim.step_source import SEQUENCE_US, Correction
 
 OF_RAY = ("overhead_ms", "pd_overhead_ms", "frontend_ms", "ingress_us", "stream_us", "client_gap_ms", "admit_us")
 # The path of a request to an engine's own server: HTTP, and the tokenizer per prompt token. In P:D it includes the way
 # from prefill to decode, without the KV transfer.
 BARE_PATH = {"overhead_ms": 10.0, "pd_overhead_ms": 170.0, "ingress_us": 5.0}
-ONE_ROUTER = "without Ray one process routes to all engines, and sees every request (Dynamo, SGLang's router)"
+ONE_ROUTER = "without Ray one process routes to all engines"
 BARE_SOURCE = (
     "least mean error of TTFT over 12 public stacks, each left out once: 18 % without a path, 14 % for 10 ms and 5 us "
     "a prompt token, 15 % for 5 ms more (python benchmarks/score_model.py)"
@@ -50,10 +50,11 @@ class HostTime(Frozen):
 
 
 class EngineHost(Frozen):
-    """An engine's host times, by major and minor version."""
+    """An engine's host times, by major and minor version. ``direct``: how requests find its ranks without Ray."""
 
     engine: str
     versions: dict[str, HostTime]
+    direct: DirectRouting
 
     def of(self, version: str) -> HostTime:
         """The host time of one version. For an unknown version, it is that of the nearest version, with the standard
@@ -121,7 +122,8 @@ def computed(
     home = load_hardware(defaults.HARDWARE)
     tables = aic.literal_version(system, engine)
     planned = version or ".".join(tables.split(".")[:2])
-    host = host_of(engine).of(planned)
+    known = host_of(engine)
+    host = known.of(planned)
     served = "without Ray" if bare else "Ray"
     steps = StepTables(
         system=system,
@@ -160,6 +162,7 @@ def computed(
         gpus_per_node=gpus_per_node or type_.gpus_per_node,
         stack=f"{engine} {planned}, {served}",
         steps=steps,
+        direct=known.direct if bare else None,
         constants={**assumed, **own},
     )
 

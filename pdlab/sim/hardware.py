@@ -136,13 +136,26 @@ class Speculation(Frozen):
         return self
 
 
+RankRule = Literal["random", "in-turn", "least-loaded"]
+
+
+class DirectRouting(Frozen):
+    """How requests find an engine without Ray: replicas get them in turn, whatever their queues. ``prefill``,
+    ``decode``: which data parallel rank of a replica gets it, by the engine's own rule."""
+
+    prefill: RankRule = "least-loaded"
+    decode: RankRule = "least-loaded"
+    source: str
+
+
 class Hardware(Frozen):
     """One kind of GPU (or CPU) with one serving stack: constants by name.
 
     ``gpu`` describes the GPU, ``gpu_type`` is its type as Ray names it (None: engines on CPUs). ``fit``: the range of
     the fit of the constants; None: they are not the result of a fit, and ``error`` is None too. ``steps``: tables of
     step times, which replace the constants of a step. ``speculation``: that of its engines (None: none). ``beside``:
-    other GPU types of the same cluster; a pool of such a type has their step times and memory.
+    other GPU types of the same cluster; a pool of such a type has their step times and memory. ``direct``: the routing
+    of engines without Ray (None: Ray routes).
     """
 
     name: str
@@ -158,6 +171,7 @@ class Hardware(Frozen):
     fit: FitDomain | None = None
     steps: StepTables | None = None
     speculation: Speculation | None = None
+    direct: DirectRouting | None = None
     beside: tuple[Hardware, ...] = ()
     constants: dict[str, Constant]
     error: FitError | None = None

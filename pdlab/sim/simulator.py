@@ -11,7 +11,7 @@ The parts of the simulation:
   these times grow as 1 / (1 - share), with the share of its time in which the front end streams tokens.
 - **Routing** is that of Ray Serve (`pdlab.sim.router`): a router takes, of two random replicas, the one with fewer
   requests in its memory. The decode replica is chosen when prefill has answered. With direct streaming replicas are
-  taken in turn, and the decode replica is chosen before it calls prefill.
+  taken in turn, and the decode replica is chosen before it calls prefill. Without Ray replicas are taken in turn too.
 - **Engines**: vLLM's scheduler (`pdlab.sim.engine`) with the step times of `pdlab.sim.steps`.
 - **KV transfer**: first come, first served into a decode engine; a node's link is shared. The decode engine stalls
   while blocks move that do not merge: from the time when its pool has wrapped (``scattered`` None), always, or never.
@@ -45,7 +45,7 @@ from pdlab.sim.host_memory import HostMemory
 from pdlab.sim.ingress import Ingress
 from pdlab.sim.kv_transfer import LinkKind, Links, link_of, transfer_costs
 from pdlab.sim.level import SimulatedLevel, Trace, empty_level, open_arrivals, trace_of
-from pdlab.sim.router import InTurn, PolicyRouter, Router
+from pdlab.sim.router import DirectRouter, InTurn, PolicyRouter, Router
 from pdlab.sim.step_source import FARTHEST
 from pdlab.sim.step_time import engine_cache, kv_capacity_tokens
 from pdlab.sim.stepping import ARRIVES, ENTERS, LOADED, STEP_ENDS, Stepping
@@ -220,11 +220,18 @@ class System(Stepping):
         of_front = next(iter(pools.values()))
         count = 1 if self.in_turn is not None else self.router.count
         # With direct streaming one router picks the replica that answers, and each decode replica calls prefill itself.
-        self.front_routing = PolicyRouter.of(pools.get("prefill", of_front).routing, self.random, count)
-        self.decode_routing = PolicyRouter.of(pools.get("decode", of_front).routing, self.random, count)
+        self.front_routing = self._routing(pools.get("prefill", of_front), count, prefills="prefill" in pools)
+        self.decode_routing = self._routing(pools.get("decode", of_front), count, prefills=False)
         self.chosen_by: dict[int, int] = {}  # request -> the router that chose its prefill engine, and counts its end
         self.gap_s = value("client_gap_ms") * 1e-3
         self.outputs_kept = 0
+
+    def _routing(self, pool: Pool, count: int, *, prefills: bool) -> PolicyRouter | DirectRouter | None:
+        """The routing of a pool by ``count`` routers. None: power of two choices, which `Router` makes."""
+        direct = self.hardware.of(pool).direct
+        if direct is not None and pool.routing == "power-of-two":
+            return DirectRouter(self.random, direct.prefill if prefills else direct.decode, pool.dp * pool.pp)
+        return PolicyRouter.of(pool.routing, self.random, count)
 
     def _engines(self, pool: Pool, role: str) -> list[Engine]:
         # Pipeline stages work on as many batches as there are stages, each at the whole latency.

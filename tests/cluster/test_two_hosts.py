@@ -118,6 +118,12 @@ class TestView:
         facts = connection._local_facts()
         assert facts == {"n1": {"host": "pdlab-a", "nic": nic}, "n2": {"host": "pdlab-b", "nic": nic}}
 
+    def test_metrics_pages_have_urls_also_of_nodes_with_ipv6_addresses(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        alive = [{"NodeManagerAddress": address, "MetricsExportPort": 80} for address in ("10.77.0.1", "fd00::1")]
+        connection = cluster.Cluster(None)
+        monkeypatch.setattr(connection, "alive", lambda: alive)
+        assert connection.metrics_urls() == ("http://10.77.0.1:80/metrics", "http://[fd00::1]:80/metrics")
+
     def test_the_refusal_of_a_driver_outside_names_the_command(self) -> None:
         nodes = LocalNodes(id="x", count=2, gcs_port=1, temp_dir="/nowhere", pids=(), two_hosts=PAIR)
         with (
