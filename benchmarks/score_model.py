@@ -151,8 +151,8 @@ def chosen(tables: list[Path], most: int, serving: Serving = "collocated") -> It
     for stack, members in sample([each for each in few if each.stack.mode == serving], most).items():
         first = members[0]
         for entry in known:
-            asked = (entry.model, entry.precision, entry.engine, entry.serving)
-            if asked == (first.model_id, first.precision, stack.engine, serving) and stack.gpu in entry.gpus:
+            wanted = (entry.model, entry.precision, entry.engine, entry.serving)
+            if wanted == (first.model_id, first.precision, stack.engine, serving) and stack.gpu in entry.gpus:
                 break
         else:
             continue
@@ -180,7 +180,7 @@ class Alone:
 
         steps = scored.hardware.steps
         assert steps is not None
-        self.steps, self.folder = steps, str(scored.shape.asked_for)
+        self.steps, self.folder = steps, str(scored.shape.read_from)
         version = perf_database.resolve_query_version(steps.system, steps.engine, steps.version)
         self.database = perf_database.get_database_view(
             steps.system, steps.engine, version, database_mode=steps.mode, allow_missing_data=False
@@ -201,10 +201,10 @@ class Alone:
         load = point.row.load.concurrency
         try:
             model = get_model(self.folder, build_model_config(pool.tp, 1, 1, *experts, **formats), self.steps.engine)
-            asked = RuntimeConfig(batch_size=load, isl=workload.input_tokens, osl=workload.output_tokens)
+            wanted = RuntimeConfig(batch_size=load, isl=workload.input_tokens, osl=workload.output_tokens)
             # A backend of its own: its cache knows neither the model nor its TP.
             backend = self.backend(self.steps.engine)
-            found = backend.run_agg(model, self.database, asked, ctx_tokens=ALONE_TOKENS).get_result_dict()
+            found = backend.run_agg(model, self.database, wanted, ctx_tokens=ALONE_TOKENS).get_result_dict()
         except Exception:  # whatever it raises for a case that it does not have
             return None
         tpot_s, ttft_s = float(found["tpot"]) / 1e3, float(found["ttft"]) / 1e3

@@ -13,7 +13,7 @@ from pdlab.core.help_pages import HELP, HELP_ALL, parser_of, store_page, stored_
 from pdlab.core.text import choices
 from pdlab.core.version import __version__
 
-# Command -> what it does. Its module is pdlab/cli/COMMAND.py, imported when it is asked for.
+# Command -> what it does. Its module is pdlab/cli/COMMAND.py, imported when the command is run.
 COMMANDS = {
     "launch": "plan, start, check, export or stop a deployment",
     "bench": "sweep load levels against a running deployment",

@@ -248,5 +248,5 @@ def hierarchical_quantile(groups: Sequence[Sequence[float]]) -> float | None:
     if len(groups) < LEAST_STACKS:
         return None
     weighted = sorted((score, 1 / len(groups) / len(group)) for group in groups for score in group)
-    reached, asked = accumulate(weight for _, weight in weighted), HELD * (1 + 0.5 / len(groups))
-    return round(next(score for (score, _), share in zip(weighted, reached, strict=True) if share >= asked - 1e-9), 3)
+    reached, needed = accumulate(weight for _, weight in weighted), HELD * (1 + 0.5 / len(groups))
+    return round(next(score for (score, _), share in zip(weighted, reached, strict=True) if share >= needed - 1e-9), 3)

@@ -233,13 +233,13 @@ def _without_gaps(text: bytes) -> bytes:
 
 def wrong_counts(text: bytes) -> int:
     """Number of answers whose token counts are not the requested ones; 0 if lengths do not vary."""
-    if b'"asked":' not in text:
+    if b'"requested":' not in text:
         return 0
     records = from_json(b"[" + _without_gaps(text.removesuffix(b"\n")).replace(b"\n", b",") + b"]")
     return sum(
-        [record["input_tokens"], record["output_tokens"]] != record["asked"]
+        [record["input_tokens"], record["output_tokens"]] != record["requested"]
         for record in records
-        if "asked" in record and record.get("error") is None and "finish_s" in record
+        if "requested" in record and record.get("error") is None and "finish_s" in record
     )
 
 

@@ -264,7 +264,7 @@ def _todo(store: Store, planned: Sequence[Level], options: SweepOptions) -> list
         timed = options.prompts_per_level is None and isinstance(level.load, Open | Ramp)
         enough = run.num_requests >= level.num_requests if timed else run.num_requests == level.num_requests
         if options.soak_s is not None:
-            enough = run.soak is not None and run.soak.asked_s == options.soak_s
+            enough = run.soak is not None and run.soak.requested_s == options.soak_s
         if not enough or run.load != level.load:
             raise StoreError(
                 f"{store.path(level.key)} was measured with {counted(run.num_requests, 'request')}, this command has "
@@ -385,7 +385,7 @@ class _Sweeper:
         self.measured.add(run.key)
         self._progress.level_done(describe(run))
 
-    def _outliving(self, level: Level, *, once: bool = False) -> tuple[Run, Sequence[RequestRecord]]:
+    def _outliving(self, level: Level, *, once: bool) -> tuple[Run, Sequence[RequestRecord]]:
         """Measure a level; where a replica died in it, keep that aside, and measure it again once the deployment is
         whole. Raises DeploymentDied where it does not come back, or where one dies again."""
         limit_s = self._options.recover_s

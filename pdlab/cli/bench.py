@@ -136,7 +136,7 @@ def _loads(settings: BenchSettings, *, implied: bool) -> tuple[Load, ...]:
 def table(runs: Sequence[Run]) -> str:
     """The levels as text: figures of whole runs, and the output rate of the steady window."""
     header = (
-        "level", "ok/asked", "req/s", "out tok/s", "steady", "TTFT p50", "p99 ms", "TPOT p50", "p99 ms", "E2EL p50 ms"
+        "level", "ok/sent", "req/s", "out tok/s", "steady", "TTFT p50", "p99 ms", "TPOT p50", "p99 ms", "E2EL p50 ms"
     )  # fmt: skip
     rows: list[tuple[str, ...]] = [header]
     for run in runs:

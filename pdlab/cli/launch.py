@@ -244,9 +244,9 @@ def _export(settings: LaunchSettings, prepared: Prepared, request: LaunchRequest
     assert settings.target is not None
     flag, file = settings.target
     print(f"serving path: {request.serving_path}", file=sys.stderr)
-    asked = settings.api_key or settings.api_key_file or os.environ.get(KEY) or not _on_loopback(request.host)
+    protected = settings.api_key or settings.api_key_file or os.environ.get(KEY) or not _on_loopback(request.host)
     # Without a key on purpose: `_checked_model` has warned.
-    wants_key = bool(asked) and settings.api_key is not False
+    wants_key = bool(protected) and settings.api_key is not False
     path_env = serving_path.environment(request.deployment, request.host)
     if flag == "--export-k8s":
         if exports.prefers_libfabric(prepared, request.choose_backend):

@@ -60,7 +60,7 @@ class ModelShape(Frozen):
     model from its own config.json gets ``engine_kwargs`` from the file of configs/models/ with the same numbers.
 
     ``hf_id``: Hugging Face id (None: pdlab builds the model). ``same_config``: ids of models with the same numbers.
-    ``local``: pdlab builds the model from ``config`` in the user's cache folder. ``asked_for``: the folder, file or id
+    ``local``: pdlab builds the model from ``config`` in the user's cache folder. ``read_from``: the folder, file or id
     whose config.json was read (None: a name of configs/models/).
 
     ``expert_intermediate``: inner width of an expert (None: ``hidden``). ``shared_experts``: width of the shared
@@ -114,7 +114,7 @@ class ModelShape(Frozen):
     engine_kwargs: dict[str, Any] = Field(default_factory=dict)
     engine_kwargs_by_tp: dict[int, dict[str, Any]] = Field(default_factory=dict)
     config: dict[str, Any] = Field(default_factory=dict)
-    asked_for: str | None = None
+    read_from: str | None = None
 
     @field_validator("weight_dtype", "kv_dtype", "attention_dtype", "feed_forward_dtype")
     @classmethod
@@ -168,7 +168,7 @@ class ModelShape(Frozen):
     @property
     def word(self) -> str:
         """The model as a value of --model."""
-        return self.asked_for or self.name
+        return self.read_from or self.name
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -379,7 +379,7 @@ def config_of(shape: ModelShape) -> ModelFiles | None:
     """The config.json of the shape; None if there is none. Raises UsageError."""
     if shape.config:
         return ModelFiles(shape.config, None, f"config of {shape.name}")
-    word = shape.asked_for or shape.hf_id
+    word = shape.read_from or shape.hf_id
     if word is None:
         return None
     path = Path(word).expanduser()
@@ -397,7 +397,7 @@ def _shape_of(files: ModelFiles, name: str, word: str) -> ModelShape | str:
     """The shape of a config.json, with the engine arguments of the model of configs/models/ with the same numbers."""
     try:
         fields = _fields(files)
-        shape = validate(ModelShape, {**fields, "name": name, "asked_for": word, "source": files.where}, files.where)
+        shape = validate(ModelShape, {**fields, "name": name, "read_from": word, "source": files.where}, files.where)
     except UsageError as error:
         return str(error)
     for known in catalogue():

@@ -177,7 +177,7 @@ class Pool(Frozen):
 
     @property
     def ranks(self) -> int:
-        """Data parallel ranks of the whole pool, of which each is a server: replicas * dp."""
+        """Data parallel ranks of the whole pool: replicas * dp. Each rank is a server."""
         return self.replicas * self.dp
 
     @property
@@ -698,14 +698,18 @@ class Deployment(Frozen):
 
     def retention_tokens(self, pool: Pool) -> int | None:
         """vLLM's engine argument ``prefix_cache_retention_interval`` of a pool; 0 by default."""
-        kept: int | None = {**self.engine_kwargs, **pool.engine_kwargs}.get("prefix_cache_retention_interval", 0)
+        kept: int | None = self.engine_kwargs_of(pool).get("prefix_cache_retention_interval", 0)
         return kept
+
+    def engine_kwargs_of(self, pool: Pool) -> dict[str, Any]:
+        """The engine arguments of a pool: its own override the deployment's."""
+        return {**self.engine_kwargs, **pool.engine_kwargs}
 
     def with_engine_kwargs(self, defaults: Mapping[str, Any]) -> Deployment:
         """The deployment with all engine arguments in its pools: the pool's override the deployment's, and these
         ``defaults``."""
         pools = {
-            name: pool.model_copy(update={"engine_kwargs": {**defaults, **self.engine_kwargs, **pool.engine_kwargs}})
+            name: pool.model_copy(update={"engine_kwargs": {**defaults, **self.engine_kwargs_of(pool)}})
             for name in ("pool", "prefill", "decode")
             if (pool := getattr(self.topology, name, None)) is not None
         }
@@ -718,7 +722,7 @@ class Deployment(Frozen):
     @model_validator(mode="after")
     def _no_reserved_engine_kwargs(self) -> Deployment:
         for role, pool in self.pools.items():
-            for key in {**self.engine_kwargs, **pool.engine_kwargs}:
+            for key in self.engine_kwargs_of(pool):
                 if key in NOT_PASSED_ON:
                     raise ValueError(f"engine argument {key!r} ({role}): {NOT_PASSED_ON[key]}")
                 if key in RESERVED_ENGINE_KWARGS:
@@ -763,7 +767,7 @@ class Deployment(Frozen):
     def _the_guard_has_its_own_scheduler(self) -> Deployment:
         if self.transport is not None and self.transport.kv_guard:
             for role, pool in self.pools.items():
-                if "scheduler_cls" in {**self.engine_kwargs, **pool.engine_kwargs}:
+                if "scheduler_cls" in self.engine_kwargs_of(pool):
                     raise ValueError(
                         f"engine argument 'scheduler_cls' ({role}) is set by the KV guard: use --no-kv-guard to give it"
                     )
@@ -782,7 +786,7 @@ class Deployment(Frozen):
     def _affinity_needs_a_cache(self) -> Deployment:
         affine = isinstance(self.topology, Fluid) and self.topology.prefix_affinity
         for pool in self.pools.values() if affine else ():
-            if {**self.engine_kwargs, **pool.engine_kwargs}.get("enable_prefix_caching") is False:
+            if self.engine_kwargs_of(pool).get("enable_prefix_caching") is False:
                 raise ValueError(
                     "prefix_affinity (--prefix-affinity) sends prompts where they are cached, engine argument "
                     "enable_prefix_caching=false has nothing cached: leave one of them out"

@@ -182,7 +182,7 @@ CODES: dict[str, FindingCode] = {
     "token_count_wrong": _gate(
         "token_counts",
         "the server reports the requested numbers of prompt and output tokens in every answer",
-        "{wrong} of {answers} answers have a wrong {side} token count ({count}, not {asked})",
+        "{wrong} of {answers} answers have a wrong {side} token count ({count}, not {requested})",
     ),
     "kv_transfers_failed": _gate("kv_transfers", "no KV transfer fails", "{count:g} KV transfers failed"),
     "kv_notifications_failed": _gate(
@@ -481,7 +481,8 @@ CODES: dict[str, FindingCode] = {
     ),
     "timelines_disordered": _note(
         "the marks of a request are in order",
-        "{wrong} of {told} timelines have marks out of order, by {worst_ms:.2f} ms at most; their parts are not exact",
+        "{wrong} of {timelines} timelines have marks out of order, by at most {worst_ms:.2f} ms: their parts are not "
+        "exact",
     ),
     "timelines_miss_reads": _note(
         "timelines and engines count the same number of KV reads",
@@ -576,7 +577,7 @@ CODES: dict[str, FindingCode] = {
     ),
     "answers_ended_early": _note(
         "answers have the length in the name",
-        "answers ended before --otl {asked}: they have {actual:.4g} tokens",
+        "answers ended before --otl {requested}: they have {actual:.4g} tokens",
     ),
     "file_requests_failed": _file("every request has a complete answer", "{failed} of {requests} requests failed"),
     "file_not_valid": _file("a table of levels marks a level as valid", "marked as not valid in the table: {reasons}"),
@@ -748,7 +749,7 @@ CODES: dict[str, FindingCode] = {
     "tokens_contradict": _audit(
         "contradiction",
         "a level's token rates are those of its workload",
-        "the workload has {asked:.10g} {side} tokens per request, rate x duration / requests gives {actual:.1f}",
+        "the workload has {requested:.10g} {side} tokens per request, rate x duration / requests gives {actual:.1f}",
         "the point is drawn for a workload that was not measured, or its throughput is wrong",
         _AGAIN_FIX,
     ),
@@ -763,7 +764,7 @@ CODES: dict[str, FindingCode] = {
     "early_ends": _audit(
         "early ends",
         "answers have the length in the name",
-        "answers ended before --otl: the names have {asked:g} output tokens, the answers {answered}",
+        "answers ended before --otl: the names have {requested:g} output tokens, the answers {answered}",
         "the curve is of shorter answers; viz compares them by the generated tokens",
         "measure with --ignore-eos if all answers must have the whole length",
         "warning",

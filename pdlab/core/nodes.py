@@ -149,7 +149,7 @@ class ClusterNode(Frozen):
 
 
 def _copies(node: Any) -> Iterator[Any]:
-    """The nodes that a node with ``count`` is; a node without it is itself. Raises ValueError."""
+    """The ``count`` copies of a node with that key; else the node itself. Raises ValueError."""
     if not isinstance(node, dict) or "count" not in node:
         yield node
         return

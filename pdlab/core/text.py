@@ -70,7 +70,7 @@ def ms(seconds: float | None, specification: str = ".1f") -> str:
 
 
 def byte_size(count: float, digits: int = 3) -> str:
-    """``1.57 MB``: bytes with so many digits, in the largest unit."""
+    """``1.57 MB``: bytes with that many significant digits, in the largest unit."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= factor:
             return f"{rounded(count / factor, digits):.12g} {unit}"
@@ -95,7 +95,8 @@ def printable(text: str) -> str:
 
 
 def plain(value: float) -> str:
-    return f"{float(f'{value:.3g}'):,g}" if value < 1e5 else f"{value:,.0f}"
+    """``2,000``: a number with three significant digits, above 100,000 a whole one."""
+    return f"{rounded(value, 3):,g}" if value < 1e5 else f"{value:,.0f}"
 
 
 def listed(labels: Sequence[str]) -> str:

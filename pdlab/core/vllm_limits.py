@@ -37,7 +37,7 @@ def check_divisibility(deployment: Deployment, shape: ModelShape | None) -> list
     """
     for role, pool in deployment.pools.items():
         if shape is not None:
-            redundant = _redundant_experts({**deployment.engine_kwargs, **pool.engine_kwargs})
+            redundant = _redundant_experts(deployment.engine_kwargs_of(pool))
             _check_pool(role, pool, shape, redundant)
     pools = deployment.pools
     if deployment.transport is None:

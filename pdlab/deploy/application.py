@@ -293,9 +293,9 @@ class Application:
         running = [r.replica for r in self.state().replicas if (r.deployment, r.state) == (name, "RUNNING")]
         wanted = dict.fromkeys(running, running) if wanted is None else wanted
         pairs = {decode: list(prefills) for decode, prefills in wanted.items()}
-        told = self._first_transfers(name, "answers_from", pairs, models.CompletionRequest(**request))
+        reports = self._first_transfers(name, "answers_from", pairs, models.CompletionRequest(**request))
         answers = {}
-        for decode, of_decode in told:
+        for decode, of_decode in reports:
             for prefill, answer in of_decode.items():
                 if not hasattr(answer, "choices"):
                     raise DeployError(f"{decode} answers with an error what {prefill} has prefilled: {answer}")

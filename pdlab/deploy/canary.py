@@ -48,11 +48,11 @@ class CanaryAnswer(Frozen):
 class Reference(Frozen):
     """Answers of the model served collocated, stored for later PD launches of the same model.
 
-    ``asked`` is a hash of the requests: answers to other prompts are no reference.
+    ``requests_hash`` is a hash of the requests: answers to other prompts are no reference.
     """
 
     model: str
-    asked: str
+    requests_hash: str
     answers: tuple[CanaryAnswer, ...]
 
 
@@ -124,7 +124,7 @@ def ask_shapes(
             answers = [read_answer({"choices": [choice]}) for choice in choices]
             results[name] = compare(answers, right, "each sent by itself", bounded=False)
     streamed = read_answer({"choices": [_streamed(_stream(base_url, {**longest, "stream": True}, key))]})
-    results["a stream"] = compare([streamed], [plain[-1]], "asked at once", bounded=False)
+    results["a stream"] = compare([streamed], [plain[-1]], "sent at once", bounded=False)
     return results
 
 
@@ -256,7 +256,8 @@ def ask_again(base_url: str, model_id: str, before: Sequence[CanaryAnswer], key:
 def save_reference(folder: Path, model: str, answers: Sequence[CanaryAnswer]) -> None:
     """Keep the answers of a collocated launch under ``folder``."""
     replace(
-        _path(folder, model), to_yaml(Reference(model=model, asked=_requests_hash(), answers=tuple(answers))).encode()
+        _path(folder, model),
+        to_yaml(Reference(model=model, requests_hash=_requests_hash(), answers=tuple(answers))).encode(),
     )
 
 
@@ -266,7 +267,7 @@ def load_reference(folder: Path, model: str) -> tuple[CanaryAnswer, ...] | None:
         stored = load_yaml(_path(folder, model), Reference)
     except UsageError:  # none there, or one of an older pdlab
         return None
-    return stored.answers if (stored.model, stored.asked) == (model, _requests_hash()) else None
+    return stored.answers if (stored.model, stored.requests_hash) == (model, _requests_hash()) else None
 
 
 def _path(folder: Path, model: str) -> Path:

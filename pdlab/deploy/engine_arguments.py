@@ -45,7 +45,7 @@ def check_engine_arguments(deployment: Deployment) -> None:
     for role, pool in deployment.pools.items():
         flag = f"--{FLAG_PREFIX[role]}engine-arg"
         check(pool.engine_kwargs, flag)
-        both = {**deployment.engine_kwargs, **pool.engine_kwargs}
+        both = deployment.engine_kwargs_of(pool)
         tokens, sequences = both.get("max_num_batched_tokens"), both.get("max_num_seqs")
         if tokens is not None and sequences is not None and int(tokens) < int(sequences):
             raise UsageError(

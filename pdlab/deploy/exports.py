@@ -244,9 +244,9 @@ def to_public(app: ServeApp) -> tuple[ServeApp, tuple[str, ...]]:
     engines = engine_configs(args)
     lost = []
     for loss in LOSSES:
-        asked = [key for key in loss.keys[:1] if key in app.args]
+        configured = [key for key in loss.keys[:1] if key in app.args]
         found = [_removed(config, path) for config in engines for path in loss.engine_keys]
-        if asked or (not loss.keys and any(found)):
+        if configured or (not loss.keys and any(found)):
             lost.append(loss.text)
         for key in loss.keys:
             args.pop(key, None)

@@ -387,7 +387,7 @@ def _refuse_first_token(deployment: Deployment) -> None:
             "--reuse-first-token needs --tokenize-once, which sends the token to decode: leave out "
             "--no-tokenize-once or --reuse-first-token"
         )
-    if speculation({**deployment.engine_kwargs, **topology.decode.engine_kwargs}):
+    if speculation(deployment.engine_kwargs_of(topology.decode)):
         raise UsageError(
             "--reuse-first-token and speculative decoding exclude each other, because guesses begin with decode's "
             "own first token: leave one of the two out"

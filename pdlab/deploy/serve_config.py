@@ -196,8 +196,7 @@ def engine_kwargs(deployment: Deployment, role: Role, shape: ModelShape | None, 
         merged |= shape.engine_kwargs_by_tp.get(pool.tp, {})
     if deployment.max_model_len is not None:
         merged["max_model_len"] = deployment.max_model_len
-    merged |= deployment.engine_kwargs
-    merged |= pool.engine_kwargs
+    merged |= deployment.engine_kwargs_of(pool)
     merged["tensor_parallel_size"] = pool.tp
     if deployment.serving.otlp_endpoint is not None:
         merged["otlp_traces_endpoint"] = deployment.serving.otlp_endpoint

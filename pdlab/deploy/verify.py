@@ -79,8 +79,8 @@ def check(app: Application, deployment: Deployment, running: Running, progress: 
     else:
         fluid = isinstance(topology, Fluid)
         source = "an engine" if fluid else "a prefill engine"
-        asked = canary.requests(running.model_id)[: len(canary_answers)]
-        alone = app.ask_alone("fluid" if fluid else "prefill", running.model_id, asked)
+        requests = canary.requests(running.model_id)[: len(canary_answers)]
+        alone = app.ask_alone("fluid" if fluid else "prefill", running.model_id, requests)
         reference, source = tuple(canary.read_answer(answer) for answer in alone), f"reference: {source} by itself"
     result = canary.compare(canary_answers, reference, source, rounding=rounding)
     progress(f"{'warning: ' if result.rounded else ''}canary: {result.detail}")

@@ -44,10 +44,10 @@ class StepOutcome(Frozen):
 
 
 class FirstHourState(Frozen):
-    """``first-hour.json``: the last outcome of each step. ``asked``: the settings of the run."""
+    """``first-hour.json``: the last outcome of each step. ``settings``: those of the run."""
 
     schema_version: int = 1
-    asked: dict[str, Any]
+    settings: dict[str, Any]
     outcomes: dict[str, StepOutcome] = Field(default_factory=dict)
 
 
@@ -58,9 +58,9 @@ def open_state(out: Path, settings: dict[str, Any], *, resume: bool) -> FirstHou
         if resume:
             raise UsageError(f"--resume: {out} has no {STATE}; leave it out, or give the --out of the first run")
         check_folder_is_new(out, STATE)
-        return FirstHourState(asked=settings)
+        return FirstHourState(settings=settings)
     state = read_model(path, FirstHourState)
-    check_same_run(out, state.asked, settings, resume=resume)
+    check_same_run(out, state.settings, settings, resume=resume)
     return state
 
 

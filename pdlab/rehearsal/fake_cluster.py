@@ -15,7 +15,7 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment
 from pdlab.core.engine_cache import EngineCache
 from pdlab.core.errors import UsageError
-from pdlab.core.files import cache_dir
+from pdlab.core.files import built_once, cache_dir
 from pdlab.core.nodes import Role
 from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.served_model import require_served_shape
@@ -186,10 +186,4 @@ def best_rate_rps(deployment: Deployment, workload: Workload, hardware: Hardware
 def ensure_tokenizer(cache: Path) -> Path:
     """Folder of the tokenizer of all rehearsals; builds it at the first call (about 1 s)."""
     folder = cache / "models" / f"rehearsal-tokenizer-{VOCABULARY}"
-    if not folder.exists():
-        part = folder.with_name(f".{folder.name}.part")
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        build_tokenizer(part, VOCABULARY)
-        part.rename(folder)
-    return folder
+    return built_once(folder, lambda part: build_tokenizer(part, VOCABULARY))

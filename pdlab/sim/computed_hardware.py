@@ -198,8 +198,8 @@ def hardware_of(
     home = load_hardware(defaults.HARDWARE)
     fit = home.fit
     known = load_model(model)  # by its id too
-    asked = (word.upper(), known.name if known is not None else model, engine or "vllm", version)
-    if fit and not (quant or bare or mode != "SILICON") and asked == (fit.gpu, fit.model, fit.engine, fit.version):
+    wanted = (word.upper(), known.name if known is not None else model, engine or "vllm", version)
+    if fit and not (quant or bare or mode != "SILICON") and wanted == (fit.gpu, fit.model, fit.engine, fit.version):
         return home
     return computed(word, engine or "vllm", version, quant=quant, mode=mode, bare=bare, gpus_per_node=gpus_per_node)
 

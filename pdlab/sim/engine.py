@@ -136,11 +136,11 @@ class Engine:
     inbound: deque[int] = field(default_factory=deque)  # prefilled requests without room here yet for their KV
     steps_in_flight: int = 0
     hand_over: HandOver = VLLMS
-    coming: int = 0  # requests whose KV has arrived: those in ``arrived``, ``seen``, ``told`` and ``joining``
+    coming: int = 0  # requests whose KV has arrived: those in ``arrived``, ``seen``, ``known`` and ``joining``
     arrived: list[int] = field(default_factory=list)  # KV has arrived, and no launch of a step has looked since
     # Arrived KV that the launch of each unfinished step has seen; empty: none has seen any.
     seen: deque[list[int]] = field(default_factory=deque)
-    told: list[int] = field(default_factory=list)  # the scheduler knows their KV, but has scheduled the next step
+    known: list[int] = field(default_factory=list)  # the scheduler knows their KV, but has scheduled the next step
     unscheduled: int = 0  # the last ones of ``waiting``, without which the next step is scheduled
     joining: list[int] = field(default_factory=list)  # requests that can decode in the next step
     joined: list[int] = field(default_factory=list)  # requests that joined the running step
@@ -272,9 +272,9 @@ class Engine:
                     self._look(system, now_s)
                 if in_flight == 1 or not self._scheduled_ahead():
                     self.unscheduled = 0
-                    if self.told:
-                        self.joining += self.told
-                        self.told = []
+                    if self.known:
+                        self.joining += self.known
+                        self.known = []
             else:
                 self.unscheduled = 0
                 if self.arrived:
@@ -300,12 +300,12 @@ class Engine:
             prefill = context_sum = tokens_in = 0.0
             if preempts:  # vLLM then admits no request in this step
                 batch, joined, self.starved = len(running), 0, True
-                self.joining, self.told = self.joining + self.told, []
+                self.joining, self.known = self.joining + self.known, []
             else:
                 if self.waiting:
                     prefill, context_sum, tokens_in = self._prefill(self.step_tokens - batch, system, now_s)
-                if joined or self.told:
-                    self.joined, self.joining, self.told = joining, too_many + self.told, []
+                if joined or self.known:
+                    self.joined, self.joining, self.known = joining, too_many + self.known, []
                     self.coming -= joined
             between_steps = frees or (
                 in_flight and (self.seen or len(self.joining) > len(too_many) or self.unscheduled)
@@ -333,9 +333,9 @@ class Engine:
                     return self.plan(now_s, system)
                 if self.joining or self.seen:
                     # Empty steps follow one another until the workers have reported all KV that they saw.
-                    told = [request for each in self.seen for request in each]
-                    self._know(told, system, now_s)
-                    self.joining += told
+                    known = [request for each in self.seen for request in each]
+                    self._know(known, system, now_s)
+                    self.joining += known
                     self.seen.clear()
                     return self.plan(now_s, system)
                 return None
@@ -366,10 +366,10 @@ class Engine:
         seen.append(self.arrived)
         self.arrived = []
         if len(seen) > self.hand_over.known * self.steps_in_flight:
-            told = seen.popleft()
-            if told:
-                self._know(told, system, now_s)
-                self.told += told
+            known = seen.popleft()
+            if known:
+                self._know(known, system, now_s)
+                self.known += known
                 if not any(seen):
                     seen.clear()  # no launch need look before more arrives
 

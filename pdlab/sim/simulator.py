@@ -141,10 +141,10 @@ class System(Stepping):
     # Python 3.11 calls methods of an object with more than 30 attributes slowly, unless it has slots.
     __slots__ = (
         "all_engines",
-        "asked_by",
         "block_tokens",
         "blocks",
         "caches",
+        "chosen_by",
         "closed",
         "contention",
         "count",
@@ -223,7 +223,7 @@ class System(Stepping):
         # With direct streaming one router picks the replica that answers, and each decode replica calls prefill itself.
         self.front_routing = self._routing(pools.get("prefill", of_front), count, prefills="prefill" in pools)
         self.decode_routing = self._routing(pools.get("decode", of_front), count, prefills=False)
-        self.asked_by: dict[int, int] = {}  # request -> the router that chose its prefill engine, and counts its end
+        self.chosen_by: dict[int, int] = {}  # request -> the router that chose its prefill engine, and counts its end
         self.gap_s = value("client_gap_ms") * 1e-3
         self.outputs_kept = 0
 
@@ -387,7 +387,7 @@ class System(Stepping):
             else:
                 decoder = self.decode_routing.choose(self.decode, self._session(request))
                 index = self.decode.index(decoder)
-            self.asked_by[request] = index
+            self.chosen_by[request] = index
             return self._front_engine(request, now_s, index) if self.links else decoder, decoder
         if self.front_routing is None:
             engine = self.router.choose(self.front, now_s)
@@ -407,7 +407,7 @@ class System(Stepping):
 
     def _decode_engine(self, engine: Engine, request: int, now_s: float) -> Engine:
         """The engine that decodes a request which ``engine`` has prefilled."""
-        self.router.leaves(engine, self.asked_by.get(request), now_s)
+        self.router.leaves(engine, self.chosen_by.get(request), now_s)
         if self.in_turn is not None:
             return self.target[request][1]
         if self.decode_routing is None:

@@ -156,12 +156,12 @@ class VllmEngine(Engine):
             self._hear()
         self._take_firsts(step.received)
         names = list(step.output.num_scheduled_tokens)
-        told = KVConnectorOutput(finished_sending=step.sent or None, finished_recving=step.received or None)
+        transfers = KVConnectorOutput(finished_sending=step.sent or None, finished_recving=step.received or None)
         made_up = ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
             sampled_token_ids=[[MADE_UP] if name in step.sampled else [] for name in names],
-            kv_connector_output=None if told.is_empty() else told,
+            kv_connector_output=None if transfers.is_empty() else transfers,
         )
         self.news = self.news or bool(names or step.received or step.sent)
         return [

@@ -322,7 +322,7 @@ def test_a_closed_loop_is_soaked_for_as_many_requests_as_a_first_round_shows(tmp
     assert (first.num_requests, held.num_requests) == (20, pytest.approx(60 * pace_rps, abs=1))
     assert first.seed != held.seed == level.seed, "no prompt of the first round is sent again"
     (run,) = Store(tmp_path).runs()
-    assert run.soak and run.soak.asked_s == 60 and len(run.soak.windows) == 1
+    assert run.soak and run.soak.requested_s == 60 and len(run.soak.windows) == 1
     assert _todo(Store(tmp_path), planned, options) == []
     with pytest.raises(StoreError, match="was measured with 500 requests, this command has 20"):
         _todo(Store(tmp_path), planned, options.model_copy(update={"soak_s": 120.0}))

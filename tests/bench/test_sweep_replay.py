@@ -121,7 +121,7 @@ def test_a_replay_is_a_level(tmp_path: Path, tokenizer: Path, monkeypatch: pytes
     assert run.validity.unchecked["steady_state"].code == "replay_load"
     assert "dependencies" not in run.validity.unchecked
     assert run.key.stem == "replay1" and run.completed == 8 and run.steady is None
-    assert run.asked_tokens == (pytest.approx((4 * 20 + 6 + 4 * 28 + 6) / 8), 4.5)
+    assert run.requested_tokens == (pytest.approx((4 * 20 + 6 + 4 * 28 + 6) / 8), 4.5)
     folder = tmp_path / "out" / "chat"
     manifest = Store(folder).read_manifest()
     assert manifest.traffic is not None and manifest.workload is not None
@@ -131,7 +131,7 @@ def test_a_replay_is_a_level(tmp_path: Path, tokenizer: Path, monkeypatch: pytes
     assert manifest.workload.lengths.sha256 == sweep.workload.lengths.identity.split()[1]
     records = {each.replayed.id: each for each in Store(folder).read_records(run.key) if each.replayed}
     assert records["c1t1"].replayed and records["c1t1"].replayed.turn == 2
-    assert records["c1t1"].asked == (21 + 5 + 3, 4) == (records["c1t1"].input_tokens, 4)
+    assert records["c1t1"].requested == (21 + 5 + 3, 4) == (records["c1t1"].input_tokens, 4)
     assert records["c1t1"].due_s is not None
     assert records["c1t1"].due_s == pytest.approx((records["c1t0"].finish_s or 0.0) + 0.1, abs=1e-3)
 

@@ -275,10 +275,10 @@ class TestWhere:
     def test_of_the_hub(self, hub: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         """The hub is asked for the two small files, and its answer is read as a folder's."""
         huggingface_hub = pytest.importorskip("huggingface_hub")
-        asked = []
+        fetched = []
 
         def download(model: str, name: str, **_: object) -> str:
-            asked.append((model, name))
+            fetched.append((model, name))
             return str(Path(folder(tmp_path / "downloaded", LLAMA)) / name)
 
         monkeypatch.setenv("HF_HUB_OFFLINE", "0")
@@ -286,7 +286,7 @@ class TestWhere:
         monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
         found = resolve_model("org/on-the-hub").shape
         assert found is not None and found.layers == 4
-        assert asked == [("org/on-the-hub", "config.json"), ("org/on-the-hub", "hf_quant_config.json")]
+        assert fetched == [("org/on-the-hub", "config.json"), ("org/on-the-hub", "hf_quant_config.json")]
 
     def test_a_hub_that_is_not_reached(self, hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """At once: what huggingface_hub would try again for half a minute is not begun."""

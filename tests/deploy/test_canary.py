@@ -398,12 +398,12 @@ class TestShapes:
         return 200, "".join(f"data: {line}\n\n" for line in lines).encode()
 
     @classmethod
-    def asked(cls, wrong: str = "", sequences: int = 64, count: int = 3) -> dict[str, Any]:
+    def results_of(cls, wrong: str = "", sequences: int = 64, count: int = 3) -> dict[str, Any]:
         with server(lambda request: cls.reply(request, wrong)) as url:
             return canary.ask_shapes(url, "m", cls.PLAIN[:count], sequences)
 
     def test_equal(self) -> None:
-        assert {name: result.equal for name, result in self.asked().items()} == {
+        assert {name: result.equal for name, result in self.results_of().items()} == {
             "a list of prompts": True,
             "n=2": True,
             "a stream": True,
@@ -411,7 +411,7 @@ class TestShapes:
 
     @pytest.mark.parametrize(("wrong", "name"), [("list", "a list of prompts"), ("n", "n=2"), ("stream", "a stream")])
     def test_a_wrong_shape_is_named(self, wrong: str, name: str) -> None:
-        results = self.asked(wrong)
+        results = self.results_of(wrong)
         assert [shape for shape, result in results.items() if result.equal is False] == [name]
 
     @pytest.mark.parametrize(
@@ -423,11 +423,11 @@ class TestShapes:
     )
     def test_an_answer_without_its_form_is_an_error(self, wrong: str, words: str) -> None:
         with pytest.raises(CanaryError, match=words):
-            self.asked(wrong)
+            self.results_of(wrong)
 
     @pytest.mark.parametrize(("sequences", "names"), [(1, {"a stream"}), (2, {"n=2", "a stream"})])
     def test_what_the_deployment_does_not_let_through_is_not_asked(self, sequences: int, names: set[str]) -> None:
-        assert set(self.asked(sequences=sequences)) == names
+        assert set(self.results_of(sequences=sequences)) == names
 
     def test_only_the_prompts_that_fit(self) -> None:
-        assert self.asked(count=1)["a list of prompts"].compared == 1
+        assert self.results_of(count=1)["a list of prompts"].compared == 1

@@ -93,8 +93,8 @@ def test_calls_of_prefill() -> None:
 
 def test_whether_a_split_was_set_by_hand() -> None:
     page = 'ray_pdlab_roles_prefill{{a="b"}} 2.0\nray_pdlab_roles_changed{{a="b"}} {}\n'
-    told = [parse_snapshot([NEWER, page.format(value)], ("a",), {}).roles_changed for value in ("1.0", "0.0")]
-    assert told == [True, False] and parse_snapshot([NEWER], ("a",), {}).roles_changed is None
+    changed = [parse_snapshot([NEWER, page.format(value)], ("a",), {}).roles_changed for value in ("1.0", "0.0")]
+    assert changed == [True, False] and parse_snapshot([NEWER], ("a",), {}).roles_changed is None
 
 
 @pytest.mark.parametrize(

@@ -105,9 +105,9 @@ def test_the_key_goes_with_it_as_a_digest(
         carried[name] = (made.env.get(DIGEST), "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH" in made.env)
         assert ("No API key" in made.comments) == (name == "fetched code")
     own = digest((tmp_path / "cache" / "api-key").read_text().strip())
-    asked = {"file": digest(KEY), "variable": digest(KEY), "own": own, "everywhere": own}
+    digests = {"file": digest(KEY), "variable": digest(KEY), "own": own, "everywhere": own}
     assert carried == {
-        **{name: (value, True) for name, value in asked.items()},
+        **{name: (value, True) for name, value in digests.items()},
         **dict.fromkeys(("loopback", "refused", "fetched code"), (None, False)),
     }
 

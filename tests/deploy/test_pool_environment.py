@@ -140,13 +140,13 @@ def test_a_value_of_a_secret_is_not_repeated_in_a_refusal(capsys: pytest.Capture
 
 
 def test_nodes_are_asked_with_the_environment_of_their_own_engines() -> None:
-    asked: list[dict[str, str]] = []
+    environments: list[dict[str, str]] = []
 
     class Nodes:
         local = None
 
         def call_nodes(self, probe: Any, ports: Any, environment: dict[str, str], *rest: Any) -> dict[str, Any]:
-            asked.append(environment)
+            environments.append(environment)
             return {node: {"environment": environment} for node in ("n1", "n2")}
 
     labels = {"ray.io/node-id": "n1"}, {"ray.io/node-id": "n2"}
@@ -159,7 +159,7 @@ def test_nodes_are_asked_with_the_environment_of_their_own_engines() -> None:
     of_role = {role: view.node(placement.nodes_of(role)[0]).labels["ray.io/node-id"] for role in ("prefill", "decode")}  # type: ignore[arg-type]
     assert facts[of_role["prefill"]]["environment"]["UCX_NET_DEVICES"] == "a"
     assert facts[of_role["decode"]]["environment"]["UCX_NET_DEVICES"] == "b"
-    assert len(asked) == 2 and not preflight.may_choose(deployment)
+    assert len(environments) == 2 and not preflight.may_choose(deployment)
 
 
 def test_the_report_names_the_variables_of_each_pool() -> None:

@@ -15,9 +15,16 @@ import psutil
 
 def title(pid: int) -> str:
     """A process's command line; empty for one that is gone."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    with contextlib.suppress(psutil.Error):
+        return " ".join(psutil.Process(pid).cmdline())
     return ""
+
+
+def environment(pid: int) -> dict[str, str]:
+    """A process's environment, as it started with; empty for one that is gone."""
+    with contextlib.suppress(psutil.Error):
+        return dict(psutil.Process(pid).environ())
+    return {}
 
 
 def alive(pid: int) -> bool:

@@ -53,8 +53,8 @@ def start_oracle() -> Iterator[Oracle]:
             process.kill()
 
 
-def pd_deployment(label_prefill: int = 1) -> Deployment:
-    topology = Disaggregated(prefill=Pool(replicas=label_prefill), decode=Pool(), placement="spread")
+def pd_deployment() -> Deployment:
+    topology = Disaggregated(prefill=Pool(), decode=Pool(), placement="spread")
     return Deployment(model="tiny-gptoss", topology=topology)
 
 
@@ -93,6 +93,12 @@ def start_template(folder: Path, tokenizer: Path) -> Iterator[None]:
 
 def environment(cache: Path, *, warm: bool = True) -> dict[str, str]:
     return {**os.environ, **(WARM if warm else {}), "PDLAB_CACHE_DIR": str(cache)}
+
+
+def start_bm(*args: str, cache: Path, warm: bool = True) -> subprocess.Popen[str]:
+    """./run_bm.sh with those arguments, as `run_bm`, while the test goes on."""
+    command, env = [str(ROOT / "run_bm.sh"), *args], environment(cache, warm=warm)
+    return subprocess.Popen(command, env=env, cwd=cache, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def run_bm(

@@ -267,7 +267,7 @@ class SessionSender:
         if output.success and not own.begun:
             output.success, output.error = False, "the answer's stream held no token"
         requested_tokens = (output.prompt_len if self.chat else len(ids), request.out)
-        facts |= {"output": output, "cached_tokens": own.cached, "asked": requested_tokens}
+        facts |= {"output": output, "cached_tokens": own.cached, "requested": requested_tokens}
         if not output.success:
             return NoFollowUp(f"{request.id} failed"), facts
         prompt = own.prompt if self.chat else ids

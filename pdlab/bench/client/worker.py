@@ -232,7 +232,7 @@ async def _benchmarked(
 
     async def send_and_keep(request_func_input: Any, session: Any, pbar: Any = None) -> Any:
         output, name = await send(request_func_input, session, pbar), request_func_input.request_id
-        meter.keep(name, output, due_s=due_s.get(name), asked=lengths.get(name))
+        meter.keep(name, output, due_s=due_s.get(name), requested=lengths.get(name))
         return placeholder
 
     ASYNC_REQUEST_FUNCS["pdlab"] = send_and_keep
@@ -501,7 +501,7 @@ def _samples(level: ClientLevel, tokenizer: Any) -> list[Any]:
     return samples
 
 
-def _dataset(seed: int, prefix_tokens: int = 0, prefix_seed: int = 0, inputs: list[int] | None = None) -> Any:
+def _dataset(seed: int, prefix_tokens: int, prefix_seed: int, inputs: list[int] | None) -> Any:
     """vLLM's random dataset with another way to draw a prompt, of ``inputs`` tokens each where that is given (to be
     called with the longest of them).
 

@@ -203,9 +203,8 @@ class SwitchesRoles:
         if not self._affinity or self._board is None or not chunks:
             return {}
         try:
-            held: dict[str, tuple[int, int]] = await asyncio.wait_for(
-                self._board.held.remote(self._name, chunks), HELD_S
-            )
+            query = self._board.held.remote(self._name, chunks)
+            held: dict[str, tuple[int, int]] = await asyncio.wait_for(query, HELD_S)
         except asyncio.CancelledError:
             raise
         except Exception as error:

@@ -133,8 +133,8 @@ class CallsPrefill:
             return
         kv_parameters = getattr(answer, "kv_transfer_params", None)
         times = kv_parameters.pop(TIMES_KEY, None) if kv_parameters else None
-        told = kv_parameters.pop(IDS_KEY, None) if kv_parameters else None
-        prompt_ids, first_ids = map(unpacked, told or (b"", b""))
+        packed_ids = kv_parameters.pop(IDS_KEY, None) if kv_parameters else None
+        prompt_ids, first_ids = map(unpacked, packed_ids or (b"", b""))
         if timing is not None and answer is not None:
             timing.answered(times)
         began = False
@@ -142,11 +142,11 @@ class CallsPrefill:
         early: EarlyToken | None = None
         reused: int | None = None
         if answer is not None:
-            told_of = (request, answer, prompt_ids, first_ids)
+            of_answer = (request, answer, prompt_ids, first_ids)
             if self.prefill_rules.early_token and method == "completions":
-                early = self._where_exact(early_token, *told_of)
+                early = self._where_exact(early_token, *of_answer)
             if self.prefill_rules.reuse_first_token:
-                reused = self._where_exact(first_token, *told_of)
+                reused = self._where_exact(first_token, *of_answer)
         try:
             decode_request = request
             if answer is not None:

@@ -145,10 +145,10 @@ class RequestTiming:
         """An event of the engine core's, at its own time; the first of its kind counts."""
         self.marks.setdefault(name, at)
 
-    def receive(self, admitted: float | None, told: float | None, usable: float, outcome: str) -> None:
+    def receive(self, admitted: float | None, reported: float | None, usable: float, outcome: str) -> None:
         """Take the engine core's report on KV cache from prefill."""
         if outcome == READ:
-            for name, at in (("admitted", admitted), ("told", told), ("usable", usable)):
+            for name, at in (("admitted", admitted), ("reported", reported), ("usable", usable)):
                 if at is not None:
                     self.event(name, at)
         self.outcome = outcome

@@ -180,8 +180,8 @@ def test_devices_of_a_pod(export: Callable[..., tuple[int, str]]) -> None:
     }
     documents = loaded(export(*CASES["roce"])[1])
     (template,) = [each for each in documents if each["kind"] == "ResourceClaimTemplate"]
-    asked = template["spec"]["spec"]["devices"]["requests"][0]["exactly"]
-    assert (asked["deviceClassName"], asked["count"]) == ("rdma.example.com", 8)
+    device = template["spec"]["spec"]["devices"]["requests"][0]["exactly"]
+    assert (device["deviceClassName"], device["count"]) == ("rdma.example.com", 8)
 
 
 def test_groups_of_nodes_and_of_pools(export: Callable[..., tuple[int, str]]) -> None:

@@ -114,7 +114,7 @@ class Serve:
 
     def __init__(self, *names: str) -> None:
         self.served = ReplicasOfPool(len(names), tuple(Replica(name, RUNNING, "n") for name in names), {}, "n")
-        self.asked: list[int] = []
+        self.targets: list[int] = []
         self.looks = 0
         self.error: Exception | None = None
 
@@ -125,7 +125,7 @@ class Serve:
         return self.served
 
     async def set_target(self, replicas: int) -> None:
-        self.asked.append(replicas)
+        self.targets.append(replicas)
         self.served = replace(self.served, target=replicas)
 
     def state(self, **states: str | None) -> None:
@@ -161,43 +161,43 @@ def test_one_more_is_asked_for_at_once(clock: Clock) -> None:
     made.wanted = 3
     step(made, clock)
     step(made, clock)
-    assert serve.asked == [3] and not made.leaving
+    assert serve.targets == [3] and not made.leaving
 
 
 def test_an_engine_ends_what_it_has_before_it_is_stopped(clock: Clock) -> None:
     serve, made = one_fewer(clock)
     step(made, clock, busy="c")
-    assert made.leaving == {"c"} and not serve.asked
+    assert made.leaving == {"c"} and not serve.targets
     for _ in range(20):
         step(made, clock, busy="c")
-    assert not serve.asked, "it still decodes"
+    assert not serve.targets, "it still decodes"
     step(made, clock)
-    assert serve.asked == [2] and made.leaving == {"c"}
+    assert serve.targets == [2] and made.leaving == {"c"}
     step(made, clock)
-    assert serve.asked == [2] and made.leaving == {"c"}, "Ray Serve has not stopped it yet"
+    assert serve.targets == [2] and made.leaving == {"c"}, "Ray Serve has not stopped it yet"
     serve.state(c=STOPPING)
     step(made, clock)
     assert made.leaving == {"c"}
     serve.state(c=None)
     step(made, clock)
     assert made.leaving == {"c"}, "the last that it told may still be remembered"
-    assert serve.asked == [2] and made.wanted == 2
+    assert serve.targets == [2] and made.wanted == 2
 
 
 def test_requests_that_are_on_their_way_are_waited_for(clock: Clock) -> None:
     serve, made = one_fewer(clock)
     step(made, clock)
     step(made, clock, seconds=HEARD_S / 2)
-    assert not serve.asked
+    assert not serve.targets
     step(made, clock, seconds=HEARD_S)
-    assert serve.asked == [2]
+    assert serve.targets == [2]
 
 
 def test_who_never_ends_is_stopped_all_the_same(clock: Clock) -> None:
     serve, made = one_fewer(clock)
     step(made, clock, busy="c")
     step(made, clock, busy="c", seconds=LEAVES_S)
-    assert serve.asked == [2]
+    assert serve.targets == [2]
 
 
 def test_an_engine_stays_where_work_comes_back(clock: Clock) -> None:
@@ -205,7 +205,7 @@ def test_an_engine_stays_where_work_comes_back(clock: Clock) -> None:
     step(made, clock, busy="c")
     made.wanted = 3
     step(made, clock, busy="c")
-    assert not made.leaving and not serve.asked
+    assert not made.leaving and not serve.targets
 
 
 def test_another_one_than_expected_is_stopped(clock: Clock) -> None:
@@ -223,7 +223,7 @@ def test_one_that_has_not_started_goes_at_once(clock: Clock) -> None:
     made = scaling(serve, clock)
     made.wanted = 2
     step(made, clock, busy="abc")
-    assert serve.asked == [2] and not made.leaving
+    assert serve.targets == [2] and not made.leaving
 
 
 def test_a_number_that_somebody_else_sets_is_taken_over(clock: Clock) -> None:
@@ -231,7 +231,7 @@ def test_a_number_that_somebody_else_sets_is_taken_over(clock: Clock) -> None:
     made = scaling(serve, clock)
     serve.served = replace(serve.served, target=4)
     step(made, clock, seconds=STEADY_S)
-    assert made.wanted == 4 and not serve.asked
+    assert made.wanted == 4 and not serve.targets
 
 
 def test_ray_serve_is_seldom_asked_while_nothing_moves(clock: Clock) -> None:
@@ -322,16 +322,16 @@ def test_a_leaving_engine_has_no_role_and_both_kinds_stay(board: Elastic, serve:
     board.count(2)
     report(board, "c", running=1)
     look(board, clock)
-    assert roles(board)["c"] == "leaving" and not serve.asked
+    assert roles(board)["c"] == "leaving" and not serve.targets
     assert sorted(each for name, each in roles(board).items() if name != "c") == ["decode", "prefill"]
     assert any("c leaves" in each["reason"] for each in asyncio.run(board.decisions()))
     for _ in range(5):
         report(board, "a", "b", "c", running=1)
         look(board, clock)
-    assert not serve.asked
+    assert not serve.targets
     report(board, "a", "b", "c")
     look(board, clock)
-    assert serve.asked == [2]
+    assert serve.targets == [2]
     serve.state(c=STOPPING)
     look(board, clock)
     report(board, "a", "b", "c")
@@ -348,22 +348,22 @@ def test_a_leaving_engine_has_no_role_and_both_kinds_stay(board: Elastic, serve:
 def test_the_number_follows_the_policy_and_is_told(
     board: Elastic, serve: Serve, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[int, int]] = []
+    targets: list[tuple[int, int]] = []
 
     def decide(now_s: float, playing: int, wanted: int, load: Any) -> CountDecision:
-        asked.append((playing, wanted))
+        targets.append((playing, wanted))
         return CountDecision(3, wanted != 3, "2 -> 3 engines: why")
 
     monkeypatch.setattr(type(board._count_policy), "decide", lambda self, *args: decide(*args))
     board.decide()
     look(board, clock)
-    assert serve.asked == [3] and asked == [(2, 2)]
+    assert serve.targets == [3] and targets == [(2, 2)]
     looked = asyncio.run(board.look())
     assert looked["count"] == {"wanted": 3, "least": 2, "most": 3, "reason": "2 -> 3 engines: why"}
     assert asyncio.run(board.decisions())[-1]["reason"] == "2 -> 3 engines: why"
     join(board)
     board.decide()
-    assert asked[-1] == (3, 3)
+    assert targets[-1] == (3, 3)
 
 
 def test_an_idle_pool_is_not_loaded_by_what_came_before(board: Elastic, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -490,11 +490,11 @@ def test_whatever_happens_only_warm_engines_work_and_both_kinds_stay(
     worked: set[str] = set()
     for _ in range(150):
         world.step()
-        told = roles(world.board)
-        working = {name for name, role in told.items() if role not in ("joining", "leaving", "none")}
+        reports = roles(world.board)
+        working = {name for name, role in reports.items() if role not in ("joining", "leaving", "none")}
         numbers.add(len(working))
         if len(working) > 1:
-            assert {"prefill", "decode"} <= {told[name] for name in working}, told
+            assert {"prefill", "decode"} <= {reports[name] for name in working}, reports
         stopping = {each.name for each in world.serve.served.replicas if each.state == STOPPING}
         assert not (working & stopping & set(world.board._scaling.leaving if world.board._scaling else ()))
         for new in working - worked - world.founders:
@@ -502,5 +502,5 @@ def test_whatever_happens_only_warm_engines_work_and_both_kinds_stay(
             missing = {pair for each in others for pair in ((new, each), (each, new))} - world.pairs
             assert not missing, f"{new} works without {missing}"
         worked |= working
-        assert all(2 <= asked <= 5 for asked in world.serve.asked)
+        assert all(2 <= targets <= 5 for targets in world.serve.targets)
     assert len(numbers) > 1 and world.made > 0
