@@ -591,8 +591,15 @@ COUNTED = (
     "settings|streams|tokens"
 )
 BEHIND_A_COUNT = re.compile(rf" (?:more |other |of them )?(?:{COUNTED})\b(?!/s)")
-# Programs that run without pdlab.core.
-ALONE = ("pdlab/guard/", "pdlab/remote/", "pdlab/transfer/rank/", "pdlab/rehearsal/engine.py")
+# Programs and packages that may not import pdlab.core.text.
+ALONE = (
+    "pdlab/deploy/serving/",
+    "pdlab/guard/",
+    "pdlab/remote/",
+    "pdlab/roles/",
+    "pdlab/transfer/rank/",
+    "pdlab/rehearsal/engine.py",
+)
 
 
 def uncounted(tree: ast.Module) -> Iterator[str]:

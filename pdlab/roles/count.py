@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pdlab.core.text import counted
 from pdlab.roles.policy import Demand, best_split
 from pdlab.roles.spec import FluidSpec
 
@@ -60,9 +59,7 @@ class CountPolicy:
         self._above_since_s = (now_s if self._above_since_s is None else self._above_since_s) if above else None
         self._below_since_s = (now_s if self._below_since_s is None else self._below_since_s) if below else None
         if now is None:
-            return CountDecision(
-                wanted, False, f"{counted(wanted, 'engine stays', 'engines stay')}: rates are not known yet"
-            )
+            return CountDecision(wanted, False, f"{wanted} engines stay: rates are not known yet")
         text = f"{playing} are loaded {now:.0%}"
         if self._above_since_s is not None and wanted < most:
             above_s = now_s - self._above_since_s
@@ -75,11 +72,11 @@ class CountPolicy:
                 why = f"{wanted - 1} would be loaded {fewer:.0%}, less than {DOWN_BELOW:.0%} for {below_s:.0f} s"
                 return self._step(wanted, -1, why)
         would = "" if fewer is None or wanted <= least else f", {wanted - 1} would be {fewer:.0%}"
-        return CountDecision(wanted, False, f"{counted(wanted, 'engine stays', 'engines stay')}: {text}{would}")
+        return CountDecision(wanted, False, f"{wanted} engines stay: {text}{would}")
 
     def _step(self, wanted: int, step: int, why: str) -> CountDecision:
         self._above_since_s = self._below_since_s = None
-        return CountDecision(wanted + step, True, f"{wanted} -> {counted(wanted + step, 'engine')}: {why}")
+        return CountDecision(wanted + step, True, f"{wanted} -> {wanted + step} engines: {why}")
 
 
 def load_of(demand: Demand | None, engines: int, p_min: int, d_min: int, *, idle: bool) -> float | None:

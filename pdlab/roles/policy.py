@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pdlab.core.text import counted
 from pdlab.roles.assign import assign
 from pdlab.roles.observed import EngineLoad, ObservedPool, ObservedWindow, Role
 from pdlab.roles.rates import AnswerTokens, DecayingSum, DecodeStep, PrefillRate
@@ -149,8 +148,7 @@ class Policy:
         spec = self.spec
         if len(engines) < spec.p_min + spec.d_min:
             raise ValueError(
-                f"{counted(len(engines), 'engine is', 'engines are')} fewer than {spec.p_min} to prefill and "
-                f"{spec.d_min} to decode"
+                f"{len(engines)} engines are fewer than {spec.p_min} to prefill and {spec.d_min} to decode"
             )
         self._learn(observed)
         now = sum(each.role != "decode" for each in engines)

@@ -24,7 +24,6 @@ PATTERNS = (
     "core/__init__.py",
     "core/api_key.py",
     "core/errors.py",
-    "core/text.py",
     "core/version.py",
     "deploy/__init__.py",
     "deploy/cpu_engine/__init__.py",

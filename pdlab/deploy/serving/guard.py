@@ -11,8 +11,6 @@ from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Seque
 from dataclasses import dataclass
 from typing import Any
 
-from pdlab.core.text import counted
-
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -288,8 +286,8 @@ def _check_amounts(request: dict[str, Any], rules: RequestRules) -> None:
         if prompts * n > rules.max_prompts:
             raise Refused(
                 400,
-                f"the request has {counted(prompts * n, 'sequence')} ({counted(prompts, 'prompt')} times n={n}), the "
-                f"limit is {rules.max_prompts}: send several requests",
+                f"the request has {prompts * n} sequences ({prompts} prompts times n={n}), the limit is "
+                f"{rules.max_prompts}: send several requests",
             )
         token_limits |= {name: amount for name, amount in amounts.items() if amount}
     if rules.max_tokens is None:

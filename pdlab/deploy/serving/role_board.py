@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-from pdlab.core.text import counted
 from pdlab.deploy.serving.elastic import EngineAdmission, RayServe, ReplicaScaling, ServesReplicas
 from pdlab.deploy.serving.ray_names import NAMESPACE
 from pdlab.roles.assign import assign, first_split
@@ -166,10 +165,7 @@ class RoleBoard:
         if text != AUTO:
             prefill, decode = counts_of(text)
             if prefill + decode != len(self._at_work):
-                raise ValueError(
-                    f"{text} is {counted(prefill + decode, 'engine')}, but "
-                    f"{counted(len(self._at_work), 'engine reports', 'engines report')}"
-                )
+                raise ValueError(f"{text} is {prefill + decode} engines, but {len(self._at_work)} engines report")
         elif self._by != AUTO:
             self._policy, self._count_policy = Policy(self.spec), CountPolicy(self.spec)
         self._by = text
@@ -295,7 +291,7 @@ class RoleBoard:
             return {engines[0].engine: "decode"}, "one engine"
         prefill, decode = (self.spec.p_min, self.spec.d_min) if self._by == AUTO else counts_of(self._by)
         share = min(max(round(count * prefill / (prefill + decode)), 1), count - 1)
-        reason = self._by if prefill + decode == count else f"{self._by} of {counted(count, 'engine')}"
+        reason = self._by if prefill + decode == count else f"{self._by} of {count} engines"
         return dict(assign(engines, share, most_running=math.inf)), reason
 
     def _observed(self, now_s: float) -> tuple[tuple[EngineLoad, ...], ObservedWindow]:

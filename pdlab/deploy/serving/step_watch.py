@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pdlab.core.text import counted
-
 # Ray Serve checks every 10 s and replaces a replica after three bad answers in a row: a step may take longer than this.
 STEP_LIMIT_S = 10.0
 
@@ -48,17 +46,17 @@ class StepWatch:
     def step(self, outputs: Any = None) -> None:
         """The engine core has sent something: vLLM's ``EngineCoreOutputs``."""
         self._last = self._clock()
-        for stats in connector_stats(outputs):
-            self._unhealed += sum(stats.get(UNHEALED) or ()) - sum(stats.get(HEALED) or ())
+        for counted in connector_stats(outputs):
+            self._unhealed += sum(counted.get(UNHEALED) or ()) - sum(counted.get(HEALED) or ())
 
     def check(self) -> None:
         """Raises RuntimeError if there was work at two checks, and between them no step for longer than the limit; and
         if the KV guard has found connections to prefill engines that new handshakes do not heal."""
         if self._unhealed > 0:
-            fail = counted(
-                self._unhealed, "connection to a prefill engine fails", "connections to prefill engines fail"
+            raise RuntimeError(
+                f"{self._unhealed} connections to prefill engines fail again after each new handshake: no KV cache is "
+                "read over them"
             )
-            raise RuntimeError(f"{fail} again after each new handshake: no KV cache is read over them")
         now, unfinished = self._clock(), self._unfinished()
         if not unfinished:
             self._busy_since = None
@@ -67,9 +65,7 @@ class StepWatch:
             self._busy_since = now
         without_s = now - max(self._last, self._busy_since)
         if without_s > STEP_LIMIT_S:
-            raise RuntimeError(
-                f"the engine core has {counted(unfinished, 'request')} and took no step for {without_s:.0f} s"
-            )
+            raise RuntimeError(f"the engine core has {unfinished} requests and took no step for {without_s:.0f} s")
 
 
 class WatchesSteps:
