@@ -20,7 +20,7 @@ COMMANDS = {
     "experiment": "launch and sweep everything that a file of configs/sweeps/ lists",
     "ratio": "compute the P:D ratio from measured prefill-only and decode-only rates",
     "viz": "make tables, plots, a report or an audit of result folders",
-    "describe": "write how pdlab reads the results of another client, as a file to correct by hand",
+    "describe": "print how pdlab reads the results of another client, or write it as a file to correct by hand",
     "plan": "simulate and rank deployments before a GPU is booked",
     "workload": "print the figures of a workload file or a trace, and write each request as a line",
     "calibrate": "fit the simulator's constants to measured runs",

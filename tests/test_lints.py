@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from pdlab.__main__ import COMMANDS
 from pdlab.core.commands import module_of
 from pdlab.core.settings import declared, settings_of
+from pdlab.core.text import counted
 
 ROOT = Path(__file__).resolve().parents[1]
 PDLAB = ROOT / "pdlab"
@@ -580,3 +582,59 @@ def test_a_format_has_one_reader(begin: str) -> None:
         if node.value.startswith(begin) or (begin == "/proc/" and f'"{begin}' in node.value)
     }
     assert homes == HOMES[begin]
+
+
+# What pdlab's sentences count. Behind a number that may be 1, `pdlab.core.text.counted` gives the noun its form.
+COUNTED = (
+    "blocks|cells|checks|columns|configurations|copies|CPUs|curves|deployments|devices|engines|faults|files|"
+    "findings|folders|GPUs|groups|layers|levels|loads|looks|minutes|nodes|pairs|prompts|repeats|replicas|requests|rows|runs|sessions|"
+    "settings|streams|tokens"
+)
+BEHIND_A_COUNT = re.compile(rf" (?:more |other |of them )?(?:{COUNTED})\b(?!/s)")
+# Programs and packages that may not import pdlab.core.text.
+ALONE = (
+    "pdlab/deploy/serving/",
+    "pdlab/guard/",
+    "pdlab/remote/",
+    "pdlab/roles/",
+    "pdlab/transfer/rank/",
+    "pdlab/rehearsal/engine.py",
+)
+
+
+def uncounted(tree: ast.Module) -> Iterator[str]:
+    """``{len(rows)} rows``: lengths and sums before a plural, in f-strings."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.JoinedStr):
+            continue
+        for value, after in pairwise(node.values):
+            if isinstance(value, ast.FormattedValue) and isinstance(after, ast.Constant):
+                number = value.value
+                called = isinstance(number, ast.Call) and isinstance(number.func, ast.Name) and number.func.id
+                if called in ("len", "sum") and BEHIND_A_COUNT.match(str(after.value)):
+                    yield ast.unparse(number)
+
+
+def uncounted_in_template(text: str) -> list[str]:
+    return re.findall(rf"\{{\{{ [^}}]*\|length \}}\}}{BEHIND_A_COUNT.pattern}", text)
+
+
+def test_a_number_that_may_be_1_has_the_noun_in_its_form() -> None:
+    found = {path: [*uncounted(tree)] for path, tree in trees().items() if not path.startswith(ALONE)}
+    for path in PDLAB.rglob("*"):
+        if path.suffix in (".txt", ".html"):
+            found[str(path)] = uncounted_in_template(path.read_text(encoding="utf-8"))
+    # Whether there are several is decided beside these.
+    several = {"len(names)", "len(ids)", "{{ curves|length }} configurations"}
+    several |= {"{{ block.comparisons|length }} other deployments", "{{ capacity.searches|length }} repeats"}
+    texts = {path: set(each) - several for path, each in found.items()}
+    assert {path: each for path, each in texts.items() if each} == {}, "use counted()"
+    assert several == {text for each in found.values() for text in each}, "shorten the list"
+
+
+def test_the_lint_of_counts_finds_what_it_is_for() -> None:
+    assert [*uncounted(ast.parse('f"{len(rows)} rows"'))] == ["len(rows)"]
+    assert [*uncounted(ast.parse('f"{sum(x)} more tokens, {len(y)} requests/s, {len(z)} has"'))] == ["sum(x)"]
+    assert uncounted_in_template("{{ a|length }} runs, {{ b|length }} of them") == ["{{ a|length }} runs"]
+    assert [counted(1, "run"), counted(2, "run"), counted(0.5, "run")] == ["1 run", "2 runs", "0.5 runs"]
+    assert [counted(n, "run is", "runs are", ",") for n in (1, 1000)] == ["1 run is", "1,000 runs are"]

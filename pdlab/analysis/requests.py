@@ -22,6 +22,7 @@ from pydantic_core import from_json
 
 from pdlab.analysis.intervals import Array, Estimate, blocks, of_blocks, of_requests
 from pdlab.core.errors import StoreError, reason_of
+from pdlab.core.text import counted
 from pdlab.core.workload import Load
 from pdlab.results.level_data import LevelData
 from pdlab.results.metrics import LoadWindow, steady_window
@@ -122,8 +123,8 @@ def load_requests(folder: Path, run: Run) -> Requests | None:
     kept = len(data)
     if kept < run.completed:
         raise StoreError(
-            f"{path}: holds {kept} requests, its level completed {run.completed}; the file is incomplete: restore "
-            "it, or delete it and do without goodput and intervals of that level"
+            f"{path}: holds {counted(kept, 'request')}, its level completed {run.completed}; the file is incomplete: "
+            "restore it, or delete it and do without goodput and intervals of that level"
         )
     if kept == 0:
         return None

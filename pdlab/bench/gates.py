@@ -216,8 +216,8 @@ def judge_warm_up(requests: LevelData, workload: Workload) -> Iterator[str]:
     spread_s = np.bincount(belongs, answered.gaps_s, minlength=len(answered))  # from the first chunk to the last
     if tokens > 1 and len(answered) and np.median(spread_s) < AT_ONCE_S * (tokens - 1):
         text = (
-            f"warm-up: the {tokens} tokens of an answer arrive at once: TTFT is the time of the whole answer then, "
-            "and TPOT means nothing"
+            f"warm-up: the {tokens} tokens of an answer arrive at once: TTFT is the time of the whole answer then, and "
+            "TPOT means nothing"
         )
         if tokens >= LEAST_STREAMED:
             raise BenchError(f"{text}; the server, or a proxy before it, does not stream")

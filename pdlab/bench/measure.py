@@ -20,6 +20,7 @@ from pdlab.bench.watch import HEALTH_LAG_S, Watch
 from pdlab.core.deployment import Fluid
 from pdlab.core.errors import BenchError, ClusterError
 from pdlab.core.findings import Finding, found
+from pdlab.core.text import counted
 from pdlab.core.workload import Closed, Level, Replay, Workload, title
 from pdlab.deploy.engine_metrics import Snapshot, read_snapshot
 from pdlab.results import metrics
@@ -186,7 +187,7 @@ class Driver:
         workload = self._workload
         tokens = levels.fill_tokens(workload)
         self._progress.extend(requests, levels=0)
-        self._progress.level(f"filling KV pools, prompts of {tokens} tokens", requests, counts=False)
+        self._progress.level(f"filling KV pools, prompts of {counted(tokens, 'token')}", requests, counts=False)
         level = self.warmup_level(0).model_copy(
             update={
                 "name": "fill", "input_tokens": tokens, "output_tokens": 1, "num_requests": requests, "seed": seed,

@@ -30,7 +30,7 @@ from pdlab.core.errors import DeploymentDied, StoreError, UsageError
 from pdlab.core.findings import Finding, found
 from pdlab.core.replayed import COMPILED
 from pdlab.core.schema import Frozen
-from pdlab.core.text import duration
+from pdlab.core.text import counted, duration
 from pdlab.core.workload import Closed, Level, Load, Open, Ramp, RunKey, Workload
 from pdlab.deploy import canary
 from pdlab.deploy.endpoint import key_of, measured, next_attempt
@@ -207,7 +207,9 @@ def with_loads(options: SweepOptions, gpus: int | None) -> SweepOptions:
     loads = levels.per_gpu_loads(options.per_gpu, gpus)
     counts = [load.concurrency for load in loads]
     if gpus > 1 and len(set(counts)) < len(counts):
-        raise UsageError(f"--concurrency-per-gpu: on {gpus} GPUs two of them come out as one concurrency ({counts})")
+        raise UsageError(
+            f"--concurrency-per-gpu: on {counted(gpus, 'GPU')} two of them come out as one concurrency ({counts})"
+        )
     return options.model_copy(update={"loads": options.loads + loads, "per_gpu": ()})
 
 
@@ -265,7 +267,7 @@ def _todo(store: Store, planned: Sequence[Level], options: SweepOptions) -> list
             enough = run.soak is not None and run.soak.requested_s == options.soak_s
         if not enough or run.load != level.load:
             raise StoreError(
-                f"{store.path(level.key)} was measured with {run.num_requests} requests, this command has "
+                f"{store.path(level.key)} was measured with {counted(run.num_requests, 'request')}, this command has "
                 f"{level.num_requests}; repeat the first command line, use --force, or another --exp-name"
             )
     return [level for level in planned if level not in finished]
@@ -428,7 +430,9 @@ class _Sweeper:
         requests = level.num_requests if closed else levels.num_requests(level.load, hold_s=first_s)
         self._progress.extend(requests)
         soak_text = f" and how many make {duration(soak_s)}" if closed else ""
-        self._progress.note(f"a first round of {requests} requests shows how many processes the load needs{soak_text}")
+        self._progress.note(
+            f"a first round of {counted(requests, 'request')} shows how many processes the load needs{soak_text}"
+        )
         first, _ = self._driver.measure(level.model_copy(update={"seed": seed, "num_requests": requests}))
         self._progress.level_done(describe(first))
         if not closed:

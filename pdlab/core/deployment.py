@@ -36,7 +36,7 @@ from pdlab.core.settings import (
     part_words,
     setting,
 )
-from pdlab.core.text import choices
+from pdlab.core.text import choices, counted
 from pdlab.roles.spec import AUTO, TTFT_S, FluidSpec, counts_of
 
 PlacementKind = Literal["pack", "spread"]
@@ -418,12 +418,15 @@ class Fluid(Frozen):
             raise ValueError(f"data parallel engines (dp {self.pool.dp}) take requests as one: roles need dp 1, use tp")
         if self.p_min + self.d_min > replicas:
             raise ValueError(
-                f"{self.p_min} to prefill and {self.d_min} to decode at least are more than {replicas} replicas: "
-                "give more of them"
+                f"{self.p_min} to prefill and {self.d_min} to decode at least are more than "
+                f"{counted(replicas, 'replica')}: give more of them"
             )
         prefill, decode = self.split or (self.p_min, replicas - self.p_min)
         if prefill + decode != replicas:
-            raise ValueError(f"roles {self.roles} are {prefill + decode} engines, there are {replicas} replicas")
+            raise ValueError(
+                f"roles {self.roles} are {counted(prefill + decode, 'engine')}, there are "
+                f"{counted(replicas, 'replica')}"
+            )
         if prefill < self.p_min or decode < self.d_min:
             raise ValueError(f"roles {self.roles} are fewer than p_min {self.p_min} or d_min {self.d_min}")
         return self

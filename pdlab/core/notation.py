@@ -13,6 +13,7 @@ import re
 
 from pdlab.core.deployment import Collocated, Disaggregated, Pool, Topology, parse_label, parse_pool
 from pdlab.core.errors import UsageError
+from pdlab.core.text import counted
 
 _GROUP = r"\(?{role}(?P<{name}_nodes>[1-9]\d*)(?:x(?P<{name}_groups>[1-9]\d*))?\)?"
 _NODES = re.compile(_GROUP.format(role="P", name="p") + r"[- ]?" + _GROUP.format(role="D", name="d"), re.IGNORECASE)
@@ -56,6 +57,8 @@ def parse(text: str, *, gpus_per_node: int = 8, tp: int = 1) -> Topology:
 
 def _span(text: str, groups: int, gpus: int, tp: int) -> Pool:
     if gpus % tp:
-        raise UsageError(f"configuration {text!r}: a group of {gpus} GPUs is not divisible by TP {tp}; give another tp")
+        raise UsageError(
+            f"configuration {text!r}: a group of {counted(gpus, 'GPU')} is not divisible by TP {tp}; give another tp"
+        )
     ranks = gpus // tp
     return Pool(replicas=groups, tp=tp, dp=ranks, expert_parallel=ranks > 1)

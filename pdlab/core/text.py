@@ -53,9 +53,10 @@ def rounded(value: float, digits: int) -> float:
     return float(f"{value:.{digits}g}")
 
 
-def counted(number: float, noun: str) -> str:
-    """``1 finding``, ``2 findings``, ``0.5 cores``."""
-    return f"{number:.12g} {noun}{'' if number == 1 else 's'}"
+def counted(number: float, noun: str, plural: str = "", form: str = ".12g") -> str:
+    """``1 finding``, ``2 findings``, ``0.5 cores``. ``plural``: with a verb, as in ``1 engine stays`` and ``2 engines
+    stay``; else the noun and an s. ``form``: format of the number."""
+    return f"{number:{form}} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def duration(seconds: float) -> str:

@@ -22,7 +22,7 @@ from pdlab.core.deployment import Deployment
 from pdlab.core.errors import ClusterError, DeployError
 from pdlab.core.nodes import ClusterView, Role
 from pdlab.core.schema import Frozen
-from pdlab.core.text import last_line
+from pdlab.core.text import counted, last_line
 from pdlab.deploy.serve_config import ServeApp
 from pdlab.deploy.serving.elastic import CONTROLLER, value_of
 from pdlab.deploy.serving.ray_names import MODELS, NAMESPACE, WORKER
@@ -256,12 +256,14 @@ class Application:
         before = self._prewarmed()
         reached = self._first_transfers(decode, "_maybe_prewarm")
         if len(reached) != running[decode]:
-            raise DeployError(f"only {len(reached)} of {running[decode]} decode replicas took the request to warm up")
+            raise DeployError(
+                f"only {len(reached)} of {counted(running[decode], 'decode replica')} took the request to warm up"
+            )
         done, empty = (after - earlier for after, earlier in zip(self._prewarmed(), before, strict=True))
         if empty or 0 < done < pairs:
             raise DeployError(
-                f"only {done} of {pairs} prefill x decode pairs made a first KV transfer "
-                f"({empty} times a prefill replica gave no KV parameters); see the replicas' logs"
+                f"only {done} of {pairs} prefill x decode pairs made a first KV transfer ({counted(empty, 'time')} a "
+                "prefill replica gave no KV parameters); see the replicas' logs"
             )
         return pairs
 

@@ -18,6 +18,7 @@ from typing import Any
 from pdlab.core.errors import CanaryError, UsageError
 from pdlab.core.files import replace
 from pdlab.core.schema import Frozen, load_yaml, to_yaml
+from pdlab.core.text import counted
 from pdlab.deploy import http_client
 from pdlab.results.schema import CanaryResult
 
@@ -154,7 +155,9 @@ def read_answer(completion: dict[str, Any]) -> CanaryAnswer:
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
         raise CanaryError(f"the canary's answer has no tokens ({str(completion)[:200]})") from error
     if not tokens or len(tops) != len(tokens):
-        raise CanaryError(f"the canary's answer has {len(tokens)} tokens and log-probabilities of {len(tops)}")
+        raise CanaryError(
+            f"the canary's answer has {counted(len(tokens), 'token')} and log-probabilities of {len(tops)}"
+        )
     return CanaryAnswer(tokens=tokens, tops=tops)
 
 
@@ -200,7 +203,7 @@ def compare(
     remarks = [f"{'; '.join(rounded)}: {'more than ' if wrong else ''}rounding"] if rounded else []
     equal = False if wrong else True if same else None
     head = (
-        f"{same} of {len(answers)} prompts give the same tokens"
+        f"{same} of {counted(len(answers), 'prompt gives', 'prompts give')} the same tokens"
         if same
         else "not compared: no prompt gives the same tokens"
     )
@@ -221,7 +224,7 @@ def _fault(mine: CanaryAnswer, theirs: CanaryAnswer, at: int | None, rounding: f
              if token in mine.tops[i] and token in theirs.tops[i]]  # fmt: skip
     mean = sum(apart) / len(apart) if apart else 0.0
     if mean > rounding + SLACK:
-        return f"has other log-probabilities (by {mean:.2g} on average over {len(apart)} tokens)"
+        return f"has other log-probabilities (by {mean:.2g} on average over {counted(len(apart), 'token')})"
     if at is None:
         return None if len(mine.tokens) == len(theirs.tokens) else f"differs from token {shared + 1} on"
     sides = (theirs.tops[at], mine.tokens[at]), (mine.tops[at], theirs.tokens[at])

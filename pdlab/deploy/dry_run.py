@@ -15,7 +15,6 @@ from pdlab.core.text import aligned, counted
 from pdlab.deploy import engine_memory
 from pdlab.deploy.prepared import Prepared
 from pdlab.placement.place import Link, links
-from pdlab.roles.spec import AUTO
 
 MAX_LINK_ROWS = 12
 # The loads of the published sweep, and such as CPU engines answer in reasonable time.
@@ -63,8 +62,8 @@ def _roles(deployment: Deployment) -> list[str]:
     short = (
         ""
         if below is None
-        else f"; prompts below {'the threshold from measured rates' if below == AUTO else f'{below} tokens'} where "
-        "decoded"
+        else "; prompts below "
+        f"{counted(below, 'token') if isinstance(below, int) else 'the threshold from measured rates'} where decoded"
     )
     if topology.prefix_affinity:
         short += "; prompts where their beginning is cached, if that ends earlier"
@@ -107,7 +106,7 @@ def _link_table(links: Sequence[Link]) -> str | None:
         return None
     if len(links) > MAX_LINK_ROWS:
         kinds = Counter(link.kind for link in links)
-        return "".join(f"KV links: {kind} between {count} pairs of nodes\n" for kind, count in kinds.items())
+        return "".join(f"KV links: {kind} between {counted(count, 'pair')} of nodes\n" for kind, count in kinds.items())
     rows = [("prefill node", "decode node", "link", "replica pairs")]
     rows += [(link.prefill_node, link.decode_node, link.kind, str(link.pairs)) for link in links]
     return _table(rows) + "\n"

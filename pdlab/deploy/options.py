@@ -53,6 +53,7 @@ from pdlab.core.settings import (
     serving_port,
     setting,
 )
+from pdlab.core.text import counted
 from pdlab.core.vllm_limits import LENGTH_STEP
 from pdlab.core.workload import Workload, workload_of_flags
 from pdlab.deploy import serving_path
@@ -407,9 +408,9 @@ def _max_model_len(settings: LaunchSettings, base: Deployment | None) -> int | N
     workload = workload_from(settings)
     needed = sum(workload.longest)
     if max_model_len is not None and needed > max_model_len:
-        tokens_text = f"--itl {workload.input_tokens} and --otl {workload.output_tokens} are {needed} tokens"
+        tokens_text = f"--itl {workload.input_tokens} and --otl {workload.output_tokens} are {counted(needed, 'token')}"
         if workload.varied:
-            tokens_text = f"the longest request of {workload.label} has {needed} tokens"
+            tokens_text = f"the longest request of {workload.label} has {counted(needed, 'token')}"
         raise UsageError(
             f"{tokens_text}, max_model_len is {max_model_len}: give a larger --max-model-len, or leave it out to "
             "follow the workload"

@@ -13,6 +13,7 @@ from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Fluid
 from pdlab.core.errors import CanaryError, DeployError
 from pdlab.core.files import cache_dir
 from pdlab.core.served_model import served_model
+from pdlab.core.text import counted
 from pdlab.deploy import canary, http_client
 from pdlab.deploy.application import APP, Application
 from pdlab.deploy.endpoint import Running
@@ -96,8 +97,8 @@ def check(app: Application, deployment: Deployment, running: Running, progress: 
     progress(describe_counters(counters))
     if counters.guard_recomputed:
         progress(
-            f"warning: the KV guard had decode compute {counters.guard_recomputed:g} prompts: the canary saw no KV "
-            "cache of theirs; see pdlab_guard_* on the metrics pages"
+            f"warning: the KV guard had decode compute {counted(counters.guard_recomputed, 'prompt')}: the canary saw "
+            "no KV cache of theirs; see pdlab_guard_* on the metrics pages"
         )
     if not counters.bytes_transferred:
         raise CanaryError(
@@ -131,8 +132,9 @@ def _check_pairs(
         if result.equal is False:
             wrong.append(f"prefill {prefill}, decode {decode}: {result.detail}")
     if wrong:
-        raise CanaryError(f"{len(wrong)} of {len(answers)} ordered pairs of engines answer wrongly: {wrong[0]}")
-    progress(f"canary: {len(answers)} ordered pairs of engines, each with a KV transfer of its own")
+        pairs = counted(len(answers), "ordered pair of engines answers", "ordered pairs of engines answer")
+        raise CanaryError(f"{len(wrong)} of {pairs} wrongly: {wrong[0]}")
+    progress(f"canary: {counted(len(answers), 'ordered pair')} of engines, each with a KV transfer of its own")
 
 
 def await_route(base_url: str, timeout_s: float = ROUTE_TIMEOUT_S) -> None:

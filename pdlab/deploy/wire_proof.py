@@ -21,6 +21,7 @@ from pdlab.core.deployment import Deployment, Fluid
 from pdlab.core.errors import WireError
 from pdlab.core.model_size import kv_bytes
 from pdlab.core.nodes import NETWORKS, WIRE_OF_NIC, ClusterView, Placement, WireKind
+from pdlab.core.text import counted
 from pdlab.deploy.application import Application, ReplicaState
 from pdlab.deploy.endpoint import Running
 from pdlab.deploy.engine_metrics import await_nixl, read_snapshot
@@ -291,7 +292,7 @@ def _ask(send: Send, model_id: str, tokens: int, shape: ModelShape | None) -> in
     except NoAnswer as error:
         if error.code == 400 and tokens > LEAST_TOKENS:
             return _ask(send, model_id, tokens // 2, shape)
-        raise WireError(f"a request of {tokens} tokens {error}") from error
+        raise WireError(f"a request of {counted(tokens, 'token')} {error}") from error
     return tokens
 
 

@@ -16,7 +16,7 @@ from pdlab.core.command_lines import flag_words
 from pdlab.core.errors import UsageError
 from pdlab.core.files import replace
 from pdlab.core.schema import Frozen, read_model
-from pdlab.core.text import duration
+from pdlab.core.text import counted, duration
 from pdlab.first_hour.steps import Step, missing, remaining_steps
 from pdlab.steps.resume import check_folder_is_new, check_same_run
 from pdlab.steps.runner import RAN, ChildStep, StepEnd, StepRunner, StepVerdict, as_typed
@@ -193,7 +193,7 @@ def _summary(path: Path) -> str | None:
         data = json.loads(path.read_text(encoding="utf-8"))
         if "findings" in data:
             errors = [finding["topic"] for finding in data["findings"] if finding["severity"] == "error"]
-            return f"{len(data['findings'])} findings, errors: {', '.join(errors) or 'none'}"
+            return f"{counted(len(data['findings']), 'finding')}, errors: {', '.join(errors) or 'none'}"
         verdicts = [(run["backend"], (run.get("verdict") or run.get("error"))["text"]) for run in data["runs"]]
         return " | ".join(f"{backend}: {text}" for backend, text in verdicts)
     except (OSError, ValueError, KeyError, TypeError):

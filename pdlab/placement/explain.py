@@ -114,7 +114,7 @@ def _short_of_cpus(deployment: Deployment, node: ClusterNode) -> str:
     groups = len(node.slots) // tp
     if not per_group or not groups or node.available_cpus >= groups * per_group:
         return ""
-    return f"but only {node.available_cpus:g} CPUs (a TP group of {tp} takes {per_group})"
+    return f"but only {counted(node.available_cpus, 'CPU')} (a TP group of {tp} takes {per_group})"
 
 
 def _smaller(deployment: Deployment, view: ClusterView, fits: Fits) -> str | None:
@@ -216,7 +216,7 @@ def _freed_by_others(deployment: Deployment, view: ClusterView, fits: Fits) -> s
     if len(to_free) <= 3:
         places = listed([f"{count} on {node_id}" for node_id, count in to_free.items()])
     else:
-        places = f"{sum(to_free.values())} on {len(to_free)} nodes"
+        places = f"{sum(to_free.values())} on {counted(len(to_free), 'node')}"
     return f"others release {unit}s: {places}"
 
 

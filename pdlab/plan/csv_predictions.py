@@ -17,6 +17,7 @@ from pdlab.core import defaults
 from pdlab.core.catalog import ModelShape, require_shape, whole_shape
 from pdlab.core.deployment import Deployment, Disaggregated
 from pdlab.core.errors import UsageError
+from pdlab.core.text import counted
 from pdlab.core.vllm_limits import check_divisibility, check_request_fits
 from pdlab.core.workload import Closed, Level
 from pdlab.plan import prediction_intervals
@@ -215,9 +216,12 @@ def _caveat(deployment: Deployment, hardware: Hardware) -> str:
     """An assumption of the prediction that no real node meets; empty if there is none."""
     node = hardware.gpus_per_node
     if deployment.mode == "pd-pack" and deployment.gpus > node:
-        return f"a pack of {deployment.gpus} GPUs does not fit a node of {node}: predicted as if it did"
+        return f"a pack of {counted(deployment.gpus, 'GPU')} does not fit a node of {node}: predicted as if it did"
     if (largest_tp := max(pool.tp for pool in deployment.pools.values())) > node:
-        return f"TP {largest_tp} spans nodes of {node} GPUs: its all-reduce is predicted as if NVLink joined them"
+        return (
+            f"TP {largest_tp} spans nodes of {counted(node, 'GPU')}: its all-reduce is predicted as if NVLink joined "
+            "them"
+        )
     return ""
 
 

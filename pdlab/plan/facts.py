@@ -175,6 +175,17 @@ class Ranking:
         return self.plan.candidates[0].goodput_rps is not None
 
     @property
+    def shares_of_closed(self) -> tuple[float, float] | None:
+        """The lowest and the highest goodput as a share of the same row's closed-loop capacity; None: no row has
+        both."""
+        shares = [
+            each.served_per_gpu / each.capacity_per_gpu
+            for each in (row.candidate for row in self.rows)
+            if each.best and each.capacity_per_gpu
+        ]
+        return (min(shares), max(shares)) if shares else None
+
+    @property
     def extrapolates(self) -> bool:
         return any(row.outside for row in self.rows)
 

@@ -20,7 +20,7 @@ from pdlab.core.catalog import BYTES_PER_VALUE, GpuType, ModelShape, known_gpu, 
 from pdlab.core.errors import UsageError
 from pdlab.core.files import CONFIGS
 from pdlab.core.schema import Frozen, load_yaml
-from pdlab.core.text import choices
+from pdlab.core.text import choices, counted
 from pdlab.sim import aic
 from pdlab.sim.hardware import Constant, DirectRouting, Hardware, StepTables, TableMode, load_hardware, steps_in_flight
 from pdlab.sim.step_source import SEQUENCE_US, Correction
@@ -212,7 +212,7 @@ def beside(prefill: Hardware, decode: Hardware) -> Hardware:
         return decode
     if prefill.gpus_per_node != decode.gpus_per_node:
         raise UsageError(
-            f"--p-hardware {prefill.gpu_type} has nodes of {prefill.gpus_per_node} GPUs, --d-hardware "
+            f"--p-hardware {prefill.gpu_type} has nodes of {counted(prefill.gpus_per_node, 'GPU')}, --d-hardware "
             f"{decode.gpu_type} of {decode.gpus_per_node}: a plan needs nodes of one size"
         )
     return prefill.model_copy(

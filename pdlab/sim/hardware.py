@@ -14,6 +14,7 @@ from pdlab.core.catalog import find_config
 from pdlab.core.deployment import Mode, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen, load_yaml
+from pdlab.core.text import counted
 from pdlab.sim.step_source import NO_CORRECTION, Correction
 
 TableMode = Literal["SILICON", "HYBRID", "EMPIRICAL", "SOL"]
@@ -131,7 +132,7 @@ class Speculation(Frozen):
     def _within_the_draft(self) -> Speculation:
         if self.acceptance_length > self.draft_tokens + 1:
             raise ValueError(
-                f"{self.acceptance_length:g} tokens per step are more than {self.draft_tokens} guessed and one"
+                f"{counted(self.acceptance_length, 'token')} per step are more than {self.draft_tokens} guessed and one"
             )
         return self
 

@@ -35,6 +35,7 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool, Transport
 from pdlab.core.engine_cache import EngineCache
 from pdlab.core.errors import UsageError
+from pdlab.core.text import counted
 from pdlab.core.workload import Closed, Level, Replay, Workload
 from pdlab.roles.prefixes import CHUNK_TOKENS
 from pdlab.sim.engine import Engine, PendingPrefill, PrefixCache, most_sequences_of
@@ -330,14 +331,14 @@ class System(Stepping):
         held = FARTHEST * min(engine.costs.limits.context for engine in self.all_engines)
         if longest > held:
             raise UsageError(
-                f"one request of {longest} tokens is too long for the step times of {self.hardware.name}, which are "
-                f"extrapolated to {held:.0f} tokens; use shorter requests"
+                f"one request of {counted(longest, 'token')} is too long for the step times of {self.hardware.name}, "
+                f"which are extrapolated to {held:.0f} tokens; use shorter requests"
             )
         smallest = min(engine.capacity for engine in self.all_engines)
         if longest > smallest:
             raise UsageError(
-                f"one request of {longest} tokens does not fit the {smallest:.0f} tokens of KV cache of an engine; "
-                "use a larger TP, or shorter requests"
+                f"one request of {counted(longest, 'token')} does not fit the {smallest:.0f} tokens of KV cache of an "
+                "engine; use a larger TP, or shorter requests"
             )
 
     def _prompt_numbers(self, count: int) -> list[int]:

@@ -18,6 +18,7 @@ from typing import Any
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment, Fluid, Pool
 from pdlab.core.errors import UsageError
+from pdlab.core.text import counted
 from pdlab.core.workload import Level, Workload
 from pdlab.guard import first_token
 from pdlab.sim.engine import Engine, PrefixCache, most_sequences_of
@@ -231,7 +232,9 @@ class VllmSystem(System):
     def _finish(self) -> SimulatedLevel:
         left = self.log.finish_s.count(0.0)
         if left:
-            raise UsageError(f"vLLM never had KV memory for {left} of {self.count} requests; use a larger TP")
+            raise UsageError(
+                f"vLLM never had KV memory for {left} of {counted(self.count, 'request')}; use a larger TP"
+            )
         return super()._finish()
 
     def _common(self, input_tokens: int) -> int:

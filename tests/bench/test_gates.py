@@ -183,7 +183,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("token_counts", {"records": changed(output_tokens=6)}, "1 of 24 answers have a wrong output token count (6, not"),
     ("kv_transfers", nixl(failed_transfers=5), "3 KV transfers failed"),
     ("kv_transfers", nixl(failed_notifications=1), "1 KV-transfer notifications failed"),
-    ("kv_transfers", nixl(kv_expired_requests=2), "the KV blocks of 1 requests expired before decode read them"),
+    ("kv_transfers", nixl(kv_expired_requests=2), "the KV blocks of 1 request expired before decode read them"),
     ("kv_transfers", nixl(bytes_transferred=10), "no KV bytes were transferred, by vLLM's counters"),
     ("kv_transfers", nixl(bytes_transferred=None), "no KV bytes were transferred, by vLLM's counters"),
     (
@@ -206,7 +206,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("kv_connections", guarded(guard_failed_reads=1), "a connection between prefill and decode failed: 0 KV reads fa"),
     ("guard_deadline", guarded(guard_deadlines=2), "the KV guard ended 2 KV receives at their deadline"),
-    ("guard_deadline", guarded(guard_errors=1), "1 requests failed, because late KV receives held the memory"),
+    ("guard_deadline", guarded(guard_errors=1), "1 request failed, because late KV receives held the memory"),
     ("restarts", nixl(transfers=0), "an engine was restarted during the level: its counters decreased"),
     ("restarts", {"engines_before": engines(requests=30)}, "an engine was restarted during the level"),
     (

@@ -37,7 +37,7 @@ def test_a_server_that_gets_slower_is_seen_to(
     assert run.num_requests >= 60
     tpot = run.soak.changes["tpot"]
     assert tpot.verdict == "longer" and tpot.low and tpot.low > 1.1
-    assert f"{kind} over 1 minutes: TTFT " in done.stdout and "TPOT longer in the last third: +" in done.stdout
+    assert f"{kind} over 1 minute: TTFT " in done.stdout and "TPOT longer in the last third: +" in done.stdout
 
 
 @pytest.mark.usefixtures("warm_starts")

@@ -84,7 +84,7 @@ def test_dp_ranks_make_up_replicas() -> None:
         ("pd-spread-p1xtp4-d1xtp4", (8, 8), {"decode": [["n1"] * 4]}, "prefill: 0 TP groups run, 1 were planned"),
         ("collocated-1xtp2", (8,), {"collocated": [["an unknown node"]]}, "is on an unknown node, planned on n0"),
         ("collocated-2xtp2", (8,), {"collocated": []}, "collocated: 0 TP groups run, 2 were planned"),
-        ("collocated-2xtp2", (8,), {"collocated": [["n0", "n0"]]}, "collocated: 1 TP groups run, 2 were planned"),
+        ("collocated-2xtp2", (8,), {"collocated": [["n0", "n0"]]}, "collocated: 1 TP group runs, 2 were planned"),
         ("collocated-2xtp2", (8,), {"collocated": [["n0", "n0"]] * 3}, "collocated: 3 TP groups run, 2 were planned"),
         # Of a replica whose placement group is not found, only the node of its own process is known.
         ("collocated-1xtp4", (8,), {"collocated": [["n0"]]}, "[1] bundles per replica do not make TP 4"),

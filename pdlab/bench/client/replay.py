@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from pdlab.bench.client.protocol import SESSION_HEADER, ClientLevel, ComputedTokens
 from pdlab.bench.client.vllm_names import REQUESTS
 from pdlab.core.errors import BenchError, UsageError
+from pdlab.core.text import counted
 from pdlab.deploy.serving.events import DONE, data_of
 from pdlab.traffic.blocks import drawn_words
 from pdlab.traffic.bounded import LatestKeys
@@ -143,7 +144,7 @@ def own_requests(level: ClientLevel) -> PlannedRequests:
         if level.parts > 1:
             sessions.append(groups.add(request))
     if len(offsets) != level.num_requests:
-        raise UsageError(f"{path}: {len(offsets)} requests, {level.num_requests} are to be replayed")
+        raise UsageError(f"{path}: {counted(len(offsets), 'request')}, {level.num_requests} are to be replayed")
     order = np.argsort(due_s, kind="stable")
     if level.parts > 1:
         part = np.asarray(groups.ranks())[np.asarray(sessions)] % level.parts
@@ -277,7 +278,7 @@ class SessionSender:
         if self.chat:
             messages = [*messages, {"role": "assistant", "content": output.generated_text}]
         elif request.id in self._awaited and len(own.ids) != output.output_tokens:
-            counts = f"{len(own.ids)} token ids of {output.output_tokens}"
+            counts = f"{counted(len(own.ids), 'token id')} of {output.output_tokens}"
             return NoFollowUp(f"the answer to {request.id} came with {counts} (return_token_ids)"), facts
         return History(ids + own.ids, messages, output.start_time + output.latency), facts
 

@@ -47,6 +47,7 @@ from pdlab.bench.client.timeline_tap import TappedSession
 from pdlab.bench.client.vllm_names import BENCHMARK, ENGINES_OWN
 from pdlab.core.errors import UsageError
 from pdlab.core.rehearsal import SENT_HEADER
+from pdlab.core.text import counted
 from pdlab.deploy.endpoint import key_of
 from pdlab.deploy.serving.timeline import HEADER
 
@@ -528,8 +529,8 @@ def _dataset(seed: int, prefix_tokens: int, prefix_seed: int, inputs: list[int] 
                 input_len -= longest - inputs[index]
                 if input_len < 1:
                     raise UsageError(
-                        f"a request of {inputs[index]} input tokens has none of its own beside the tokenizer's special "
-                        "ones; give longer ones"
+                        f"a request of {counted(inputs[index], 'input token')} has none of its own beside the "
+                        "tokenizer's special ones; give longer ones"
                     )
             if self.words is None:
                 self.drawn = set()
@@ -549,8 +550,8 @@ def _dataset(seed: int, prefix_tokens: int, prefix_seed: int, inputs: list[int] 
                     self.drawn.add(prompt)
                     return prompt, len(tokens), 0
             raise UsageError(
-                f"no prompt of exactly {input_len} tokens was found in {MAX_DRAWS} draws; "
-                "is the tokenizer the model's own?"
+                f"no prompt of exactly {counted(input_len, 'token')} was found in {MAX_DRAWS} draws; is the tokenizer "
+                "the model's own?"
             )
 
     return DistinctRandomDataset(random_seed=seed)
