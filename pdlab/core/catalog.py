@@ -363,7 +363,7 @@ def whole_shape(model: str) -> ModelShape | str:
         return str(error)
     if isinstance(shape, ModelShape) and shape.unknown:
         parts = ", ".join(shape.unknown)
-        return f"pdlab cannot represent {parts} of {shape.architecture}, so it predicts nothing of it"
+        return f"pdlab cannot represent {parts} of {shape.architecture}, so it predicts nothing of it: launch and measure it"
     return shape
 
 
