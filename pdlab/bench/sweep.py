@@ -334,7 +334,7 @@ def _start_manifest(target: Target, earlier: Manifest | None, options: SweepOpti
 
 
 def _not_all_late(records: Sequence[RequestRecord]) -> bool:
-    """False where all that failed did so for want of time, as under a load beyond what is served."""
+    """False if every failed request timed out, as under a load above the capacity."""
     failed = Counter(record.timed_out for record in records if not record.ok)
     return not failed or failed[False] > 0
 
@@ -386,8 +386,8 @@ class _Sweeper:
         self._progress.level_done(describe(run))
 
     def _outliving(self, level: Level, *, once: bool) -> tuple[Run, Sequence[RequestRecord]]:
-        """Measure a level; where a replica died in it, keep that aside, and measure it again once the deployment is
-        whole. Raises DeploymentDied where it does not come back, or where one dies again."""
+        """Measure a level. If a replica dies during it, set the result aside, wait until the deployment is whole, and
+        measure again. Raises DeploymentDied if the deployment does not recover, or if a replica dies again."""
         limit_s = self._options.recover_s
         if not limit_s:
             return self._driver.measure(level, once=once)
@@ -409,7 +409,7 @@ class _Sweeper:
         return run.model_copy(update={"validity": validity, "replaces": replaced}), records
 
     def _watched(self, level: Level, *, once: bool) -> tuple[Run | None, Sequence[RequestRecord], Finding | None]:
-        """A measurement (None: it did not come to its end), and how what it measured died (None: it did not)."""
+        """A measurement (None: it did not end), and the finding on a replica that died meanwhile (None: none did)."""
         run: Run | None = None
         records: Sequence[RequestRecord] = ()
         try:
@@ -422,8 +422,8 @@ class _Sweeper:
         return run, records, replaced[0] if replaced else None
 
     def _lasting(self, level: Level, soak_s: float) -> Level:
-        """The load after a first round of it that nobody keeps: there the load generator gets the processes that it
-        needs, for what is held so long is not measured again; and a closed loop the requests that last so long."""
+        """The level of a soak. A first round, which is not kept, shows how many processes the load generator needs,
+        because a soak is not measured again, and how many requests keep a closed loop busy for that long."""
         seed = levels.derive_seed(self._options.workload, "first round", level.seed)
         closed = isinstance(level.load, Closed)
         first_s = min(FIRST_ROUND_S, soak_s / 10)

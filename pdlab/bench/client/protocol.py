@@ -311,8 +311,8 @@ def client_level(
     model: str,
     tokenizer: str,
     request_timeout_s: float,
-    plan: ReplayedPlan | None,
-    timeline: bool,
+    plan: ReplayedPlan | None = None,
+    timeline: bool = False,
 ) -> ClientLevel:
     """A level of a sweep in the client's form; ``plan``: what it replays."""
     replays = isinstance(level.load, Replay)

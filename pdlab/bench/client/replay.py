@@ -97,7 +97,7 @@ class WordTexts:
 
 
 def _text_of(message: dict[str, Any]) -> str:
-    """Of a chat message whose content is text or a list of parts."""
+    """The text of a chat message, whose content is text or a list of parts."""
     content = message.get("content")
     if isinstance(content, list):
         return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
@@ -217,7 +217,7 @@ class SessionSender:
         keep: Keep,
         session: Any,
     ) -> None:
-        """Wait for what the request waits for, and have it sent."""
+        """Wait for the requests before this one, and send it."""
         end: History | NoFollowUp = NoFollowUp(f"{request.id} failed")
         name = self._name + request.id
         replayed = {"id": request.id, "session": request.session, "turn": turn}

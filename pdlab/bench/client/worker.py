@@ -220,7 +220,7 @@ async def _replayed(level: ClientLevel, load: SessionSender, base_url: str, send
 async def _benchmarked(
     level: ClientLevel, samples: list[Any], base_url: str, tokenizer: Any, send: RequestFunc, meter: Meter
 ) -> None:
-    """Through vLLM's ``benchmark``. It gets the same output of every request, for it keeps them all."""
+    """Requests through vLLM's ``benchmark``. It keeps all outputs, so it gets one and the same for every request."""
     import numpy as np
 
     from pdlab.bench.client.vllm_names import ASYNC_REQUEST_FUNCS, RequestFuncOutput, TaskType, benchmark
