@@ -379,8 +379,10 @@ def disaggregated(tables: list[Path], errors: Path | None, jobs: int = 1) -> PdS
     return PdScores("\n".join(lines), pd_catalog_of(known, groups, held, kept))
 
 
-PD_COLUMNS = ("stack", "deployment", "lengths", "load", "measured_tpot_s", "predicted_tpot_s", "measured_ttft_s")
-PD_COLUMNS += ("predicted_ttft_s", "near_saturation")
+PD_COLUMNS = (
+    *("stack", "deployment", "lengths", "load", "measured_tpot_s", "predicted_tpot_s"),
+    *("measured_ttft_s", "predicted_ttft_s", "near_saturation"),
+)
 
 
 class PdScores(NamedTuple):
