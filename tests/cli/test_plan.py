@@ -429,6 +429,33 @@ class TestRanking:
         assert low.best and high.best
         assert low.total_gpus < high.total_gpus <= 16
 
+    def test_what_misses_by_less_than_the_models_errors_is_in_doubt(self) -> None:
+        """One request at a time has a mean TPOT of 6.60 ms with TP1, 5.58 ms with TP2. The errors of TPOT are 3.5 % in
+        90 % of cases."""
+        for tpot_s, code, doubt in (
+            (0.0065, "pd_misses_slo", "pd-pack-p1xtp1-d1xtp1"),
+            (0.0060, "pd_misses_slo", None),
+            (0.0055, "no_slo_met", "collocated-1xtp2"),
+            (0.0050, "no_slo_met", None),
+        ):
+            bounded = scenario(tpot_s=tpot_s, ttft_s=2.0)
+            planned = planner.plan(bounded, MODEL, nodes(1), 2, concurrencies=[1])
+            found = facts.verdict(planned, bounded)
+            assert (found.code, found.in_doubt.deployment.label if found.in_doubt else None) == (code, doubt)
+            text = facts.ranking_text(planned, bounded, nodes(1))
+            assert ("misses it by less than the errors of the model" in text) is (doubt is not None)
+            assert ("PD does not pay here" in text) is (code == "pd_misses_slo" and doubt is None)
+
+    def test_a_rate_beyond_all_deployments_is_told_although_queues_leave_the_fit(self) -> None:
+        bounded = scenario(tpot_s=0.012, ttft_s=2.0)
+        planned = planner.plan(bounded, MODEL, nodes(1), 2, rate_rps=6.0)
+        assert any(each.dimension == "load" for each in planner.outside(planned.candidates[0], bounded))
+        assert facts.verdict(planned, bounded).code == "no_slo_met"
+        assert "plan for more GPUs" in facts.ranking_text(planned, bounded, nodes(1))
+        short = replace(bounded, workload=Workload(input_tokens=200, output_tokens=50))
+        planned = planner.plan(short, MODEL, nodes(1), 2, rate_rps=600.0)
+        assert facts.verdict(planned, short).code == "extrapolated", "the lengths are outside, whatever the load"
+
     def test_an_slo_that_nothing_meets(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert plan.main(["--gpus", "4", "--slo-tpot-ms", "0.5", "--concurrency", "8"]) == 0
         out = capsys.readouterr().out
