@@ -308,7 +308,7 @@ def disaggregated(tables: list[Path], errors: Path | None, jobs: int = 1) -> PdS
     stacks = list(chosen(tables, sys.maxsize, "pd"))
     held: dict[str, list[PointsInBand]] = {TPOT: [], TTFT: []}
     medians: list[float] = []
-    kept: list[ScoredPoint] = []
+    kept: dict[Stack, list[ScoredPoint]] = {}
     with ProcessPoolExecutor(jobs, get_context("spawn")) as processes:
         found = processes.map(responses, *zip(*stacks, strict=True))
         known = [
@@ -337,7 +337,7 @@ def disaggregated(tables: list[Path], errors: Path | None, jobs: int = 1) -> PdS
             losses += lost
             every += points
             with_number = [each for each in points if not each.predicted.saturated]
-            kept += with_number
+            kept[stack] = with_number
             band = band_by(stack, known)
             in_band = {metric: points_in_pd_band(points, band, metric) for metric in held}
             for metric, of_stack in in_band.items():
@@ -358,25 +358,31 @@ def disaggregated(tables: list[Path], errors: Path | None, jobs: int = 1) -> PdS
             print(lines[-1], flush=True)
     if errors:
         with errors.open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerows(rows)
+            csv.writer(file).writerows([PD_COLUMNS, *rows])
     worst = max(losses, default=0.0)
     groups = pd_group_scores(known)
+    all_kept = [each for of_stack in kept.values() for each in of_stack]
+    far = score_of(all_kept, TTFT).error
     all_held = ", ".join(f"{metric} {said(sum_of(each))}" for metric, each in held.items() if each)
     lines += [
         "",
         f"TPOT of all {len(every)} points: {score_of(every, TPOT).error:.1f} % off in the median.",
-        f"Mean TTFT of {len(kept)} points that are not near saturation: {score_of(kept, TTFT).error:.1f} % off in the",
+        f"Mean TTFT of {len(all_kept)} points that are not near saturation: {far:.1f} % off in the",
         f"median. The stacks' medians have a mean of {statistics.fmean(medians):.1f} %.",
-        f"With the {len(every) - len(kept)} points near saturation: {score_of(every, TTFT).error:.1f} %.",
+        f"With the {len(every) - len(all_kept)} points near saturation: {score_of(every, TTFT).error:.1f} %.",
         f"In the band, over all stacks: {all_held}.",
         f"Best ratio chosen: {losses.count(0)} of {len(losses)} workloads. The worst choice loses {worst:.0%}.",
         f"All stacks together: {said_of(learnt(UNLIKE, known))}.",
         "",
         group_table(groups),
     ]
-    medians_of = {TPOT: score_of(kept, TPOT).error, TTFT: score_of(kept, TTFT).error}
-    catalog = pd_catalog_of(known, groups, held, medians_of, [each.point for each in kept])
-    return PdScores("\n".join(lines), catalog)
+    return PdScores("\n".join(lines), pd_catalog_of(known, groups, held, kept))
+
+
+PD_COLUMNS = (
+    *("stack", "deployment", "lengths", "load", "measured_tpot_s", "predicted_tpot_s"),
+    *("measured_ttft_s", "predicted_ttft_s", "near_saturation"),
+)
 
 
 class PdScores(NamedTuple):

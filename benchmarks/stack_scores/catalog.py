@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pdlab.core.workload import Closed
+from pdlab.plan.correction_fit import TPOT, TTFT
 from pdlab.plan.error_catalog import NEAR, CoveredRange, ErrorCatalog, ErrorsAfterLevels, KnownStack
 from pdlab.plan.pd_catalog import CommonCorrection, PdCatalog, PdCovered, PdStackName
 from pdlab.plan.stack_prior import Stack
@@ -18,10 +19,12 @@ from stack_scores.scoring import (
     Found,
     GroupScore,
     ReferenceStacks,
+    ScoredPoint,
     StackScore,
     banded,
     errors_after,
     others_of,
+    score_of,
     shares_of,
 )
 
@@ -119,10 +122,12 @@ def pd_catalog_of(
     known: Sequence[PdStack],
     groups: Sequence[GroupScore],
     held: Mapping[str, Sequence[PointsInBand]],
-    medians: Mapping[str, float],
-    points: Sequence[PublicPoint],
+    kept: Mapping[Stack, Sequence[ScoredPoint]],
 ) -> PdCatalog:
-    """Of all stacks of P:D together. ``held``, ``medians``: by metric, of every stack left out alone."""
+    """Of all stacks of P:D together. ``held``: by metric, of every stack left out alone. ``kept``: their points as
+    predicted by the others, without those near saturation."""
+    scored_points = [each for of_stack in kept.values() for each in of_stack]
+    points = [each.point for each in scored_points]
     kinds: set[tuple[str | None, str]] = {(each.stack.engine, precision_of(each.stack)) for each in known}
     kinds |= {(None, precision) for _, precision in kinds}
     asked = sorted(kinds, key=lambda each: (each[0] is None, each[0] or "", each[1]))
@@ -136,6 +141,7 @@ def pd_catalog_of(
                 gpu=each.stack.gpu,
                 engine=each.stack.engine,
                 version=each.stack.version,
+                errors_percent=_medians(kept.get(each.stack, ())),
             )
             for each in known
         ),
@@ -144,7 +150,7 @@ def pd_catalog_of(
             for engine, precision in [*asked, (None, None)]
         ),
         components=pd_components(known),
-        median_percent={metric: round(value, 1) for metric, value in medians.items()},
+        median_percent=_medians(scored_points),
         held={metric: round(sum_of(each).share, 2) for metric, each in held.items() if each},
         left_out=shares_of(groups),
         covered=PdCovered(
@@ -156,6 +162,11 @@ def pd_catalog_of(
             ),
         ),
     )
+
+
+def _medians(points: Sequence[ScoredPoint]) -> dict[str, float]:
+    """Of TPOT and mean TTFT, in percent."""
+    return {metric: round(score_of(points, metric).error, 1) for metric in (TPOT, TTFT)} if points else {}
 
 
 def _common(engine: str, precision: str, known: Sequence[PdStack]) -> dict[str, float]:

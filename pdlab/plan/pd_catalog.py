@@ -23,13 +23,15 @@ SOURCE = "public stacks of P:D (configs/errors/public-pd.yaml)"
 
 
 class PdStackName(Frozen):
-    """One stack of the public points of P:D. ``precision``: of its weights."""
+    """One stack of the public points of P:D. ``precision``: of its weights. ``errors_percent``: metric -> median
+    absolute error of its points as the other stacks predict it, those near saturation left out."""
 
     model: str
     gpu: str
     engine: str
     version: str
     precision: str
+    errors_percent: dict[str, float]
 
     @property
     def stack(self) -> Stack:
