@@ -136,11 +136,11 @@ class Engine:
     inbound: deque[int] = field(default_factory=deque)  # prefilled requests without room here yet for their KV
     steps_in_flight: int = 0
     hand_over: HandOver = VLLMS
-    coming: int = 0  # requests whose KV has arrived: those in ``arrived``, ``seen``, ``told`` and ``joining``
+    coming: int = 0  # requests whose KV has arrived: those in ``arrived``, ``seen``, ``known`` and ``joining``
     arrived: list[int] = field(default_factory=list)  # KV has arrived, and no launch of a step has looked since
     # Arrived KV that the launch of each unfinished step has seen; empty: none has seen any.
     seen: deque[list[int]] = field(default_factory=deque)
-    told: list[int] = field(default_factory=list)  # the scheduler knows their KV, but has scheduled the next step
+    known: list[int] = field(default_factory=list)  # the scheduler knows their KV, but has scheduled the next step
     unscheduled: int = 0  # the last ones of ``waiting``, without which the next step is scheduled
     joining: list[int] = field(default_factory=list)  # requests that can decode in the next step
     joined: list[int] = field(default_factory=list)  # requests that joined the running step
@@ -243,7 +243,7 @@ class Engine:
             joined, comes, stall_s, mean = 0, False, self.stall_s, self.context / batch
             if self.coming:
                 comes = self._learn(now_s, system)
-                if self.joining or comes:
+                if self.joining or self.known:
                     joined = self._join(batch)
             if joined or comes or stall_s:
                 steps = 1
@@ -285,11 +285,11 @@ class Engine:
             joined = 0
             if preempts:  # vLLM then admits no request in this step
                 comes = comes or (bool(self.joining) and batch < self.most_sequences)
-                batch, self.joining, self.told = len(running), self.joining + self.told, []
+                batch, self.joining, self.known = len(running), self.joining + self.known, []
             else:
                 if self.waiting:
                     prefill, context_sum, tokens_in = self._prefill(self.step_tokens - batch, system, now_s)
-                if self.joining or comes:
+                if self.joining or self.known:
                     joined = self._join(batch)
             between_steps = frees or (self.steps_in_flight and (comes or self.unscheduled))
             self.unscheduled = 0
@@ -315,9 +315,9 @@ class Engine:
                     return self.plan(now_s, system)
                 if self.joining or self.seen:
                     # Empty steps follow one another until the workers have reported all KV that they saw.
-                    told = [request for each in self.seen for request in each]
-                    self._know(told, system, now_s)
-                    self.joining += told
+                    known = [request for each in self.seen for request in each]
+                    self._know(known, system, now_s)
+                    self.joining += known
                     self.seen.clear()
                     return self.plan(now_s, system)
                 return None
@@ -350,18 +350,18 @@ class Engine:
             seen.append(self.arrived)
             self.arrived = []
             if len(seen) > self.hand_over.known * in_flight:
-                told = seen.popleft()
-                if told:
-                    self._know(told, system, now_s)
-                    self.told += told
+                known = seen.popleft()
+                if known:
+                    self._know(known, system, now_s)
+                    self.known += known
                     if not any(seen):
                         seen.clear()  # no launch need look before more arrives
         if in_flight < 2 or not self._scheduled_ahead():
             self.unscheduled = 0
-            if self.told:
-                self.joining += self.told
-                self.told = []
-        return len(seen) > 0 or len(self.told) > 0
+            if self.known:
+                self.joining += self.known
+                self.known = []
+        return len(seen) > 0 or len(self.known) > 0
 
     def _join(self, batch: int) -> int:
         """Requests that can decode join a step of ``batch`` sequences. The others, and those of which the scheduler
@@ -370,8 +370,8 @@ class Engine:
         joined = len(joining)
         if batch + joined > most:
             joined = max(most - batch, 0)
-            joining, self.told = joining[:joined], joining[joined:] + self.told
-        self.joined, self.joining, self.told = joining, self.told, []
+            joining, self.known = joining[:joined], joining[joined:] + self.known
+        self.joined, self.joining, self.known = joining, self.known, []
         self.coming -= joined
         return joined
 

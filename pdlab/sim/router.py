@@ -11,7 +11,7 @@ With direct streaming the answering replica is the next one in turn, whatever it
 streaming, routers also count down when one of their requests ends (`decrement_queue_len_cache` of 2.60).
 
 A pool may have a policy of its own (`PolicyRouter`): each of its routers takes the replicas in turn, or all of them
-know the replica of a session.
+know the replica of a session. Without Ray replicas are taken in turn, and the engine chooses the rank (`DirectRouter`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from pdlab.core.deployment import Routing
+from pdlab.sim.hardware import RankRule
 
 # The number of requests in a replica's last report to a router, and its time. A plain tuple, because every request
 # makes one.
@@ -120,6 +121,32 @@ def of_session(replicas: Iterable[int], session: str) -> int:
     """The replica number of a session, with equal chances, by rendezvous hashing. A new or removed replica moves only
     its own sessions."""
     return max(replicas, key=lambda index: hashlib.blake2b(f"{index} {session}".encode()).digest())
+
+
+class DirectRouter:
+    """Replicas of ``ranks`` engines (DP ranks) in turn, whatever their queues, and of a replica the rank that the rule
+    of its engine takes (`pdlab.sim.hardware.DirectRouting`)."""
+
+    def __init__(self, rng: random.Random, rule: RankRule, ranks: int) -> None:
+        self.random, self.rule, self.ranks = rng, rule, ranks
+        self._chosen = 0
+
+    def choose(self, engines: Sequence[R], session: str | None = None, router: int | None = None) -> R:
+        """The engine for a prompt, which counts in its load from now on. ``engines``: those of all replicas, in order.
+        Neither the session nor the router matters."""
+        ranks = self.ranks
+        turn, replica = divmod(self._chosen, len(engines) // ranks)
+        self._chosen += 1
+        if self.rule == "random":
+            rank = self.random.randrange(ranks)
+        elif self.rule == "in-turn":
+            rank = turn % ranks
+        else:
+            loads = [each.load for each in engines[replica * ranks : (replica + 1) * ranks]]
+            rank = loads.index(min(loads))
+        chosen = engines[replica * ranks + rank]
+        chosen.load += 1
+        return chosen
 
 
 class InTurn:

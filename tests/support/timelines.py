@@ -14,7 +14,7 @@ from pdlab.results.store import Store
 from pdlab.results.timeline import KvRead, RequestTimeline
 
 # By what each duration ends with. What prefill itself says is no mark.
-PD = ("call", "", "", "", "answer", "queued", "admitted", "posted", "seen", "told", "usable", "scheduled", "first")
+PD = ("call", "", "", "", "answer", "queued", "admitted", "posted", "seen", "reported", "usable", "scheduled", "first")
 PD_MS: Mapping[str, float] = {
     "server": 2.0,
     "call": 3.0,
@@ -52,10 +52,10 @@ def pd(number: int, arrival_s: float, ms: Mapping[str, float], front_ms: float =
     )
 
 
-def alone(number: int, arrival_s: float, ms: Mapping[str, float], front_ms: float = 5.0) -> RequestTimeline:
+def alone(number: int, arrival_s: float, ms: Mapping[str, float]) -> RequestTimeline:
     """A request of a collocated deployment."""
     t = dict(zip(("queued", "scheduled", "first", "first_byte"), accumulate(ms.values()), strict=True))
-    ttft_s = (front_ms + t["first_byte"]) / 1e3
+    ttft_s = (5.0 + t["first_byte"]) / 1e3
     return RequestTimeline(id=f"r{number}", path="collocated", t=t, arrival_s=arrival_s, ttft_s=ttft_s)
 
 
