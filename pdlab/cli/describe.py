@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,6 +62,7 @@ def main(settings: DescribeSettings) -> int:
     text = describing(curves)
     if not settings.write:
         print(text, end="")
+        print(f"note: nothing was written; --write keeps it as {file}, to be corrected", file=sys.stderr)
         return 0
     replace(file, text.encode())
     unknown = sum(curve.gpus is None for curve in curves)

@@ -775,6 +775,10 @@ def _predict(settings: PlanSettings, file: Path, hardware: Hardware) -> int:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--predict {file}: cannot be read as a text file; give a CSV") from error
     table = csv_rows.read(text, str(file), settings.model_name)
+    try:
+        predictions = csv_predictions.predict(table.requested, hardware)
+    except UsageError as error:
+        raise UsageError(f"{file}, {error}") from error
     if table.unread:
         more = f" and {len(table.unread) - MOST_UNREAD} more" if len(table.unread) > MOST_UNREAD else ""
         columns = f"{', '.join(table.unread[:MOST_UNREAD])}{more}"
@@ -785,10 +789,6 @@ def _predict(settings: PlanSettings, file: Path, hardware: Hardware) -> int:
             f"note: {file}: rows without {' or '.join(table.assumed)} are predicted with the defaults, {lengths}",
             file=sys.stderr,
         )
-    try:
-        predictions = csv_predictions.predict(table.requested, hardware)
-    except UsageError as error:
-        raise UsageError(f"{file}, {error}") from error
     for line in csv_predictions.refused(table.requested, predictions):
         print(f"{file}, {line}", file=sys.stderr)
     out = csv_predictions.render(table.header, table.rows, predictions)

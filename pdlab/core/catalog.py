@@ -362,8 +362,8 @@ def whole_shape(model: str) -> ModelShape | str:
     except UsageError as error:
         return str(error)
     if isinstance(shape, ModelShape) and shape.unknown:
-        parts = ", ".join(shape.unknown)
-        return f"pdlab cannot represent {parts} of {shape.architecture}, so it predicts nothing of it"
+        what = f"{', '.join(shape.unknown)} of {shape.architecture}"
+        return f"pdlab cannot represent {what}, so it predicts nothing of it: launch and measure it"
     return shape
 
 

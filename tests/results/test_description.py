@@ -107,7 +107,8 @@ def content_of(folder: Path) -> dict[str, Any]:
 def test_what_only_describes_writes_nothing(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = content_of(study)
     assert describe.main([str(study)]) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "--write" in err and str(study / DESCRIPTION) in err
     assert out.count("- match: ") == 2 and "vllm bench serve: 2 levels, concurrency 4 to 8" in out
     assert content_of(study) == before
     (study / DESCRIPTION).write_text(out)

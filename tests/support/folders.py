@@ -80,13 +80,14 @@ def run_on(
     gpu: str | None = "H200",
     version: str | None = "0.29.0",
     *,
+    label: str = "collocated-1xtp4",
     model: str = "gpt-oss-120b",
     gpus: int = 8,
     loads: tuple[int, ...] = (2, 4),
 ) -> str:
     """The folder of a sweep measured on a node of that many GPUs, by that version of vLLM."""
     view = ClusterView(nodes=(ClusterNode(id="a", gpu_type=gpu, gpus=gpus, head=True),))
-    deployment = Deployment(model=model, topology=parse_label("collocated-1xtp4"))
+    deployment = Deployment(model=model, topology=parse_label(label))
     versions = {"vllm": version, "ray": "2.60.0"}
     return str(write(folder, deployment, loads=loads, repeats=1, cluster=view, versions=versions))
 

@@ -52,10 +52,10 @@ def pd(number: int, arrival_s: float, ms: Mapping[str, float], front_ms: float =
     )
 
 
-def alone(number: int, arrival_s: float, ms: Mapping[str, float]) -> RequestTimeline:
+def alone(number: int, arrival_s: float, ms: Mapping[str, float], front_ms: float = 5.0) -> RequestTimeline:
     """A request of a collocated deployment."""
     t = dict(zip(("queued", "scheduled", "first", "first_byte"), accumulate(ms.values()), strict=True))
-    ttft_s = (5.0 + t["first_byte"]) / 1e3
+    ttft_s = (front_ms + t["first_byte"]) / 1e3
     return RequestTimeline(id=f"r{number}", path="collocated", t=t, arrival_s=arrival_s, ttft_s=ttft_s)
 
 
