@@ -413,11 +413,14 @@ class Slo(Frozen):
     def stress_of(self, columns: Iterable[Any], tpot: float = 1.0, ttft: float = 1.0) -> float:
         """The SLO's quantile of `stress`. ``tpot``: factor on TPOT and E2EL; ``ttft``: on TTFT. ``columns``: TTFT, TPOT
         and E2EL of every request in seconds."""
+        ttft_s, tpot_s, e2el_s = columns
+        return self.at_quantile(self.stress(ttft_s * ttft, tpot_s * tpot, e2el_s * tpot))
+
+    def at_quantile(self, stresses: Column) -> float:
+        """The SLO's quantile of the `stress` of some requests."""
         import numpy as np
 
-        ttft_s, tpot_s, e2el_s = columns
-        ordered = np.sort(self.stress(ttft_s * ttft, tpot_s * tpot, e2el_s * tpot))
-        return float(ordered[max(math.ceil(self.quantile * len(ordered)) - 1, 0)])
+        return float(np.sort(stresses)[max(math.ceil(self.quantile * len(stresses)) - 1, 0)])
 
 
 def parse_slo(text: str, quantile: float) -> Slo:

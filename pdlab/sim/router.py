@@ -47,8 +47,30 @@ class Router:
 
     def choose(self, replicas: Sequence[R], now_s: float, router: int | None = None) -> R:
         """The replica for a prompt, which counts in its load from now on. ``router``: of the prompt (None: any)."""
-        chosen = replicas[0] if len(replicas) == 1 else self._two_choices(replicas, now_s, router)
+        count = len(replicas)
+        if count == 1:
+            chosen = replicas[0]
+            chosen.load += 1
+            return chosen
+        drawn, memory_s = self.random.random, self.memory_s
+        if router is None:
+            router = int(drawn() * self.count)
+        first_index = int(drawn() * count)
+        second_index = int(drawn() * (count - 1))
+        second_index += second_index >= first_index
+        replica_a, replica_b = replicas[first_index], replicas[second_index]
+        reported_a, reported_b = replica_a.reported_loads.get(router), replica_b.reported_loads.get(router)
+        known_a = reported_a[0] if reported_a is not None and now_s - reported_a[1] < memory_s else None
+        known_b = reported_b[0] if reported_b is not None and now_s - reported_b[1] < memory_s else None
+        if known_a is None and known_b is None:
+            takes_a = replica_a.load <= replica_b.load
+        else:
+            takes_a = known_b is None or (known_a is not None and known_a <= known_b)
+        chosen, other, known = (replica_a, replica_b, known_b) if takes_a else (replica_b, replica_a, known_a)
+        if known is None:  # the other one is polled
+            other.reported_loads[router] = (other.load, now_s)
         chosen.load += 1
+        chosen.reported_loads[router] = (chosen.load, now_s)
         return chosen
 
     def leaves(self, replica: RoutedReplica, router: int | None = None, now_s: float = 0.0) -> None:
@@ -56,32 +78,6 @@ class Router:
         replica.load -= 1
         if router is not None and (known := self._known(replica, router, now_s)) is not None:
             replica.reported_loads[router] = (max(known - 1, 0), now_s)
-
-    def _two_choices(self, replicas: Sequence[R], now_s: float, router: int | None) -> R:
-        count, drawn = len(replicas), self.random.random
-        if router is None:
-            router = int(drawn() * self.count)
-        first_index = int(drawn() * count)
-        second_index = int(drawn() * (count - 1))
-        second_index += second_index >= first_index
-        replica_a, replica_b = replicas[first_index], replicas[second_index]
-        memory_s = self.memory_s
-        known_a = known_b = None
-        reported_a, reported_b = replica_a.reported_loads.get(router), replica_b.reported_loads.get(router)
-        if reported_a is not None and now_s - reported_a[1] < memory_s:
-            known_a = reported_a[0]
-        else:
-            replica_a.reported_loads[router] = (replica_a.load, now_s)
-        if reported_b is not None and now_s - reported_b[1] < memory_s:
-            known_b = reported_b[0]
-        else:
-            replica_b.reported_loads[router] = (replica_b.load, now_s)
-        if known_a is None and known_b is None:
-            known_a, known_b = replica_a.load, replica_b.load
-        takes_a = known_b is None or (known_a is not None and known_a <= known_b)
-        chosen = replica_a if takes_a else replica_b
-        chosen.reported_loads[router] = (chosen.load + 1, now_s)
-        return chosen
 
     def _known(self, replica: RoutedReplica, router: int, now_s: float) -> int | None:
         """The load that the router remembers; None: it remembers none, or its memory is too old."""

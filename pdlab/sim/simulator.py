@@ -29,6 +29,7 @@ import random
 from collections import deque
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush, heappushpop
+from operator import add
 from typing import Literal
 
 from pdlab.core.catalog import ModelShape
@@ -327,7 +328,7 @@ class System(Stepping):
         self.host = HostMemory.of(self.deployment, self.hardware, self.shape) if requests else None
 
     def _check_fit(self) -> None:
-        longest = max(map(sum, zip(self.log.input_tokens, self.log.output_tokens, strict=True)), default=0)
+        longest = max(map(add, self.log.input_tokens, self.log.output_tokens), default=0)
         held = FARTHEST * min(engine.costs.limits.context for engine in self.all_engines)
         if longest > held:
             raise UsageError(
@@ -431,9 +432,10 @@ class System(Stepping):
     def fetched_hit_tokens(self, engine: Engine, request: int, tokens: float) -> float:
         if self.requests:
             return self.oracles[engine].compute(self.blocks.of(request)[0])
+        if not self.repeated:
+            return self.hit_rate * self.log.input_tokens[request]
         hit = self.hit_tokens(engine, request, tokens)
-        if self.repeated:  # decode keeps what it fetched, as prefill does
-            self._keep_prompt(engine, request)
+        self._keep_prompt(engine, request)  # decode keeps what it fetched, as prefill does
         return hit
 
     def keep(self, engine: Engine, request: int) -> None:
@@ -451,7 +453,9 @@ class System(Stepping):
             engine.cache.keep(WINDOWS + number, engine.kept_window, engine.uncached)
 
     def loads(self, engine: Engine, waiting: PendingPrefill, now_s: float) -> bool:
-        comes_s = self.host.loads(engine, waiting, now_s) if self.host else None
+        if self.host is None:
+            return False
+        comes_s = self.host.loads(engine, waiting, now_s)
         if comes_s is not None:
             self.push(comes_s, LOADED, engine, waiting.request)
         return comes_s is not None
