@@ -62,13 +62,13 @@ def at_start() -> None:
 
 
 def keep_asynchronous(platform: Any) -> None:
-    """Let the platform's check of an engine's settings leave ``async_scheduling`` as it was asked for."""
+    """Let the platform's check of an engine's settings leave ``async_scheduling`` as it was configured."""
     check = platform.check_and_update_config
 
     def check_the_rest(cls: Any, vllm_config: Any) -> None:
-        asked = vllm_config.scheduler_config.async_scheduling
+        configured = vllm_config.scheduler_config.async_scheduling
         check(vllm_config)
-        vllm_config.scheduler_config.async_scheduling = asked
+        vllm_config.scheduler_config.async_scheduling = configured
 
     platform.check_and_update_config = classmethod(check_the_rest)
 

@@ -1,4 +1,4 @@
-"""Rewrite result folders of before 0.1.0 in the form that pdlab reads.
+"""Rewrite result folders of 0.1.0 and before in the form that pdlab reads.
 
     python benchmarks/convert_results.py bm_results/NAME/LABEL [...]
 
@@ -6,12 +6,14 @@ Requests and figures stay as they are. What changes:
 
 - A level kept the sentences of its failed gates. It gets their findings, with the code whose sentence begins alike. The
   numbers in a sentence are not read back.
+- Three keys have new names: ``asked`` of a request, ``asked_tokens`` and ``asked_s`` of a level (`RENAMED`).
 - A manifest that does not mention a KV guard is of a deployment that had none. The variables of UCX move from the
   transport to the deployment's ``env``.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 from pathlib import Path
@@ -23,7 +25,10 @@ sys.path.insert(0, str(ROOT))
 from pdlab.core.files import replace  # noqa: E402
 from pdlab.core.findings import CODES, Finding  # noqa: E402
 from pdlab.core.schema import Frozen  # noqa: E402
-from pdlab.results.schema import Manifest, Run  # noqa: E402
+from pdlab.results.schema import Manifest, RequestRecord, Run  # noqa: E402
+from pdlab.results.store import Store  # noqa: E402
+
+RENAMED = {"asked": "requested", "asked_tokens": "requested_tokens", "asked_s": "requested_s"}
 
 
 def classified(reason: str, gates: list[str]) -> Finding:
@@ -36,9 +41,19 @@ def classified(reason: str, gates: list[str]) -> Finding:
     return Finding(code=code, gate=CODES[code].gate, what=reason)
 
 
+def renamed(data: Any) -> Any:
+    """The same JSON with the keys of today, at every depth."""
+    if isinstance(data, list):
+        return [renamed(each) for each in data]
+    if isinstance(data, dict):
+        return {RENAMED.get(key, key): renamed(value) for key, value in data.items()}
+    return data
+
+
 def converted(data: dict[str, Any]) -> Frozen:
     """The content of a level's or a manifest's file as it is read today. Raises ValueError."""
     if "key" in data:
+        data = renamed(data)
         validity = data["validity"]
         if "findings" not in validity:
             found = [classified(reason, validity["failed_gates"]) for reason in validity["reasons"]]
@@ -54,8 +69,15 @@ def converted(data: dict[str, Any]) -> Frozen:
 
 def main(folders: list[str]) -> int:
     for folder in map(Path, folders):
+        store = Store(folder)
         for path in sorted(folder.glob("*.json")):
-            replace(path, converted(json.loads(path.read_bytes())).model_dump_json(indent=2).encode())
+            read = converted(json.loads(path.read_bytes()))
+            if isinstance(read, Run) and store.records_path(read.key).exists():
+                with gzip.open(store.records_path(read.key)) as lines:
+                    requests = [RequestRecord.model_validate(renamed(json.loads(line))) for line in lines]
+                store.write(read, requests, store.read_timelines(read.key), force=True)
+            else:
+                replace(path, read.model_dump_json(indent=2).encode())
             print(path)
     return 0
 

@@ -230,15 +230,15 @@ class Client:
         """Status and body. Raises TimeoutError and what the connection raises."""
         import aiohttp
 
-        asked = {"model": MODEL, "temperature": 0.0, "seed": 0, "ignore_eos": True, **body}
+        sent_body = {"model": MODEL, "temperature": 0.0, "seed": 0, "ignore_eos": True, **body}
         url, timeout = f"{self.pair.urls[role]}/v1/completions", aiohttp.ClientTimeout(total=timeout_s)
-        async with self._session.post(url, json=asked, timeout=timeout) as answer:
+        async with self._session.post(url, json=sent_body, timeout=timeout) as answer:
             return answer.status, await answer.json()
 
     async def ask(self, role: str, prompt: Sequence[int], timeout_s: float, **more: Any) -> tuple[int, Any]:
         """One answer with the likeliest tokens."""
-        asked = {"max_tokens": ANSWER_TOKENS, "logprobs": 5, "return_token_ids": True, **more}
-        return await self.post(role, timeout_s, prompt=list(prompt), return_tokens_as_token_ids=True, **asked)
+        sent_body = {"max_tokens": ANSWER_TOKENS, "logprobs": 5, "return_token_ids": True, **more}
+        return await self.post(role, timeout_s, prompt=list(prompt), return_tokens_as_token_ids=True, **sent_body)
 
     async def prefilled(self, count: int, tokens: int = 300) -> list[Prefilled]:
         """So many requests that prefill has answered, and decode has not heard of."""
@@ -386,7 +386,7 @@ async def cancelled(to: Client, count: int) -> Tally:
 
 
 async def rejected(to: Client, count: int) -> Tally:
-    """Decode's server rejects the request, which prefill has answered: prefill is told."""
+    """Decode's server rejects the request, which prefill has answered: prefill gets a notice."""
     items = await to.prefilled(count)
     tally = Tally("decode rejects the request")
     for item in items:

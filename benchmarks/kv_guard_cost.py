@@ -68,8 +68,8 @@ async def measure(pairs: dict[str, FaultyPair], args: argparse.Namespace) -> lis
             both: dict[str, Figures] = {}
             for name in ("with", "without") if number % 2 == 0 else ("without", "with"):
                 both[name] = await load(clients[name], args)
-                told = ", ".join(f"{key} {value:.4f}" for key, value in both[name]._asdict().items())
-                print(f"{name:8} {told}", flush=True)
+                figures = ", ".join(f"{key} {value:.4f}" for key, value in both[name]._asdict().items())
+                print(f"{name:8} {figures}", flush=True)
             found.append(both)
     recomputed = pairs["with"].actions()["recomputed"]
     if recomputed:

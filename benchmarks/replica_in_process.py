@@ -311,13 +311,13 @@ async def ask(
 async def ask_bare(served: Replica, body: bytes, headers: list[tuple[bytes, bytes]]) -> Answer:
     """The same of vLLM's own servers; with two, as a minimal client of prefill and decode does it."""
     if len(served.bare) > 1:
-        asked = {name: value for name, value in json.loads(body).items() if not name.startswith("stream")}
+        shared = {name: value for name, value in json.loads(body).items() if not name.startswith("stream")}
         wants = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None,
                  "remote_block_ids": None, "remote_host": None, "remote_port": None}  # fmt: skip
-        first = json.dumps({**asked, "max_tokens": 1, "kv_transfer_params": wants}).encode()
+        first = json.dumps({**shared, "max_tokens": 1, "kv_transfer_params": wants}).encode()
         answer = await ask(served.bare[1], served.cores[1], first, headers)
-        told = json.loads(b"".join(answer.pieces))["kv_transfer_params"]
-        body = json.dumps({**json.loads(body), "kv_transfer_params": told}).encode()
+        transfer = json.loads(b"".join(answer.pieces))["kv_transfer_params"]
+        body = json.dumps({**json.loads(body), "kv_transfer_params": transfer}).encode()
     return await ask(served.bare[0], served.cores[0], body, headers)
 
 

@@ -53,8 +53,8 @@ def steps(tokens: int) -> Steps:
         return pickle.loads(pickle.dumps(models.CompletionResponse(**made.model_dump())))
 
     def in_bytes() -> None:
-        told = answer({IDS_KEY: (packed(ids), packed([1]))}).kv_transfer_params[IDS_KEY]
-        unpacked(told[0])
+        packed_ids = answer({IDS_KEY: (packed(ids), packed([1]))}).kv_transfer_params[IDS_KEY]
+        unpacked(packed_ids[0])
 
     body = json.dumps({"model": "m", "prompt": ids}).encode()
     rules = RequestRules(**RequestLimits().model_dump(), tools=True)

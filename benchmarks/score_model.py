@@ -18,6 +18,7 @@ import contextlib
 import csv
 import importlib.util
 import logging
+import math
 import shutil
 import statistics
 import sys
@@ -25,15 +26,28 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from pydantic import Field, TypeAdapter  # noqa: E402
-from stack_scores.catalog import catalog_of, covered  # noqa: E402
-from stack_scores.chance import PointsInBand, sum_of  # noqa: E402
-from stack_scores.pd_points import PdCorrection, PdResponse, learnt, pd_response, with_batch_limits  # noqa: E402
+from stack_scores.catalog import catalog_of, covered, pd_catalog_of  # noqa: E402
+from stack_scores.chance import BandedLevel, PointsInBand, points_in_band, sum_of  # noqa: E402
+from stack_scores.pd_points import (  # noqa: E402
+    BATCH_LIMITED,
+    WAYS,
+    PdBand,
+    PdCorrection,
+    PdResponse,
+    PdStack,
+    Way,
+    as_run,
+    band_by,
+    learnt,
+    pd_group_scores,
+    pd_response,
+)
 from stack_scores.public_points import PublicPoint, read_points, sample, throughput, with_whole_experts  # noqa: E402
 from stack_scores.scoring import (  # noqa: E402
     METRICS,
@@ -67,6 +81,7 @@ from pdlab.core.schema import Frozen, parse_yaml, to_yaml  # noqa: E402
 from pdlab.core.workload import Closed  # noqa: E402
 from pdlab.plan.correction_fit import TPOT, TTFT, LevelSetting, Response  # noqa: E402
 from pdlab.plan.error_catalog import NEAR, PUBLIC, ErrorCatalog, weights_of  # noqa: E402
+from pdlab.plan.pd_catalog import PUBLIC_PD, PdCatalog  # noqa: E402
 from pdlab.plan.stack_prior import KINDS, Stack  # noqa: E402
 from pdlab.sim.computed_hardware import as_served  # noqa: E402
 from pdlab.sim.hardware import Hardware  # noqa: E402
@@ -136,8 +151,8 @@ def chosen(tables: list[Path], most: int, serving: Serving = "collocated") -> It
     for stack, members in sample([each for each in few if each.stack.mode == serving], most).items():
         first = members[0]
         for entry in known:
-            asked = (entry.model, entry.precision, entry.engine, entry.serving)
-            if asked == (first.model_id, first.precision, stack.engine, serving) and stack.gpu in entry.gpus:
+            wanted = (entry.model, entry.precision, entry.engine, entry.serving)
+            if wanted == (first.model_id, first.precision, stack.engine, serving) and stack.gpu in entry.gpus:
                 break
         else:
             continue
@@ -146,7 +161,7 @@ def chosen(tables: list[Path], most: int, serving: Serving = "collocated") -> It
         hardware = bare_hardware(stack, entry.quant, entry.mode)
         shape = as_served(shape_of(entry), hardware)
         whole = tuple(with_whole_experts(each, shape.expert_intermediate, scaled_block(shape)) for each in members)
-        yield stack, Scored(entry=entry, shape=shape, hardware=hardware, points=with_batch_limits(whole))
+        yield stack, Scored(entry=entry, shape=shape, hardware=hardware, points=whole)
 
 
 def scaled_block(shape: ModelShape) -> int | None:
@@ -165,7 +180,7 @@ class Alone:
 
         steps = scored.hardware.steps
         assert steps is not None
-        self.steps, self.folder = steps, str(scored.shape.asked_for)
+        self.steps, self.folder = steps, str(scored.shape.read_from)
         version = perf_database.resolve_query_version(steps.system, steps.engine, steps.version)
         self.database = perf_database.get_database_view(
             steps.system, steps.engine, version, database_mode=steps.mode, allow_missing_data=False
@@ -186,10 +201,10 @@ class Alone:
         load = point.row.load.concurrency
         try:
             model = get_model(self.folder, build_model_config(pool.tp, 1, 1, *experts, **formats), self.steps.engine)
-            asked = RuntimeConfig(batch_size=load, isl=workload.input_tokens, osl=workload.output_tokens)
+            wanted = RuntimeConfig(batch_size=load, isl=workload.input_tokens, osl=workload.output_tokens)
             # A backend of its own: its cache knows neither the model nor its TP.
             backend = self.backend(self.steps.engine)
-            found = backend.run_agg(model, self.database, asked, ctx_tokens=ALONE_TOKENS).get_result_dict()
+            found = backend.run_agg(model, self.database, wanted, ctx_tokens=ALONE_TOKENS).get_result_dict()
         except Exception:  # whatever it raises for a case that it does not have
             return None
         tpot_s, ttft_s = float(found["tpot"]) / 1e3, float(found["ttft"]) / 1e3
@@ -209,9 +224,11 @@ def main() -> int:
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)  # the package logs what it reads
     if arguments.disaggregated:
-        print(page := disaggregated(arguments.tables, arguments.csv, arguments.jobs))
+        of_pd = disaggregated(arguments.tables, arguments.csv, arguments.jobs)
+        print(of_pd.page)
         if arguments.write:
-            write_page(page, PD_BEGIN, PD_END)
+            PUBLIC_PD.write_text(PD_HEAD + to_yaml(of_pd.catalog), encoding="utf-8")
+            write_page(of_pd.page, PD_BEGIN, PD_END)
         return 0
     stacks = dict(chosen(arguments.tables, arguments.points))
     found: dict[Stack, list[Response]] = {}
@@ -280,18 +297,26 @@ def main() -> int:
     return 0
 
 
-def disaggregated(tables: list[Path], errors: Path | None, jobs: int = 1) -> str:
-    """Markdown: the scores of P:D stacks. ``errors``: a file for the figures of every point. ``jobs``: processes."""
-    names = ["stack", "points", "decode, prefill, path", "TPOT", "engines of up to 8 GPUs", "mean TTFT", "tokens/s"]
-    names += ["rank", "best ratio"]
+def disaggregated(tables: list[Path], errors: Path | None, jobs: int = 1) -> PdScores:
+    """The scores of P:D stacks. ``errors``: a file for the figures of every point. ``jobs``: processes."""
+    names = ["stack", "points", "decode, prefill, path; prompts, batch", "TPOT", "engines of up to 8 GPUs", "mean TTFT"]
+    names += ["near saturation", "tokens/s", "in the band: TPOT / mean TTFT", "rank", "best ratio"]
     lines = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
     losses: list[float] = []
     every: list[ScoredPoint] = []
     rows: list[list[object]] = []
     stacks = list(chosen(tables, sys.maxsize, "pd"))
+    held: dict[str, list[PointsInBand]] = {TPOT: [], TTFT: []}
+    medians: list[float] = []
+    kept: dict[Stack, list[ScoredPoint]] = {}
     with ProcessPoolExecutor(jobs, get_context("spawn")) as processes:
-        found = dict(zip(dict(stacks), processes.map(responses, *zip(*stacks, strict=True)), strict=True))
-        corrections = [learnt(stack, found) for stack, _ in stacks]
+        found = processes.map(responses, *zip(*stacks, strict=True))
+        known = [
+            PdStack.of(stack, values)
+            for (stack, _), values in zip(stacks, found, strict=True)
+            if all(map(len, values.values()))
+        ]
+        corrections = [learnt(stack, known) for stack, _ in stacks]
         for (stack, each), correction, (points, refused) in zip(
             stacks, corrections, processes.map(predicted, *zip(*stacks, strict=True), corrections), strict=True
         ):
@@ -299,7 +324,8 @@ def disaggregated(tables: list[Path], errors: Path | None, jobs: int = 1) -> str
                 print(line, file=sys.stderr)
             for point, figure, _ in points:
                 what = (stack.label, point.row.deployment.label, *setting_of(point)[1:])
-                rows.append([*what, point.tpot_s, figure.tpot_s, point.ttft_s, figure.ttft_s])
+                figures = [point.tpot_s, figure.tpot_s, point.ttft_s, figure.ttft_s, figure.saturated]
+                rows.append([*what, *figures])
             if len(points) < FEWEST:
                 continue
             near = [
@@ -310,42 +336,102 @@ def disaggregated(tables: list[Path], errors: Path | None, jobs: int = 1) -> str
             lost = lost_by_ratio(points)
             losses += lost
             every += points
+            with_number = [each for each in points if not each.predicted.saturated]
+            kept[stack] = with_number
+            band = band_by(stack, known)
+            in_band = {metric: points_in_pd_band(points, band, metric) for metric in held}
+            for metric, of_stack in in_band.items():
+                held[metric] += [of_stack] if of_stack else []
             cells = [stack.label.removesuffix(", P:D"), f"{len(points)} of {len(each.points)}"]
-            cells.append(said_of(correction))
+            cells.append(said_of(correction, stack))
             cells += [short(score_of(points, TPOT)), short(score_of(near, TPOT)) if near else "-"]
-            cells += [short(score_of(points, metric)) for metric in (TTFT, THROUGHPUT)]
+            cells.append(short(score_of(with_number, TTFT)) if with_number else "-")
+            medians += [score_of(with_number, TTFT).error] if with_number else []
+            full = [each for each in points if each.predicted.saturated]
+            cells.append(f"{len(full)}: {short(score_of(full, TTFT))}" if full else "0")
+            cells.append(short(score_of(points, THROUGHPUT)))
+            shares = [f"{100 * each.share:.0f}" if each else "-" for each in in_band.values()]
+            cells.append(" / ".join(shares) if in_band[TTFT] else "-")
             rank = rank_of(points)
             cells += ["-" if rank is None else f"{rank:.2f}", f"{lost.count(0)} of {len(lost)}" if lost else "-"]
             lines.append(f"| {' | '.join(cells)} |")
             print(lines[-1], flush=True)
     if errors:
         with errors.open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerows(rows)
+            csv.writer(file).writerows([PD_COLUMNS, *rows])
     worst = max(losses, default=0.0)
-    unlike = learnt(Stack("-", "-", "-", "-", "pd"), found)
+    groups = pd_group_scores(known)
+    all_kept = [each for of_stack in kept.values() for each in of_stack]
+    far = score_of(all_kept, TTFT).error
+    all_held = ", ".join(f"{metric} {said(sum_of(each))}" for metric, each in held.items() if each)
     lines += [
         "",
-        f"TPOT of all {len(every)} points: {score_of(every, TPOT).error:.1f} % off in the median, mean TTFT "
-        f"{score_of(every, TTFT).error:.1f} %.",
+        f"TPOT of all {len(every)} points: {score_of(every, TPOT).error:.1f} % off in the median.",
+        f"Mean TTFT of {len(all_kept)} points that are not near saturation: {far:.1f} % off in the",
+        f"median. The stacks' medians have a mean of {statistics.fmean(medians):.1f} %.",
+        f"With the {len(every) - len(all_kept)} points near saturation: {score_of(every, TTFT).error:.1f} %.",
+        f"In the band, over all stacks: {all_held}.",
         f"Best ratio chosen: {losses.count(0)} of {len(losses)} workloads. The worst choice loses {worst:.0%}.",
-        f"All stacks together: {said_of(unlike)}.",
+        f"All stacks together: {said_of(learnt(UNLIKE, known))}.",
+        "",
+        group_table(groups),
     ]
-    return "\n".join(lines) + "\n"
+    return PdScores("\n".join(lines), pd_catalog_of(known, groups, held, kept))
 
 
-def said_of(correction: PdCorrection) -> str:
+PD_COLUMNS = (
+    *("stack", "deployment", "lengths", "load", "measured_tpot_s", "predicted_tpot_s"),
+    *("measured_ttft_s", "predicted_ttft_s", "near_saturation"),
+)
+
+
+class PdScores(NamedTuple):
+    """Markdown, and what a plan uses of it."""
+
+    page: str
+    catalog: PdCatalog
+
+
+UNLIKE = Stack("-", "-", "-", "-", "pd")  # like none of the stacks
+
+
+def points_in_pd_band(points: Sequence[ScoredPoint], band: PdBand, metric: str) -> PointsInBand | None:
+    """Of a stack, those that are not near saturation; None: it has no band."""
+    components = band.components[metric]
+    if not band.banded or components.reach is None:
+        return None
+    inside, levels = [], []
+    for each in points:
+        if not each.predicted.saturated:
+            value, truth = each.predicted.value(metric), measured_figure(each.point).value(metric)
+            inside.append(abs(math.log(value / truth)) <= components.half_width(band.unseen, value))
+            levels.append(BandedLevel(each.point.stack, band.unseen, setting_of(each.point), components, value))
+    return points_in_band(inside, levels) if levels else None
+
+
+def said_of(correction: PdCorrection, stack: Stack = UNLIKE) -> str:
     """In a cell."""
-    return f"{correction.factor:.2f}, {correction.prefill_factor:.1f}, {correction.path_ms:.0f} ms"
+    said = f"{correction.factor:.2f}, {correction.prefill_factor:.1f}, {correction.path_ms:.0f} ms"
+    ran = f"{correction.way.prompts}" + (f", {correction.way.batches}" if stack.engine == BATCH_LIMITED else "")
+    return f"{said}; {ran}"
 
 
-def responses(stack: Stack, each: Scored) -> list[PdResponse]:
-    """What the points of a P:D stack say of a correction."""
+def responses(stack: Stack, each: Scored) -> dict[Way, list[PdResponse]]:
+    """What the points of a P:D stack say of a correction, in each way."""
     logging.disable(logging.CRITICAL)
-    found = []
-    for point in each.points:
-        with contextlib.suppress(UsageError):
-            found.append(pd_response(point, each.hardware, each.shape))
-    return [each for each in found if each is not None]
+    known: dict[str, PdResponse | None] = {}
+    found: dict[Way, list[PdResponse]] = {}
+    for way in WAYS:
+        found[way] = []
+        for number, point in enumerate(as_run(each.points, way)):
+            key = f"{number} {point.row.num_requests} {point.row.deployment.pools['decode'].engine_kwargs}"
+            if key not in known:
+                known[key] = None
+                with contextlib.suppress(UsageError):
+                    known[key] = pd_response(point, each.hardware, each.shape)
+            if (response := known[key]) is not None:
+                found[way].append(response)
+    return found
 
 
 def predicted(stack: Stack, each: Scored, correction: PdCorrection) -> tuple[list[ScoredPoint], set[str]]:
@@ -353,7 +439,7 @@ def predicted(stack: Stack, each: Scored, correction: PdCorrection) -> tuple[lis
     logging.disable(logging.CRITICAL)
     points, refused = [], set()
     hardware = correction.of(each.hardware)
-    for point in each.points:
+    for point in as_run(each.points, correction.way):
         try:
             points.append(ScoredPoint(point, predict_point(point, hardware, each.shape)))
         except UsageError as error:
@@ -413,6 +499,8 @@ def group_table(scores: list[GroupScore]) -> str:
     names = ["left out, all groups", *(f"{metric}: {each}" for metric in (TPOT, TTFT) for each in SAID)]
     lines += ["", f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
     for kind, word in KINDS.items():
+        if not any(score.kind == kind and score.held for score in scores):
+            continue
         cells = [word]
         for metric in (TPOT, TTFT):
             groups = held_of(scores, kind, metric)
@@ -455,6 +543,10 @@ def said(held: PointsInBand) -> str:
     return f"{held.share:.0%} of {held.of} ({100 * low:.0f}-{100 * high:.0f})".replace("%", " %", 1)
 
 
+PD_HEAD = (
+    "# Written by: python benchmarks/score_model.py TABLES --disaggregated --write (the tables are not shipped; "
+    "docs/model.md)\n"
+)
 HEAD = "# Written by: python benchmarks/score_model.py TABLES --write (the tables are not shipped; docs/model.md)\n"
 
 

@@ -173,9 +173,9 @@ def measure_with_cpu(
             for kind, used in used_s(before, until_now()).items():
                 cpu[index][kind] = cpu[index].get(kind, 0.0) + 1e3 * used / level.num_requests / args.repeats
     medians = [Figures(*map(statistics.median, zip(*repeats, strict=True))) for repeats in measured]
-    told = (f"{each.tokens_per_s:.0f} at {concurrency}" for concurrency, each in zip(levels, medians, strict=True))
+    shown = (f"{each.tokens_per_s:.0f} at {concurrency}" for concurrency, each in zip(levels, medians, strict=True))
     who = server.target.get("base_url", "bare pair")
-    print(f"{who}: output tokens/s {', '.join(told)}", file=sys.stderr, flush=True)
+    print(f"{who}: output tokens/s {', '.join(shown)}", file=sys.stderr, flush=True)
     return Measured(medians, cpu, idle_ms)
 
 

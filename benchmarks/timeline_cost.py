@@ -6,11 +6,11 @@
     python benchmarks/timeline_cost.py --against ../main         # servers of another checkout beside these
 
 The replicas' own code runs in this process, with engine cores that make tokens at no cost (`replica_in_process.py`).
-Rounds of requests are of three kinds: *asked* (the header asks for timelines), *counted* (no header, as a sweep sends
-with --no-timeline: marks and metrics of every request remain), *off* (no mark is kept and nothing is counted). A turn
-has a round of each kind and then each again in the opposite order, and turns begin with each kind in turn. What one
-kind takes more than another is a figure of a turn; its mean has a 95 % interval by Student's t over turns. CPU time is
-that of this process less that of the stand-ins.
+Rounds of requests are of three kinds: *requested* (the header requests timelines), *counted* (no header, as a sweep
+sends with --no-timeline: marks and metrics of every request remain), *off* (no mark is kept and nothing is counted). A
+turn has a round of each kind and then each again in the opposite order, and turns begin with each kind in turn. What
+one kind takes more than another is a figure of a turn; its mean has a 95 % interval by Student's t over turns. CPU time
+is that of this process less that of the stand-ins.
 
 The client's part is pdlab's code around vLLM's request function: what it does with the pieces of an answer and with a
 request that ends, and what it does when a level is over.
@@ -50,8 +50,8 @@ from pdlab.bench.client.timeline_tap import TappedSession  # noqa: E402
 from pdlab.deploy.serving.timeline import HEADER  # noqa: E402
 from pdlab.results.metrics import student_t  # noqa: E402
 
-KINDS = ("asked", "counted", "off", "bare")
-PAIRS = (("asked", "counted"), ("counted", "off"), ("asked", "off"), ("counted", "bare"))
+KINDS = ("requested", "counted", "off", "bare")
+PAIRS = (("requested", "counted"), ("counted", "off"), ("requested", "off"), ("counted", "bare"))
 COLD_BYTES = 2**23
 # CPU time of a request of 512:64 tokens on two cores, by concurrency (docs/serving-path.md).
 WHOLE_MS = {4: 123.2, 16: 72.1}
@@ -71,7 +71,7 @@ class Load:
     async def round(self, kind: str) -> tuple[float, list[Answer]]:
         """CPU ms per request, and the answers."""
         Load.off = kind == "off"
-        asks = [(HEADER.encode(), b"1")] if kind == "asked" else []
+        asks = [(HEADER.encode(), b"1")] if kind == "requested" else []
         began_s, stub_s = time.process_time(), self.served.stub_s
         todo = []
         for body in self._bodies:
@@ -90,10 +90,12 @@ class Load:
         for answer in answers:
             body = b"".join(answer.pieces)
             tokens = body.count(b'"finish_reason"')
-            told = body.count(b": pdlab {")
-            whole = told == 0 or (b'"err"' not in body and (b'"first":' in body))
-            if (answer.status, tokens, told, whole) != (200, self.otl, int(kind == "asked"), True):
-                raise SystemExit(f"{kind}: HTTP {answer.status}, {tokens} tokens, {told} timelines: {body[-900:]!r}")
+            comments = body.count(b": pdlab {")
+            whole = comments == 0 or (b'"err"' not in body and (b'"first":' in body))
+            if (answer.status, tokens, comments, whole) != (200, self.otl, int(kind == "requested"), True):
+                raise SystemExit(
+                    f"{kind}: HTTP {answer.status}, {tokens} tokens, {comments} timelines: {body[-900:]!r}"
+                )
 
 
 async def turns(load: Load, count: int) -> dict[str, list[float]]:
@@ -158,7 +160,7 @@ async def measure(kind: str, args: argparse.Namespace) -> None:
             print(f"  {each:18} {mean:.4f} ms ({low:.4f} to {high:.4f}) a request")
         for first, second in PAIRS:
             row(f"{first} - {second}", [a - b for a, b in zip(found[first], found[second], strict=True)])
-        _, answers = await load.round("asked")
+        _, answers = await load.round("requested")
         await of_client(answers[0], otl, args.turns)
 
 
@@ -188,7 +190,7 @@ async def work(served: Replica, args: argparse.Namespace) -> None:
     """Do a round for each line of the standard input (its tokens and kind), and print its CPU ms per request."""
     loads = {otl: Load(served, args.itl, otl, args.concurrency) for otl in args.otl}
     for load in loads.values():
-        for kind in ("asked", "counted", "asked", "counted"):
+        for kind in ("requested", "counted", "requested", "counted"):
             await load.round(kind)
     gc.collect()
     gc.freeze()
@@ -244,7 +246,7 @@ def against(kind: str, args: argparse.Namespace) -> None:
         print(
             f"{kind}, {args.itl}:{otl} tokens, {args.concurrency} at once, {args.turns} turns; these / {args.against}"
         )
-        for what in ("asked", "counted"):
+        for what in ("requested", "counted"):
             found: dict[int, list[float]] = defaultdict(list)
             for number in range(args.turns):
                 order = (0, 1, 1, 0) if number % 2 else (1, 0, 0, 1)
@@ -265,18 +267,18 @@ def against(kind: str, args: argparse.Namespace) -> None:
 
 async def of_client(answer: Answer, otl: int, count: int) -> None:
     """What pdlab's load generator spends on a timeline, while it sends requests and afterwards."""
-    told: dict[str, str] = {}
+    comments: dict[str, str] = {}
     times: dict[str, list[float]] = defaultdict(list)
 
     async def read(*, tapped: bool) -> None:
         session: Any = Answered(answer.pieces)
         if tapped:
-            session = TappedSession(session, lambda text: told.update({"r": text}))
+            session = TappedSession(session, lambda text: comments.update({"r": text}))
         async with session.post() as response:
             async for _ in response.content.iter_any():
                 pass
         request = EndedRequest(
-            1.0, 0.1, 0.2, True, 512, otl, [0.0101] * (otl - 1), "", None, False, 0.0, {}, told.pop("r", None), None
+            1.0, 0.1, 0.2, True, 512, otl, [0.0101] * (otl - 1), "", None, False, 0.0, {}, comments.pop("r", None), None
         )
         ended.add(request)
         if tapped:
@@ -305,7 +307,7 @@ async def of_client(answer: Answer, otl: int, count: int) -> None:
 async def profile(load: Load, count: int) -> None:
     """Print where the CPU time of requests goes, by whose code it is and by function."""
     profiler = cProfile.Profile(time.thread_time)
-    for each in ("asked", "counted"):
+    for each in ("requested", "counted"):
         await load.round(each)
     gc.collect()
     gc.freeze()

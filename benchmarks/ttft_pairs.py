@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What a timeline of every request costs, and what an early first token saves: rounds in turn on one deployment.
 
-``timeline``: requests that ask for one (*asked*), against requests that do not (*counted*: marks and metrics alone).
+``timeline``: requests that ask for one (*requested*), against requests that do not (*counted*: marks and metrics only).
 With --launch, which starts a local PD deployment and takes it down, also against a server that keeps no marks and
 counts nothing (*off*; what the KV guard notes in the engine core stays, about 7 us per request). ``early-token`` and
 ``first-token``: on a deployment launched with --early-token or --reuse-first-token, requests whose first token is
@@ -82,26 +82,30 @@ class Reply(NamedTuple):
     e2el_s: float
     tokens: int
     text: str
-    told: str
+    timeline_json: str
 
     @property
     def timeline(self) -> RequestTimeline | None:
         """Read when no round is measured."""
-        return RequestTimeline.model_validate(json.loads(self.told) | {"ttft_s": self.ttft_s}) if self.told else None
+        return (
+            RequestTimeline.model_validate(json.loads(self.timeline_json) | {"ttft_s": self.ttft_s})
+            if self.timeline_json
+            else None
+        )
 
 
-async def ask(session: Any, url: str, model: str, prompt: list[int], otl: int, *, told: bool, **more: Any) -> Reply:
+async def ask(session: Any, url: str, model: str, prompt: list[int], otl: int, *, timed: bool, **more: Any) -> Reply:
     """One greedy streamed completion."""
     found: list[str] = []
     body = {
         "model": model, "prompt": prompt, "max_tokens": otl, "temperature": 0.0, "ignore_eos": True, "stream": True,
         "stream_options": {"include_usage": True}, **more,
     }  # fmt: skip
-    headers = {HEADER: "1"} if told else {}
+    headers = {HEADER: "1"} if timed else {}
     times, text, rest = list[float](), "", b""
     usage: dict[str, int] = {}
     began = time.perf_counter()
-    tapped = TappedSession(session, found.append) if told else session
+    tapped = TappedSession(session, found.append) if timed else session
     async with tapped.post(f"{url}/v1/completions", json=body, headers=headers) as response:
         if response.status != 200:
             raise SystemExit(f"HTTP {response.status}: {await response.text()}")
@@ -116,8 +120,8 @@ async def ask(session: Any, url: str, model: str, prompt: list[int], otl: int, *
                         times.append(now - began)
                         text += chunk["choices"][0]["text"]
     ttft_s, second_s = times[0], times[1] if len(times) > 1 else math.nan
-    told_text = found[0] if found else ""
-    return Reply(ttft_s, second_s, time.perf_counter() - began, usage["completion_tokens"], text, told_text)
+    timeline_text = found[0] if found else ""
+    return Reply(ttft_s, second_s, time.perf_counter() - began, usage["completion_tokens"], text, timeline_text)
 
 
 class Kind(NamedTuple):
@@ -128,7 +132,7 @@ class Kind(NamedTuple):
     url: str
     nodes: Any = None
     more: Mapping[str, Any] = {}
-    told: bool = True
+    timed: bool = True
     off: bool = False
 
 
@@ -181,7 +185,7 @@ def seen_between_steps(of: Deployed) -> float:
         running = load_running(of.kind.url)
     assert running is not None
     pages = read_pages(running.metrics_urls)
-    return sum(each.value for page in pages for each in samples(page, lambda name: "guard_told_sooner" in name))
+    return sum(each.value for page in pages for each in samples(page, lambda name: "guard_reported_early" in name))
 
 
 def check_schedulers(found: Mapping[str, Sequence[EngineNote]]) -> None:
@@ -231,8 +235,8 @@ def kinds_at(args: argparse.Namespace, switch: Path | None) -> list[Kind]:
     if args.what in KINDS:
         first, late = KINDS[args.what]
         return [Kind(first, args.url, nodes), Kind(late, args.url, nodes, LATE)]
-    kinds = [Kind("asked", args.url, nodes), Kind("counted", args.url, nodes, told=False)]
-    return [*kinds, Kind("off", args.url, nodes, told=False, off=True)] if switch is not None else kinds
+    kinds = [Kind("requested", args.url, nodes), Kind("counted", args.url, nodes, timed=False)]
+    return [*kinds, Kind("off", args.url, nodes, timed=False, off=True)] if switch is not None else kinds
 
 
 async def measure(args: argparse.Namespace, kinds: Sequence[Kind], switch: Path | None) -> None:
@@ -255,7 +259,7 @@ async def measure(args: argparse.Namespace, kinds: Sequence[Kind], switch: Path 
             async def place() -> None:
                 while todo:
                     prompt = todo.pop()
-                    replies.append(await ask(session, kind.url, model, prompt, args.otl, told=kind.told, **kind.more))
+                    replies.append(await ask(session, kind.url, model, prompt, args.otl, timed=kind.timed, **kind.more))
 
             began = time.perf_counter()
             await asyncio.gather(*(place() for _ in range(args.concurrency)))
@@ -264,9 +268,9 @@ async def measure(args: argparse.Namespace, kinds: Sequence[Kind], switch: Path 
         for kind in kinds:
             await load(kind)
         if switch is not None:  # off is the last one
-            reply = await ask(session, kinds[0].url, model, prompts(1)[0], args.otl, told=True)
-            if reply.told:
-                raise SystemExit("the servers note times although they were told not to")
+            reply = await ask(session, kinds[0].url, model, prompts(1)[0], args.otl, timed=True)
+            if reply.timeline_json:
+                raise SystemExit("the servers note times although the switch is off")
         rounds = []
         orders = list(itertools.permutations(kinds))  # each kind is in each place, and behind each other kind
         for number in range(args.pairs):
@@ -274,7 +278,7 @@ async def measure(args: argparse.Namespace, kinds: Sequence[Kind], switch: Path 
             for kind in orders[number % len(orders)]:
                 before_s = cpu_s(kind.nodes)
                 replies, seconds = await load(kind)
-                wrong = sum(bool(reply.told) is not kind.told for reply in replies)
+                wrong = sum(bool(reply.timeline_json) is not kind.timed for reply in replies)
                 if wrong:
                     raise SystemExit(f"{wrong} of {len(replies)} answers ({kind.name}) have, or lack, a timeline")
                 mine = found[kind.name] = figures(replies, seconds)
@@ -292,12 +296,12 @@ async def measure(args: argparse.Namespace, kinds: Sequence[Kind], switch: Path 
         if args.what == "early-token":
             for name, own in LEAST.items():
                 over = [each["early"][name] for each in rounds]
-                told_mean(f"early tokens: TTFT less the front, over {' + '.join(own)}", over)
+                print_mean(f"early tokens: TTFT less the front, over {' + '.join(own)}", over)
             print(f"share of early tokens {statistics.fmean(each['early']['early'] for each in rounds):.2f}")
         differ = 0
         one, other = kinds[0], kinds[-1]
         for prompt in prompts(args.texts):
-            texts = [await ask(session, at.url, model, prompt, args.otl, told=False, **at.more) for at in (one, other)]
+            texts = [await ask(session, at.url, model, prompt, args.otl, timed=False, **at.more) for at in (one, other)]
             differ += (texts[0].text, texts[0].tokens) != (texts[1].text, texts[1].tokens)
         if args.texts:
             print(f"{differ} of {args.texts} texts differ")
@@ -310,10 +314,10 @@ def compare(rounds: Sequence[Mapping[str, Mapping[str, float]]], kind: str, base
         pairs = [(each[kind][name], each[base][name]) for each in rounds]
         if name.partition(" ")[0] in STEPS:
             for one, values in ((kind, [mine for mine, _ in pairs]), (base, [theirs for _, theirs in pairs])):
-                told_mean(f"{one}: {name}", values)
-            told_mean(f"{kind} - {base}: {name}", [mine - theirs for mine, theirs in pairs])
+                print_mean(f"{one}: {name}", values)
+            print_mean(f"{kind} - {base}: {name}", [mine - theirs for mine, theirs in pairs])
             continue
-        least, most = told_mean(f"{kind} / {base}: {name}", [mine / theirs for mine, theirs in pairs])
+        least, most = print_mean(f"{kind} / {base}: {name}", [mine / theirs for mine, theirs in pairs])
         if name == "tokens/s" and costs:
             bound = 1 - MOST_COST
             verdict = "yes" if least >= bound else "no" if most < bound else "not resolved"
@@ -358,7 +362,7 @@ def waits(replies: Sequence[Reply]) -> dict[str, float]:
     return {f"{name} p50 ms": 1e3 * statistics.median(each.get(name, 0.0) for each in parts) for name in STEPS}
 
 
-def told_mean(what: str, values: Sequence[float]) -> tuple[float, float]:
+def print_mean(what: str, values: Sequence[float]) -> tuple[float, float]:
     """Print the mean over rounds; returns the ends of its interval."""
     least, most = min(values), max(values)
     if least < most:  # BCa divides by the spread

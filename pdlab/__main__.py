@@ -13,14 +13,14 @@ from pdlab.core.help_pages import HELP, HELP_ALL, parser_of, store_page, stored_
 from pdlab.core.text import choices
 from pdlab.core.version import __version__
 
-# Command -> what it does. Its module is pdlab/cli/COMMAND.py, imported when it is asked for.
+# Command -> what it does. Its module is pdlab/cli/COMMAND.py, imported when the command is run.
 COMMANDS = {
     "launch": "plan, start, check, export or stop a deployment",
     "bench": "sweep load levels against a running deployment",
     "experiment": "launch and sweep everything that a file of configs/sweeps/ lists",
     "ratio": "compute the P:D ratio from measured prefill-only and decode-only rates",
     "viz": "make tables, plots, a report or an audit of result folders",
-    "describe": "write how pdlab reads the results of another client, as a file to correct by hand",
+    "describe": "print how pdlab reads the results of another client, or write it as a file to correct by hand",
     "plan": "simulate and rank deployments before a GPU is booked",
     "workload": "print the figures of a workload file or a trace, and write each request as a line",
     "calibrate": "fit the simulator's constants to measured runs",

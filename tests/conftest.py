@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from support.clock import Clock
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks the hub for a model's config.json
 settings.register_profile("pdlab", deadline=None, derandomize="PDLAB_EXPLORE" not in os.environ)
@@ -75,6 +76,20 @@ class _NoStack(MetaPathFinder):
 if UNIT in os.environ:
     sys.meta_path.insert(0, _NoStack())
     collect_ignore = [*STACK]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """pdlab's cache folder, the test's own."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    monkeypatch.setenv("PDLAB_CACHE_DIR", str(folder))
+    return folder
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture

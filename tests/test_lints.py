@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from pdlab.__main__ import COMMANDS
 from pdlab.core.commands import module_of
 from pdlab.core.settings import declared, settings_of
+from pdlab.core.text import counted
 
 ROOT = Path(__file__).resolve().parents[1]
 PDLAB = ROOT / "pdlab"
@@ -26,7 +28,6 @@ SHARED_NAMES = {}
 WORDS: dict[str, set[str]] = {
     "pdlab/analysis/intervals.py": {"p50", "p95"},
     "pdlab/results/published_names.py": {"p1d3"},
-    "pdlab/core/notation.py": {"dp8ep", "tp4"},
     "pdlab/core/vllm_limits.py": {"all_gatherv"},
     "pdlab/core/workload.py": {"concurrency8"},
     "pdlab/deploy/serving/elastic.py": {"external_scaler_enabled"},
@@ -84,7 +85,7 @@ def test_a_class_name_means_one_thing() -> None:
     assert {name: len(homes) for name, homes in shared.items()} == SHARED_NAMES, "fewer now: shorten the list"
 
 
-# Names that a reader can only guess. A part of a longer name is fine: ``own_ids``, ``first_told``.
+# Names that a reader can only guess. A part of a longer name is fine: ``own_ids``.
 RIDDLES = {
     "asked",
     "bring",
@@ -100,24 +101,23 @@ RIDDLES = {
     "stage",
     "told",
 }
-# The mark of a timeline: "the scheduler was told".
-NO_RIDDLES = {("pdlab/guard/marks.py", "told")}
 
 
 def riddles(path: str, tree: ast.Module) -> Iterator[str]:
-    """Functions, classes and the module itself that a single such word names."""
+    """Functions, classes and the module itself that a single such word names; ``asked`` and ``told`` in any place."""
     yield from {Path(path).stem} & {*RIDDLES, "parts", "shared", "words"}
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             name = node.name.lstrip("_").lower()
-            if name in RIDDLES and (path, name) not in NO_RIDDLES:
+            if name in RIDDLES:
                 yield node.name
+    yield from names_in(tree) & {"asked", "told"}
 
 
 def test_no_name_is_a_riddle() -> None:
     found = {path: sorted(riddles(path, tree)) for path, tree in trees().items()}
     assert {path: names for path, names in found.items() if names} == {}, "give them names that tell what they are"
-    assert list(riddles("pdlab/x.py", ast.parse("def _told(): pass\ndef told_of(): pass"))) == ["_told"]
+    assert list(riddles("pdlab/x.py", ast.parse("def _told(): pass\ndef told_twice(): pass"))) == ["_told"]
 
 
 def names_in(tree: ast.AST) -> set[str]:
@@ -353,53 +353,52 @@ def declared_values(modules: dict[str, ast.Module]) -> set[str]:
 
 
 def text_comparisons(tree: ast.Module, modules: dict[str, ast.Module], values: set[str]) -> Iterator[tuple[int, str]]:
-    """Line and text of every question that is asked of a sentence: how it begins or ends, what is in it, whether it is
-    this one. A value that a ``Literal`` declares (``values``) is no sentence. A whole value may be compared
-    with a constant."""
+    """Line and text of every comparison with a sentence: with its beginning or end, a part of it, or all of it. A
+    value that a ``Literal`` declares (``values``) is no sentence. A whole value may be compared with a constant."""
     constants = {**constants_in(tree, modules), **loops(tree)}
     for node in ast.walk(tree):
-        asked: list[str] = []
+        texts: list[str] = []
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
             of_re = isinstance(node.func.value, ast.Name) and node.func.value.id == "re"
             if node.func.attr in (PATTERNS if of_re else TEXT_METHODS):
-                asked = list(written(node.args[0], constants))
+                texts = list(written(node.args[0], constants))
         elif isinstance(node, ast.Compare):
             for left, operator, right in zip([node.left, *node.comparators], node.ops, node.comparators, strict=False):
                 if isinstance(operator, ast.In | ast.NotIn):
                     whole = isinstance(right, ast.Tuple | ast.List | ast.Set | ast.Dict)
-                    asked += written(left, {} if whole else constants)
-                    asked += written(right, {}) if whole else []
+                    texts += written(left, {} if whole else constants)
+                    texts += written(right, {}) if whole else []
                 elif isinstance(operator, ast.Eq | ast.NotEq):
-                    asked += [*written(left, {}), *written(right, {})]
-        yield from ((node.lineno, text) for text in asked if is_sentence(text) and text not in values)
+                    texts += [*written(left, {}), *written(right, {})]
+        yield from ((node.lineno, text) for text in texts if is_sentence(text) and text not in values)
 
 
 def test_nobody_reads_a_sentence_that_pdlab_wrote() -> None:
     """Decisions look at codes and numbers (`pdlab.core.findings`): a reworded sentence changes no behaviour."""
     values = declared_values(trees())
     found = {path: list(text_comparisons(tree, trees(), values)) for path, tree in trees().items()}
-    texts = {text for asked in found.values() for _, text in asked}
-    new = {path: [each for each in asked if each[1] not in {*FOREIGN, *LEAVING}] for path, asked in found.items()}
-    assert {path: asked for path, asked in new.items() if asked} == {}, "give it a code, or say whose text it is"
-    assert set(FOREIGN) - texts == set(), "nobody asks for these any more: shorten the list"
+    known = {text for lines in found.values() for _, text in lines}
+    new = {path: [each for each in lines if each[1] not in {*FOREIGN, *LEAVING}] for path, lines in found.items()}
+    assert {path: lines for path, lines in new.items() if lines} == {}, "give it a code, or say whose text it is"
+    assert set(FOREIGN) - known == set(), "no code compares these any more: shorten the list"
 
 
 def test_the_lint_of_sentences_finds_what_it_is_for() -> None:
-    def asked(code: str) -> list[str]:
+    def texts(code: str) -> list[str]:
         tree = ast.parse(code)
         modules = {"pdlab/x.py": tree}
         return [text for _, text in text_comparisons(tree, modules, declared_values(modules))]
 
-    assert asked('reason.startswith("load generator")') == ["load generator"]
-    assert asked('A, B = "a replica was replaced", "x"\nreason.startswith(A)') == ["a replica was replaced"]
-    assert asked('if "name says" in reason: pass') == ["name says"]
-    assert asked('if reason == "requests piled up": pass') == ["requests piled up"]
-    assert asked('[why.partition(m) for m in ("; launch again", ": the level")]') == ["; launch again", ": the level"]
-    assert asked('line.removeprefix("error: ")') == ["error: "]
-    assert asked('re.match(r"logs kept in (.*)", line)') == ["logs kept in (.*)"]
-    assert asked('V = Literal["timed out", "ok"]\nif verdict == "timed out": pass') == []
-    assert asked('if key in ("a key", "b"): pass\nif kind == "key": pass') == ["a key"]
-    assert asked('WHERE = "the file\'s name"\nif key == WHERE: pass') == [], "one constant, declared once"
+    assert texts('reason.startswith("load generator")') == ["load generator"]
+    assert texts('A, B = "a replica was replaced", "x"\nreason.startswith(A)') == ["a replica was replaced"]
+    assert texts('if "name says" in reason: pass') == ["name says"]
+    assert texts('if reason == "requests piled up": pass') == ["requests piled up"]
+    assert texts('[why.partition(m) for m in ("; launch again", ": the level")]') == ["; launch again", ": the level"]
+    assert texts('line.removeprefix("error: ")') == ["error: "]
+    assert texts('re.match(r"logs kept in (.*)", line)') == ["logs kept in (.*)"]
+    assert texts('V = Literal["timed out", "ok"]\nif verdict == "timed out": pass') == []
+    assert texts('if key in ("a key", "b"): pass\nif kind == "key": pass') == ["a key"]
+    assert texts('WHERE = "the file\'s name"\nif key == WHERE: pass') == [], "one constant, declared once"
 
 
 def function_bodies(tree: ast.Module) -> Iterator[str]:
@@ -583,3 +582,59 @@ def test_a_format_has_one_reader(begin: str) -> None:
         if node.value.startswith(begin) or (begin == "/proc/" and f'"{begin}' in node.value)
     }
     assert homes == HOMES[begin]
+
+
+# What pdlab's sentences count. Behind a number that may be 1, `pdlab.core.text.counted` gives the noun its form.
+COUNTED = (
+    "blocks|cells|checks|columns|configurations|copies|CPUs|curves|deployments|devices|engines|faults|files|"
+    "findings|folders|GPUs|groups|layers|levels|loads|looks|minutes|nodes|pairs|prompts|repeats|replicas|requests|rows|runs|sessions|"
+    "settings|streams|tokens"
+)
+BEHIND_A_COUNT = re.compile(rf" (?:more |other |of them )?(?:{COUNTED})\b(?!/s)")
+# Programs and packages that may not import pdlab.core.text.
+ALONE = (
+    "pdlab/deploy/serving/",
+    "pdlab/guard/",
+    "pdlab/remote/",
+    "pdlab/roles/",
+    "pdlab/transfer/rank/",
+    "pdlab/rehearsal/engine.py",
+)
+
+
+def uncounted(tree: ast.Module) -> Iterator[str]:
+    """``{len(rows)} rows``: lengths and sums before a plural, in f-strings."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.JoinedStr):
+            continue
+        for value, after in pairwise(node.values):
+            if isinstance(value, ast.FormattedValue) and isinstance(after, ast.Constant):
+                number = value.value
+                called = isinstance(number, ast.Call) and isinstance(number.func, ast.Name) and number.func.id
+                if called in ("len", "sum") and BEHIND_A_COUNT.match(str(after.value)):
+                    yield ast.unparse(number)
+
+
+def uncounted_in_template(text: str) -> list[str]:
+    return re.findall(rf"\{{\{{ [^}}]*\|length \}}\}}{BEHIND_A_COUNT.pattern}", text)
+
+
+def test_a_number_that_may_be_1_has_the_noun_in_its_form() -> None:
+    found = {path: [*uncounted(tree)] for path, tree in trees().items() if not path.startswith(ALONE)}
+    for path in PDLAB.rglob("*"):
+        if path.suffix in (".txt", ".html"):
+            found[str(path)] = uncounted_in_template(path.read_text(encoding="utf-8"))
+    # Whether there are several is decided beside these.
+    several = {"len(names)", "len(ids)", "{{ curves|length }} configurations"}
+    several |= {"{{ block.comparisons|length }} other deployments", "{{ capacity.searches|length }} repeats"}
+    texts = {path: set(each) - several for path, each in found.items()}
+    assert {path: each for path, each in texts.items() if each} == {}, "use counted()"
+    assert several == {text for each in found.values() for text in each}, "shorten the list"
+
+
+def test_the_lint_of_counts_finds_what_it_is_for() -> None:
+    assert [*uncounted(ast.parse('f"{len(rows)} rows"'))] == ["len(rows)"]
+    assert [*uncounted(ast.parse('f"{sum(x)} more tokens, {len(y)} requests/s, {len(z)} has"'))] == ["sum(x)"]
+    assert uncounted_in_template("{{ a|length }} runs, {{ b|length }} of them") == ["{{ a|length }} runs"]
+    assert [counted(1, "run"), counted(2, "run"), counted(0.5, "run")] == ["1 run", "2 runs", "0.5 runs"]
+    assert [counted(n, "run is", "runs are", ",") for n in (1, 1000)] == ["1 run is", "1,000 runs are"]

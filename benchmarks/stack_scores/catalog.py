@@ -7,18 +7,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pdlab.core.workload import Closed
+from pdlab.plan.correction_fit import TPOT, TTFT
 from pdlab.plan.error_catalog import NEAR, CoveredRange, ErrorCatalog, ErrorsAfterLevels, KnownStack
+from pdlab.plan.pd_catalog import CommonCorrection, PdCatalog, PdCovered, PdStackName
 from pdlab.plan.stack_prior import Stack
+from stack_scores.chance import PointsInBand, sum_of
 from stack_scores.components import error_components
+from stack_scores.pd_points import PdStack, learnt, pd_components, precision_of
 from stack_scores.public_points import PublicPoint
 from stack_scores.scoring import (
     Found,
     GroupScore,
     ReferenceStacks,
+    ScoredPoint,
     StackScore,
     banded,
     errors_after,
     others_of,
+    score_of,
     shares_of,
 )
 
@@ -110,3 +116,60 @@ def catalog_of(
         left_out=shares_of(groups),
         covered=of,
     )
+
+
+def pd_catalog_of(
+    known: Sequence[PdStack],
+    groups: Sequence[GroupScore],
+    held: Mapping[str, Sequence[PointsInBand]],
+    kept: Mapping[Stack, Sequence[ScoredPoint]],
+) -> PdCatalog:
+    """Of all stacks of P:D together. ``held``: by metric, of every stack left out alone. ``kept``: their points as
+    predicted by the others, without those near saturation."""
+    scored_points = [each for of_stack in kept.values() for each in of_stack]
+    points = [each.point for each in scored_points]
+    kinds: set[tuple[str | None, str]] = {(each.stack.engine, precision_of(each.stack)) for each in known}
+    kinds |= {(None, precision) for _, precision in kinds}
+    asked = sorted(kinds, key=lambda each: (each[0] is None, each[0] or "", each[1]))
+    range_of = covered(points, ())
+    return PdCatalog(
+        points=len(points),
+        stacks=tuple(
+            PdStackName(
+                model=each.stack.model.rsplit(" ", 1)[0],
+                precision=precision_of(each.stack),
+                gpu=each.stack.gpu,
+                engine=each.stack.engine,
+                version=each.stack.version,
+                errors_percent=_medians(kept.get(each.stack, ())),
+            )
+            for each in known
+        ),
+        corrections=tuple(
+            CommonCorrection(engine=engine, precision=precision, **_common(engine or "-", precision or "-", known))
+            for engine, precision in [*asked, (None, None)]
+        ),
+        components=pd_components(known),
+        median_percent=_medians(scored_points),
+        held={metric: round(sum_of(each).share, 2) for metric, each in held.items() if each},
+        left_out=shares_of(groups),
+        covered=PdCovered(
+            input_tokens=range_of.input_tokens,
+            output_tokens=range_of.output_tokens,
+            in_flight_per_gpu=range_of.in_flight_per_gpu,
+            gpus_per_engine=max(
+                pool.gpus_per_replica for each in points for pool in each.row.deployment.pools.values()
+            ),
+        ),
+    )
+
+
+def _medians(points: Sequence[ScoredPoint]) -> dict[str, float]:
+    """Of TPOT and mean TTFT, in percent."""
+    return {metric: round(score_of(points, metric).error, 1) for metric in (TPOT, TTFT)} if points else {}
+
+
+def _common(engine: str, precision: str, known: Sequence[PdStack]) -> dict[str, float]:
+    """The correction of a stack of that engine and precision that is none of them."""
+    factor, prefill_factor, path_ms, _ = learnt(Stack(f"- {precision}", "-", engine, "-", "pd"), known)
+    return {"factor": factor, "prefill_factor": prefill_factor, "path_ms": path_ms}

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -127,9 +127,20 @@ BELIEVED_ERRORS = {
 SOFT_ERRORS = 3.0
 
 
-def hold_outs(stack: Stack, fits: Sequence[StackFit]) -> dict[tuple[str, ...], list[StackFit]]:
-    """Fits of the others where the stack alone is left out, and where all of its model, GPU or engine version is: by
-    what of it is unseen then. The stack alone is the first."""
+class OfStack(Protocol):
+    """What is known of a stack."""
+
+    @property
+    def stack(self) -> Stack:
+        """The stack."""
+
+
+S = TypeVar("S", bound=OfStack)
+
+
+def hold_outs(stack: Stack, fits: Sequence[S]) -> dict[tuple[str, ...], list[S]]:
+    """What is known of the others where the stack alone is left out, and where all of its model, GPU or engine version
+    is: by what of it is unseen then. The stack alone is the first."""
     others = [fit for fit in fits if fit.stack != stack]
     found = {unseen(stack, [fit.stack for fit in others]): others}
     for kind in SEEN_BY:
@@ -237,5 +248,5 @@ def hierarchical_quantile(groups: Sequence[Sequence[float]]) -> float | None:
     if len(groups) < LEAST_STACKS:
         return None
     weighted = sorted((score, 1 / len(groups) / len(group)) for group in groups for score in group)
-    reached, asked = accumulate(weight for _, weight in weighted), HELD * (1 + 0.5 / len(groups))
-    return round(next(score for (score, _), share in zip(weighted, reached, strict=True) if share >= asked - 1e-9), 3)
+    reached, needed = accumulate(weight for _, weight in weighted), HELD * (1 + 0.5 / len(groups))
+    return round(next(score for (score, _), share in zip(weighted, reached, strict=True) if share >= needed - 1e-9), 3)

@@ -145,8 +145,7 @@ def with_whole_experts(point: PublicPoint, width: int | None, block: int | None)
         return pool.model_copy(update={"expert_parallel": True}) if narrow else pool
 
     pools = {role: whole(getattr(topology, role)) for role in ("prefill", "decode")}
-    deployment = point.row.deployment.model_copy(update={"topology": topology.model_copy(update=pools)})
-    return point._replace(row=point.row._replace(deployment=deployment))
+    return point._replace(row=point.row._replace(deployment=point.row.deployment.with_topology(**pools)))
 
 
 def _quarter(date: str) -> str:

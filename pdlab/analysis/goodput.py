@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from pdlab.analysis.bootstrap import DrawnLine, LevelFigure, line
 from pdlab.analysis.comparable import groups
 from pdlab.analysis.curves import Curve, Figures, Point, rankable
-from pdlab.analysis.intervals import Estimate, Interval, blocks, of_blocks, of_repeats
+from pdlab.analysis.intervals import Estimate, Interval, blocks, compare, of_blocks, of_repeats
 from pdlab.analysis.ranking import LabelledEstimate, Ranked, rank
 from pdlab.analysis.requests import Requests
 from pdlab.analysis.shrinkage import moderate_all
@@ -90,9 +90,10 @@ class Capacity(Frozen):
 class SloRanking(Frozen):
     """Capacities of one kind of loop by throughput, highest first; the first is compared with each other one.
 
-    ``missed``: meet the SLO at no measured level. ``unknown``: have neither requests nor the percentile. ``elsewhere``:
-    were measured only in the other kind of loop. ``group``: distinguishes these experiments from others that they may
-    not be compared with.
+    ``missed``: meet the SLO at no measured level. ``unsure``: the same, but the SLO is within the noise of one of their
+    levels, whose throughput is not clearly below the best. ``unknown``: have neither requests nor the percentile.
+    ``elsewhere``: were measured only in the other kind of loop. ``group``: distinguishes these experiments from others
+    that they may not be compared with.
     """
 
     slo: Slo
@@ -101,14 +102,16 @@ class SloRanking(Frozen):
     capacities: tuple[Capacity, ...]
     ranking: tuple[Ranked, ...]
     missed: tuple[str, ...] = ()
+    unsure: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     elsewhere: tuple[str, ...] = ()
 
     @property
     def best(self) -> str | None:
         """The configuration that is best beyond the noise; None without one."""
-        others = self.ranking[1:]
-        return self.ranking[0].label if self.ranking and not any(ranked.tied for ranked in others) else None
+        if not self.ranking or self.unsure or any(ranked.tied for ranked in self.ranking[1:]):
+            return None
+        return self.ranking[0].label
 
 
 @lru_cache(maxsize=1 << 16)
@@ -248,20 +251,52 @@ def slo_ranking(curves: Sequence[Curve], slo: Slo, view: View, loop: Loop, group
         for each, tokens, requests in zip(met, throughput, per_gpu, strict=True)
     ]
     capacities = sorted(moderated, key=lambda each: -each.throughput.value)
+    ranking = rank(
+        [LabelledEstimate(each.label, each.throughput) for each in capacities],
+        view.confidence,
+        {each.label: each.interval for each in capacities if each.searches},
+    )
+    missed = tuple(label for label, answer in answers if answer == "missed")
+    unsure = tuple(
+        curve.label
+        for curve in rankable(curves)
+        if ranking and curve.label in missed and _may_meet(curve, slo, view, loop, ranking[0].estimate)
+    )
     return SloRanking(
         slo=slo,
         loop=loop,
         group=group,
         capacities=tuple(capacities),
-        ranking=rank(
-            [LabelledEstimate(each.label, each.throughput) for each in capacities],
-            view.confidence,
-            {each.label: each.interval for each in capacities if each.searches},
-        ),
-        missed=tuple(label for label, answer in answers if answer == "missed"),
+        ranking=ranking,
+        missed=tuple(label for label in missed if label not in unsure),
+        unsure=unsure,
         unknown=tuple(label for label, answer in answers if answer == "unknown"),
         elsewhere=tuple(label for label, answer in answers if answer == "elsewhere"),
     )
+
+
+def _may_meet(curve: Curve, slo: Slo, view: View, loop: Loop, best: Estimate) -> bool:
+    """Whether the SLO is within the interval of a level of the curve, at a throughput that is not clearly below the
+    best. A search has judged its own rates."""
+    if any(search.slo == slo for search in curve.searches):
+        return False
+    points = [point for point in curve.points if point.valid and (point.kind == "concurrency") == (loop == "closed")]
+    how = _how(points, slo)
+    for point in points:
+        if how == "requests":
+            met, least = share_at(point, slo), slo.quantile
+        else:
+            ratios = [_worst(sample, slo) for sample in point.samples]
+            known = [-ratio for ratio in ratios if ratio is not None]
+            met, least = (of_repeats(known) if len(known) > 1 else None), -1.0
+        interval = None if met is None else met.interval(view.confidence)
+        if interval is None or interval.high < least:
+            continue
+        rate = point.rate_estimate(view.throughput_metric).scaled(curve.scale(view))
+        comparison = compare(best, rate, view.confidence)
+        if comparison is None or comparison.verdict != "better":
+            return True
+    return False
 
 
 def _how(points: Sequence[Point], slo: Slo) -> How | None:

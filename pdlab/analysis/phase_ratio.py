@@ -19,7 +19,7 @@ from pdlab.analysis.curves import model_of
 from pdlab.core.deployment import Disaggregated, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen
-from pdlab.core.text import aligned, listed, ms
+from pdlab.core.text import aligned, counted, listed, ms
 from pdlab.results.schema import Experiment, Run, Summary, note_texts
 
 MOST_REPLICAS = 8
@@ -97,8 +97,8 @@ def implied(prefill: Experiment, decode: Experiment) -> ImpliedRatios:
     p_workload, d_workload = prefill.runs[0].workload, decode.runs[0].workload
     if not near(p_workload.input_tokens, d_workload.input_tokens):
         raise UsageError(
-            f"{prefill.name} has {p_workload.input_tokens} input tokens, {decode.name} {d_workload.input_tokens}: "
-            "the phases must be of the same workload"
+            f"{prefill.name} has {counted(p_workload.input_tokens, 'input token')}, {decode.name} "
+            f"{d_workload.input_tokens}: the phases must be of the same workload"
         )
     if p_workload.lengths != d_workload.lengths:
         raise UsageError(
@@ -173,7 +173,7 @@ def report(prefill: Experiment, decode: Experiment, measured_experiments: Sequen
     best, levels = implied(prefill, decode)
     lines = [
         f"prefill only ({prefill.name}): {best.per_replica_rps:.2f} requests/s per replica (concurrency "
-        f"{best.value:g}, TTFT p50 {ms(best.ttft_p50_s)} ms, {best.repeats} repeats)",
+        f"{best.value:g}, TTFT p50 {ms(best.ttft_p50_s)} ms, {counted(best.repeats, 'repeat')})",
         f"decode only ({decode.name}), and the rate-matched ratio",
     ]
     implied_rows = [

@@ -33,6 +33,7 @@ from pdlab.core import notation
 from pdlab.core.bounds import METRICS, Metric
 from pdlab.core.deployment import Deployment, Disaggregated, unguarded
 from pdlab.core.errors import StoreError, UsageError, reason_of
+from pdlab.core.text import counted
 from pdlab.core.workload import Closed, Load, Open, Workload
 
 _LATENCY = re.compile(r"(?P<metric>ttft|tpot|itl|e2el)_(?P<statistic>mean|p\d+(?:\.\d+)?)_(?P<unit>ms|s)")
@@ -61,7 +62,10 @@ def load(path: Path) -> list[Curve]:
     for (n, _), cells in zip(numbered[1:], rows, strict=True):
         where = f"{path}, line {n}"
         if len(cells) != len(columns):
-            raise UsageError(f"{where}: {len(cells)} cells for {len(columns)} columns; quote a cell that has a comma")
+            raise UsageError(
+                f"{where}: {counted(len(cells), 'cell')} for {counted(len(columns), 'column')}; quote a cell that "
+                "has a comma"
+            )
         row = {name: cell.strip() for name, cell in zip(columns, cells, strict=True) if cell.strip()}
         key = tuple(row.get(name, "") for name in ("source", "configuration", "input_tokens", "output_tokens", "model"))
         group = groups.setdefault(key, [])

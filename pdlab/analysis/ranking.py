@@ -29,7 +29,7 @@ from pdlab.core.bounds import Bound, Bounds
 from pdlab.core.errors import UsageError
 from pdlab.core.gpu_count import other_count
 from pdlab.core.schema import Frozen
-from pdlab.core.text import listed
+from pdlab.core.text import counted, listed
 from pdlab.core.workload import LoadKind
 from pdlab.results.metrics import student_t
 
@@ -98,7 +98,8 @@ def require_latency(all_curves: Sequence[Curve], view: View) -> None:
         only_prefill = workloads and all(workload.sent_output_tokens == 1 for workload in workloads)
         why = " (prefill-only runs have no TPOT)" if only_prefill else ""
         if is_tail(view.statistic) and any(s.latency(view) is not None for point in points for s in point.samples):
-            why = f" ({view.statistic} takes {requests_for(view.statistic)} requests in every repeat of a level)"
+            needed = counted(requests_for(view.statistic), "request")
+            why = f" ({view.statistic} takes {needed} in every repeat of a level)"
         raise UsageError(f"no level has the {latency}; choose another --stat or --latency-mode{why}")
     reasons = listed(list(dict.fromkeys(reason for point in points for reason in point.reasons)))
     raise UsageError(f"no level has any latency: {reasons or 'the files have none'}; measure them again")

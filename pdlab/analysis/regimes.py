@@ -50,7 +50,7 @@ def stretches(curves: Mapping[str, ThroughputCurve], tolerance: float) -> list[R
     low = min(curve[0].tokens_per_s for curve in drawn.values())
     top = max(curve[-1].tokens_per_s for curve in drawn.values())
     grid = [*(low + (top - low) * step / REGIME_STEPS for step in range(REGIME_STEPS)), top]
-    offered = {label: tpot_at(curve, grid) for label, curve in drawn.items()}
+    offered = dict(zip(drawn, tpots_at(list(drawn.values()), grid), strict=True))
     tpots = [
         {label: t for label, tpots_s in offered.items() if (t := tpots_s[i]) is not None} for i in range(len(grid))
     ]
@@ -75,8 +75,12 @@ def stretches(curves: Mapping[str, ThroughputCurve], tolerance: float) -> list[R
     return regimes
 
 
-def tpot_at(curve: ThroughputCurve, least_throughput: Sequence[float]) -> list[float | None]:
-    """Lowest TPOT at each of these throughputs or more, straight between neighbours; None beyond the curve."""
-    throughput, tpot_s = np.array(curve).T
-    lowest_s = -highest(-throughput[None, :, None], -tpot_s[None], -np.array(least_throughput)[:, None])[0]
-    return [None if np.isnan(each) else float(each) for each in lowest_s]
+def tpots_at(curves: Sequence[ThroughputCurve], least_throughput: Sequence[float]) -> list[list[float | None]]:
+    """Of each curve the lowest TPOT at each of these throughputs or more, straight between neighbours; None beyond the
+    curve."""
+    count = max(map(len, curves))
+    # Curves of fewer points repeat the last one, which changes nothing.
+    points = np.array([[*curve, *[curve[-1]] * (count - len(curve))] for curve in curves])
+    throughput, tpot_s = points[..., 0], points[..., 1]
+    lowest_s = -highest(-throughput[..., None], -tpot_s, -np.array(least_throughput)[:, None])
+    return [[None if np.isnan(each) else float(each) for each in of_curve] for of_curve in lowest_s]

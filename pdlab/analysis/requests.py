@@ -22,6 +22,7 @@ from pydantic_core import from_json
 
 from pdlab.analysis.intervals import Array, Estimate, blocks, of_blocks, of_requests
 from pdlab.core.errors import StoreError, reason_of
+from pdlab.core.text import counted
 from pdlab.core.workload import Load
 from pdlab.results.level_data import LevelData
 from pdlab.results.metrics import LoadWindow, steady_window
@@ -122,8 +123,8 @@ def load_requests(folder: Path, run: Run) -> Requests | None:
     kept = len(data)
     if kept < run.completed:
         raise StoreError(
-            f"{path}: holds {kept} requests, its level completed {run.completed}; the file is incomplete: restore "
-            "it, or delete it and do without goodput and intervals of that level"
+            f"{path}: holds {counted(kept, 'request')}, its level completed {run.completed}; the file is incomplete: "
+            "restore it, or delete it and do without goodput and intervals of that level"
         )
     if kept == 0:
         return None
@@ -232,13 +233,13 @@ def _without_gaps(text: bytes) -> bytes:
 
 def wrong_counts(text: bytes) -> int:
     """Number of answers whose token counts are not the requested ones; 0 if lengths do not vary."""
-    if b'"asked":' not in text:
+    if b'"requested":' not in text:
         return 0
     records = from_json(b"[" + _without_gaps(text.removesuffix(b"\n")).replace(b"\n", b",") + b"]")
     return sum(
-        [record["input_tokens"], record["output_tokens"]] != record["asked"]
+        [record["input_tokens"], record["output_tokens"]] != record["requested"]
         for record in records
-        if "asked" in record and record.get("error") is None and "finish_s" in record
+        if "requested" in record and record.get("error") is None and "finish_s" in record
     )
 
 

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 from pdlab.bench import levels
 from pdlab.core.commands import LAUNCH
 from pdlab.core.errors import UsageError
-from pdlab.core.text import duration
+from pdlab.core.text import counted, duration
 from pdlab.core.workload import Workload
 
 FillCache = Literal["auto", "yes", "no"]
@@ -54,7 +54,7 @@ def planned(
     mode: FillCache, workload: Workload, *, smoke: bool = False, local: bool = False, soak: bool = False
 ) -> str:
     """What `fill` will do, in words."""
-    prompts = f"prompts of {levels.fill_tokens(workload)} tokens, one token each"
+    prompts = f"prompts of {counted(levels.fill_tokens(workload), 'token')}, one token each"
     if smoke:
         return "not filled: a smoke test is short"
     if (reason := _why_not(mode, local=local, soak=soak)) is not None:
@@ -109,12 +109,13 @@ def fill(
             return "not filled, because prompts that fill them failed"
         if mode == "auto" and needed / pace_rps > AUTO_S:
             return (
-                f"not filled, because that takes about {duration(needed / pace_rps)}, {needed} prompts of {tokens} "
-                f"tokens (filled by themselves up to {duration(AUTO_S)}; --fill-cache yes fills them)"
+                f"not filled, because that takes about {duration(needed / pace_rps)}, {counted(needed, 'prompt')} of "
+                f"{tokens} tokens (filled by themselves up to {duration(AUTO_S)}; --fill-cache yes fills them)"
             )
         if parts == 1 and left > 0:
             print_line(
-                f"filling KV pools takes about {duration(needed / pace_rps)}, {needed} prompts of {tokens} tokens"
+                f"filling KV pools takes about {duration(needed / pace_rps)}, {counted(needed, 'prompt')} of "
+                f"{counted(tokens, 'token')}"
             )
     if left > 0:
         return f"not all filled: an engine gets few of the requests, and {left:.0f} tokens are missing"

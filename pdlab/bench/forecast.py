@@ -38,10 +38,10 @@ MOST_VALUE_BYTES = 4
 
 
 class CacheRules(NamedTuple):
-    """Of the engines that compute prompts, or may do so: the cache of each by its replica's id, at least one; all have
-    blocks of one size. ``answers``: each generates the answers to the prompts that it computes, whose blocks are then
-    in the same cache. ``host_blocks``: those that surely fit the memory of the host behind each engine (None: there is
-    none). ``grows``: all layers have full attention, so that more blocks in a cache never mean fewer hits."""
+    """The caches of the engines that may compute prompts, by replica id. There is at least one, and all have blocks of
+    one size. ``answers``: an engine also generates the answers to its prompts, and their blocks are in the same cache.
+    ``host_blocks``: the blocks that surely fit the host memory behind each engine (None: there is none). ``grows``: all
+    layers have full attention, so that more blocks in a cache never mean fewer hits."""
 
     caches: Mapping[str, EngineCache]
     answers: bool
@@ -85,7 +85,7 @@ def cache_rules(
         if cache is None or not computing:
             return None
         return CacheRules(dict.fromkeys(computing, cache), answers, grows=cache.window is None)
-    arguments = {**(cpu_engine_kwargs() if local else {}), **deployment.engine_kwargs, **pool.engine_kwargs}
+    arguments = {**(cpu_engine_kwargs() if local else {}), **deployment.engine_kwargs_of(pool)}
     block_tokens, shape = arguments.get("block_size"), served_model(deployment).shape
     if deployment.kv_connectors or any(name in arguments for name in OTHER_RULES):
         return None
@@ -120,8 +120,8 @@ def _most_bytes(shape: ModelShape, tp: int) -> float:
 def placed(
     records: Iterable[RequestRecord], timelines: Iterable[RequestTimeline], prefix: str
 ) -> StoredRows[RequestRecord]:
-    """The records of a replay with the replicas that served them, by their timelines; ids there begin with
-    ``prefix``."""
+    """The records of a replay with the replicas that served them, which their timelines name. The ids of the timelines
+    begin with ``prefix``."""
     ids, served_by, numbers = Texts(), GrowingArray("q"), dict[_Replicas, int]()
     for timeline in timelines:
         ids.add(timeline.id.removeprefix(prefix))
@@ -146,17 +146,21 @@ class _Replicas(NamedTuple):
 def foreseen(
     records: Sequence[RequestRecord], plan: Path, rules: CacheRules, reported: Sequence[ComputedTokens]
 ) -> Sequence[RequestRecord]:
-    """The records with what the cache had of each prompt that was answered. ``reported``: prompts that the plan does
+    """The records with the tokens of each answered prompt that the cache had. ``reported``: prompts that the plan does
     not determine.
 
-    Only bounds (`pdlab.bench.hit_bounds`) if it is not known which engine computed one of them. Also where an
-    engine of a fluid pool computed one after it had decoded others: what it pulled for those is in its cache too, and
-    no test compares that with vLLM. And where memory of the host may have had no room for all: which block goes first
-    depends there on the order of a set in vLLM. Prompts that were ``reported`` have no bounds: their text may be in the
-    caches before the replay begins. The records are as they were where it is not known what a prompt was.
+    The caches are taken to be empty when the replay begins. Each request meets them in the order of arrival, when the
+    request before it has ended.
 
-    Otherwise caches are empty when the replay begins; requests meet them in the order in which they come, each when
-    the one before has ended.
+    The records get bounds instead (`pdlab.bench.hit_bounds`) in three cases:
+
+    - It is not known which engine computed one of the prompts.
+    - An engine of a fluid pool computed a prompt after it had decoded others. The KV cache that it pulled for those is
+      in its cache too, and no test compares that with vLLM.
+    - The host's memory may have had no room for all blocks. The order of a set in vLLM decides which block is evicted.
+
+    Prompts that were ``reported`` have no bounds: their text may be in the caches before the replay begins. If one
+    prompt is not known, the records are unchanged.
     """
     answered = _answered(records, rules)
     hits = None if answered is None else _hits(answered, reported or _planned(plan, rules.block_tokens), rules)
@@ -167,7 +171,7 @@ def foreseen(
 
 
 def _with_forecast(records: Iterable[RequestRecord], field: str, values: Iterator[object]) -> StoredRows[RequestRecord]:
-    """The records with that field of those that were answered."""
+    """The records; of each that was answered, ``field`` has the next of the ``values``."""
     return _with(records, lambda record: {field: next(values)} if record.ok else {})
 
 
@@ -183,8 +187,8 @@ def _with(
 
 
 class _Answered(NamedTuple):
-    """Of the requests that were answered, in the order of the records: their ids, when they came, and the engine that
-    computed each, by its place in `CacheRules.caches`."""
+    """The answered requests, in the order of the records: the id, the arrival, and the engine that computed the prompt,
+    as its place in `CacheRules.caches`."""
 
     ids: TextColumn
     arrival_s: Column
@@ -192,7 +196,7 @@ class _Answered(NamedTuple):
 
 
 def _answered(records: Iterable[RequestRecord], rules: CacheRules) -> _Answered | None:
-    """None where an engine is not known, or had decoded others before."""
+    """None: one engine is not known, or had decoded other requests before it computed a prompt."""
     decodes_s = {} if rules.answers else _first_decoded(records)
     known = {name: number for number, name in enumerate(rules.caches)}
     ids, arrival_s, engines = Texts(), GrowingArray("d"), GrowingArray("q")
@@ -209,7 +213,7 @@ def _answered(records: Iterable[RequestRecord], rules: CacheRules) -> _Answered 
 
 
 def _hits(answered: _Answered, prompts: Iterable[ComputedTokens], rules: CacheRules) -> Codes | None:
-    """Tokens that each answered request had in a cache, in the order of the records; None: not known of one."""
+    """Tokens of each answered prompt that a cache had, in the order of the records; None: one is not known."""
     from pdlab.traffic.prompts import PromptBlocks
 
     order, by_arrival = _by_arrival(answered.ids, answered.arrival_s, prompts)
@@ -234,8 +238,8 @@ def _hits(answered: _Answered, prompts: Iterable[ComputedTokens], rules: CacheRu
 def _by_arrival(
     ids: TextColumn, arrival_s: Column, prompts: Iterable[ComputedTokens]
 ) -> tuple[Codes, StoredRows[ComputedTokens]]:
-    """The requests' places in the order in which they came, and what was computed for them in that order: for fewer
-    where that is not known of each."""
+    """The requests' places in the order of arrival, and the computed tokens of each in that order. There are fewer
+    computed tokens than places if they are not known of each request."""
     places, order = TextIndex(ids), sorted_order(arrival_s)
     turn = allocated(len(order), "q")
     for number, at in enumerate(elements(order)):
@@ -288,7 +292,7 @@ def _bounds(
 
 
 def _planned(plan: Path, block_tokens: int) -> Iterator[ComputedTokens]:
-    """What is computed for the requests of a plan whose prompts are token ids; of another one none."""
+    """The computed tokens of each request of a plan whose prompts are token ids; of other plans nothing."""
     from pdlab.traffic.prompts import TrafficPrompts
     from pdlab.traffic.requests import read_head, read_requests
 
@@ -309,7 +313,7 @@ def _planned(plan: Path, block_tokens: int) -> Iterator[ComputedTokens]:
 
 
 def _first_decoded(records: Iterable[RequestRecord]) -> dict[str, float]:
-    """Replica -> when the first request came that it decoded."""
+    """Replica -> the arrival of the first request that it decoded, in seconds."""
     first_s: dict[str, float] = {}
     for record in records:
         replica = record.replayed.replica if record.replayed is not None else None

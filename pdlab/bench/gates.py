@@ -193,7 +193,7 @@ def _wrong_counts(answered: LevelData, nominal: Pair) -> Iterator[Finding]:
         requested = np.where(np.isnan(own), every, own)
         wrong = np.flatnonzero(counts != requested)
         if len(wrong):
-            first = {"count": int(counts[wrong[0]]), "asked": int(requested[wrong[0]])}
+            first = {"count": int(counts[wrong[0]]), "requested": int(requested[wrong[0]])}
             yield found("token_count_wrong", side=side, wrong=len(wrong), answers=len(answered), **first)
 
 
@@ -216,8 +216,8 @@ def judge_warm_up(requests: LevelData, workload: Workload) -> Iterator[str]:
     spread_s = np.bincount(belongs, answered.gaps_s, minlength=len(answered))  # from the first chunk to the last
     if tokens > 1 and len(answered) and np.median(spread_s) < AT_ONCE_S * (tokens - 1):
         text = (
-            f"warm-up: the {tokens} tokens of an answer arrive at once: TTFT is the time of the whole answer then, "
-            "and TPOT means nothing"
+            f"warm-up: the {tokens} tokens of an answer arrive at once: TTFT is the time of the whole answer then, and "
+            "TPOT means nothing"
         )
         if tokens >= LEAST_STREAMED:
             raise BenchError(f"{text}; the server, or a proxy before it, does not stream")
@@ -361,13 +361,13 @@ def cache_hits(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _hit_share(evidence: Evidence) -> float | None:
-    """Of the prompt tokens of a replay, those that came from a prefix cache; None: not known."""
+    """The share of a replay's prompt tokens that came from a prefix cache; None: not known."""
     tokens, hits = float(evidence.answered.input_tokens.sum()), _replay_hits(evidence)
     return hits / tokens if hits is not None and tokens else None
 
 
 def _hit_bounds(evidence: Evidence) -> tuple[float, float] | None:
-    """Least and most of that share, where bounds are all that is foreseen."""
+    """The least and the most that `_hit_share` may be; None: the forecast is exact, or there is none."""
     import numpy as np
 
     replayed, tokens = evidence.answered.replayed, float(evidence.answered.input_tokens.sum())
@@ -377,8 +377,11 @@ def _hit_bounds(evidence: Evidence) -> tuple[float, float] | None:
 
 
 def _replay_hits(evidence: Evidence) -> float | None:
-    """Prompt tokens that engines had which computed prompts; None: not known. Decode finds in its own cache what it
-    would else transfer, and the counters of a fluid pool are of both."""
+    """Prompt tokens that the engines which compute prompts had in their caches; None: not known.
+
+    Hits of a decode engine do not count: they save a transfer, and no prefill. A fluid pool's counters contain both
+    kinds, so its hits are those that the servers reported of each request.
+    """
     if evidence.fluid:
         replayed = evidence.answered.replayed
         reported = replayed.cached_tokens[replayed.known]
@@ -503,7 +506,7 @@ def dependencies(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _late_limit(spans: dict[str, float | None]) -> tuple[float, str]:
-    """How late the load generator may be where those times in seconds are measured, and the rule in words."""
+    """How late, in seconds, the load generator may be when it measures these ``spans``, and the rule in words."""
     known = {name: span_s for name, span_s in spans.items() if span_s is not None}
     name = min(known, key=lambda name: known[name], default=None)
     if name is None or LATE_SHARE * known[name] <= LATE_FLOOR_S:
@@ -513,7 +516,7 @@ def _late_limit(spans: dict[str, float | None]) -> tuple[float, str]:
 
 
 def _known_lateness_s(evidence: Evidence) -> Column:
-    """Sorted."""
+    """The known lateness of all requests, sorted, in seconds."""
     return sorted_known(evidence.requests.lateness_s)
 
 
@@ -574,7 +577,7 @@ def steady_state(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _falls_behind(evidence: Evidence) -> Iterator[Finding]:
-    """An open loop whose answers take ever longer, with a window or without; where mixes take turns, those of one."""
+    """The answers of an open loop take ever longer. If mixes take turns, the requests of each mix are compared."""
     if not isinstance(evidence.run.load, Open):
         return
     moments = evidence.requests.arrival_s
@@ -590,13 +593,13 @@ def _falls_behind(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _alternating_mixes(workload: Workload) -> Mixes | None:
-    """Mixes of which each stays as it is while it has its turn: throughput and what is in flight change with them."""
+    """The mixes that take turns without drift, so that throughput and the number in flight change with each turn."""
     mixes = workload.lengths
     return mixes if isinstance(mixes, Mixes) and len(mixes.mixes) > 1 and not mixes.drift else None
 
 
 def _by_mix(requests: LevelData, mixes: Mixes) -> Iterator[tuple[str, LevelData]]:
-    """The requests of each mix, by when they came, and " to" the mix in words."""
+    """For each mix " to INPUT:OUTPUT" and the requests that arrived during its turns."""
     numbers = (requests.arrival_s // mixes.every_s).astype(int) % len(mixes.mixes)
     for number, mix in enumerate(mixes.mixes):
         yield f" to {mix.input_tokens}:{mix.output_tokens}", requests.part(numbers == number)
@@ -873,7 +876,7 @@ def validate_level(
 
 
 def _timelines(evidence: Evidence) -> Iterator[Finding]:
-    """What contradicts the timelines that the servers sent. A server that sends none is no fault."""
+    """Contradictions in the timelines that the servers sent. A server that sends none causes no finding."""
     timelines, answers = evidence.timelines, len(evidence.answered)
     if not timelines or not answers:
         return
@@ -891,7 +894,7 @@ def _timelines(evidence: Evidence) -> Iterator[Finding]:
     if whole < TIMELINES_LEAST * answers:
         yield found("timelines_lacking", whole=whole, answers=answers)
     if wrong:
-        yield found("timelines_disordered", wrong=wrong, told=len(timelines), worst_ms=1e3 * worst_s)
+        yield found("timelines_disordered", wrong=wrong, timelines=len(timelines), worst_ms=1e3 * worst_s)
     counted = evidence.transfer_delta("transfers")
     if counted is None or whole < answers or evidence.settling != "whole" or evidence.counters_reset:
         return
@@ -900,7 +903,7 @@ def _timelines(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _behind_schedule(evidence: Evidence) -> Iterator[Finding]:
-    """What the load generator could not do, where that fails no gate."""
+    """Notes on a load generator that was late, but not late enough to fail a gate."""
     load = evidence.run.load
     late_s = _known_lateness_s(evidence)
     if not isinstance(load, Open | Ramp) or not len(late_s):

@@ -1,10 +1,12 @@
-"""Between which bounds the hits of a replay lie where nobody can follow the prefix caches, by two facts about vLLM.
+"""Bounds on the prefix-cache hits of a replay whose engines cannot be simulated block by block.
 
-- An engine hits only blocks that it computed or was sent. Another request had every one of them in its prompt or
-  answer, and came before the first token of the request that hits them. Windowed layers and evictions make hits fewer.
-- Where all layers have full attention, more blocks in a cache never mean fewer hits. An engine holds every prompt that
-  it has computed, and every prompt and answer that it has decoded, until it has been given about a pool of others: vLLM
-  takes the free blocks first that were free longest (`vllm/v1/core/block_pool.py`).
+They follow from two facts about vLLM:
+
+- An engine hits only blocks that it computed or received. An earlier request had each of these blocks in its prompt or
+  answer, and arrived before the first token of the request that hits them. Windowed layers and evictions reduce hits.
+- If all layers have full attention, more blocks in a cache never mean fewer hits. An engine keeps every prompt that it
+  computed, and every prompt and answer that it decoded, until it has received about one pool of other blocks: vLLM
+  reuses first the blocks that were free longest (`vllm/v1/core/block_pool.py`).
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ PLACES = 2**25
 
 
 class SentPrompts(NamedTuple):
-    """Requests of a replay that were sent, in the order in which they came. ``first_token_s``, ``finish_s``: NaN: not
-    answered. ``engines``: that computed their prompts; ``decodes``: that decoded them, the same one or another (None:
-    not known)."""
+    """The sent requests of a replay, in the order of arrival. ``first_token_s`` and ``finish_s`` are NaN for a request
+    that was not answered. ``engines`` computed the prompts, and ``decodes`` decoded the answers; the two may be one
+    engine (None: not known)."""
 
     arrival_s: Sequence[float]
     first_token_s: Sequence[float]
@@ -41,14 +43,14 @@ class SentPrompts(NamedTuple):
     prompts: Sequence[ComputedTokens]
 
     def by_first_token(self) -> list[int]:
-        """Those that were answered, in the order of their first tokens."""
+        """The places of the answered requests, in the order of their first tokens."""
         answered = [at for at, moment_s in enumerate(self.first_token_s) if not math.isnan(moment_s)]
         return sorted(answered, key=self.first_token_s.__getitem__)
 
 
 def most_tokens(sent: SentPrompts, block_tokens: int, *, host: bool) -> Counts:
-    """Of each answered request the tokens of its prompt that a cache had at most. ``host``: memory of the host may be
-    behind the engines, which gives the last block of a prompt too, but for its last token."""
+    """The greatest number of tokens of each answered prompt that a cache had. ``host``: host memory may be behind the
+    engines; it can give the last block of a prompt too, but for the prompt's last token."""
     import numpy as np
 
     def places(keys: tuple[int, ...]) -> NDArray[np.int64]:
@@ -69,8 +71,8 @@ def most_tokens(sent: SentPrompts, block_tokens: int, *, host: bool) -> Counts:
 
 
 def least_tokens(sent: SentPrompts, block_tokens: int, pool_blocks: int) -> Counts:
-    """Of each answered request the tokens of its prompt that the cache had at least, if all layers have full attention
-    and no engine's pool has fewer than ``pool_blocks``."""
+    """The least number of tokens of each answered prompt that the cache had. All layers must have full attention, and
+    every engine's pool at least ``pool_blocks``."""
     import numpy as np
 
     least = np.zeros(len(sent.arrival_s), dtype=np.int64)
@@ -98,8 +100,8 @@ def least_tokens(sent: SentPrompts, block_tokens: int, pool_blocks: int) -> Coun
 
 
 class _Given(NamedTuple):
-    """Blocks of the requests that one engine computes or decodes, or may do so: when these came and ended, and the sum
-    until then, from 0."""
+    """The requests that one engine may have computed or decoded: the times at which they arrived and ended, and the
+    cumulated blocks at these times, from 0."""
 
     came_s: NDArray[np.float64]
     come_blocks: Counts
@@ -122,17 +124,17 @@ class _Given(NamedTuple):
         )
 
     def come(self, moment_s: float) -> int:
-        """Blocks of the requests that came until then."""
+        """Blocks of the requests that had arrived by ``moment_s``."""
         return int(self.come_blocks[self.came_s.searchsorted(moment_s, "right")])
 
     def gone(self, moment_s: float) -> int:
-        """Blocks of the requests that ended until then."""
+        """Blocks of the requests that had ended by ``moment_s``."""
         return int(self.gone_blocks[self.gone_s.searchsorted(moment_s, "right")])
 
 
 class _Ends(NamedTuple):
-    """From when one engine has held which prompts, by time: the places of their requests, and whether it then also held
-    the answer."""
+    """The prompts that one engine holds, by the time from which it holds them: the place of the request, and whether
+    the engine holds its answer too."""
 
     moment_s: NDArray[np.float64]
     at: Counts
@@ -158,5 +160,5 @@ def _prompt_keys(each: ComputedTokens, block_tokens: int) -> tuple[int, ...]:
 
 
 def _beginning(keys: Sequence[int], held: Mapping[int, int], since: int) -> int:
-    """Keys, first to last, until one is not held ``since`` then."""
+    """How many of the first keys are held since ``since`` or later."""
     return next((at for at, key in enumerate(keys) if held.get(key, since - 1) < since), len(keys))

@@ -13,7 +13,7 @@ from pdlab.core.length_distribution import LengthDistribution
 from pdlab.core.lengths import FIXED
 from pdlab.core.mixes import Mixes
 from pdlab.core.replayed import Replayed
-from pdlab.core.workload import Closed, Level, Load, Open, Replay, RunKey, Workload
+from pdlab.core.workload import Closed, Level, Load, Replay, RunKey, Workload
 
 PROMPTS_PER_CONCURRENCY = 10
 MIN_PROMPTS = 20
@@ -62,14 +62,14 @@ def derive_seed(workload: Workload, *parts: str | float) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 
-def prompt_stream(workload: Workload, *, smoke: bool = False) -> str:
+def prompt_stream(workload: Workload, *, smoke: bool) -> str:
     """Name of the stream of prompts of a workload's sweeps: two streams share no prompt, for any attempts."""
     return f"{'smoke' if smoke else 'level'} {derive_seed(workload):08x}"
 
 
 def level_seed(workload: Workload, key: RunKey, *, smoke: bool = False, attempt: int = 0) -> int:
-    """Seed of one level. ``attempt`` makes it differ from earlier starts of the sweep and from earlier sweeps of the
-    same deployment: a level that is measured again must not find its prompts in the prefix cache.
+    """Seed of one level. It differs by ``attempt``: a level that is measured again must not find its prompts in the
+    prefix cache.
     """
     kind = "smoke" if smoke else "level"
     return derive_seed(workload, kind, key.kind, key.value, key.repeat, attempt, key.look)
@@ -80,12 +80,12 @@ def prefix_seed(workload: Workload) -> int:
     return derive_seed(workload, "prefix")
 
 
-def warmup_seed(workload: Workload, *, smoke: bool = False, attempt: int = 0) -> int:
+def warmup_seed(workload: Workload, *, smoke: bool, attempt: int) -> int:
     """Seed of the warm-up before the first level; it differs from those of all levels."""
     return derive_seed(workload, "smoke-warm-up" if smoke else "warm-up", attempt)
 
 
-def fill_seed(workload: Workload, part: int, *, attempt: int = 0) -> int:
+def fill_seed(workload: Workload, part: int, *, attempt: int) -> int:
     """Seed of one part of the prompts that fill KV pools; it differs from those of all levels, so that no level finds
     its prompts in the prefix cache.
     """
@@ -98,8 +98,8 @@ def fill_tokens(workload: Workload) -> int:
 
 
 def warmup_requests(deployment: Deployment | None) -> int:
-    """Warm-up prompts: two for every pair of a prefill and a decode engine (or for every collocated engine, or every
-    fluid one: their launch has made each pair's first transfer), at least 8; 8 when the deployment is not known."""
+    """Warm-up prompts, at least 8: two for every pair of a prefill and a decode engine, or for every collocated or
+    fluid engine. A launch of fluid engines has made each pair's first transfer. 8 if the deployment is unknown."""
     if deployment is None:
         return MIN_WARMUP
     topology = deployment.topology
@@ -109,8 +109,8 @@ def warmup_requests(deployment: Deployment | None) -> int:
 
 
 def warmup_concurrency(deployment: Deployment | None) -> int:
-    """Warm-up prompts in flight: 8, or one per engine of the larger pool: with 8 the pairs of a hundred engines would
-    take hours."""
+    """Warm-up prompts in flight: 8, or one per engine of the larger pool. With 8 the warm-up of a hundred engines
+    would take hours."""
     if deployment is None:
         return WARMUP_CONCURRENCY
     return max(WARMUP_CONCURRENCY, *(pool.ranks for pool in deployment.pools.values()))
@@ -132,12 +132,10 @@ def sweep_levels(
     only_repeat: int | None = None,
     hold_s: float = HOLD_S,
 ) -> tuple[Level, ...]:
-    """Levels in the order in which they are measured: every load once, then all again per repeat
-    (so that drift hits all loads alike). ``smoke``: only the first load, once, short;
-    ``only_repeat``: only that repeat.
+    """Levels in the order in which they are measured: every load once, then all again per repeat, so that drift
+    affects all loads alike. ``smoke``: only the first load, once, short. ``only_repeat``: only that repeat.
 
-    Raises UsageError when there is no load, when a mix that changes with time has another load than a request rate, or
-    when a compiled workload has another load than a whole replay.
+    Raises UsageError if there is no load, for a load that `Workload.check_load` refuses, and for a part of a replay.
     """
     if not loads:
         raise UsageError("no load level given; use --concurrency or --request-rate")
@@ -146,16 +144,7 @@ def sweep_levels(
     levels = []
     for repeat in range(repeats) if only_repeat is None else [only_repeat]:
         for load in loads:
-            if isinstance(workload.lengths, Mixes) and not isinstance(load, Open):
-                raise UsageError(
-                    f"--lengths {workload.lengths.flag_value}: the lengths follow from the times of the requests; "
-                    "give --request-rate"
-                )
-            if isinstance(workload.lengths, Replayed) != isinstance(load, Replay):
-                raise UsageError(
-                    f"the workload is {workload.label}, the load is of kind {load.kind}: only a workload file can set "
-                    "the times of replayed requests"
-                )
+            workload.check_load(load)
             if isinstance(load, Replay) and (smoke or prompts_per_level is not None):
                 raise UsageError("a replay sends what its file holds; give a shorter window: in the file")
             key = RunKey(kind=load.kind, value=load.value, repeat=repeat)

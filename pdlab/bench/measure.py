@@ -20,6 +20,7 @@ from pdlab.bench.watch import HEALTH_LAG_S, Watch
 from pdlab.core.deployment import Fluid
 from pdlab.core.errors import BenchError, ClusterError
 from pdlab.core.findings import Finding, found
+from pdlab.core.text import counted
 from pdlab.core.workload import Closed, Level, Replay, Workload, title
 from pdlab.deploy.engine_metrics import Snapshot, read_snapshot
 from pdlab.results import metrics
@@ -137,14 +138,14 @@ class Driver:
         self.warm_up(attempt)
 
     def died_level(self, level: Level, died: Finding) -> tuple[Run, Sequence[RequestRecord]]:
-        """The record of a level in which what it measured died, and what was sent of it until then."""
+        """The record of a level during which the deployment died, and the requests that were sent before that."""
         validity = Validity(findings=(died,))
         requests = LevelData.of(self._sent)
         whole, completed = self._without_chunk_gaps(metrics.whole(requests)), int(requests.ok.sum())
         return self._run_of(level, completed, whole=whole, validity=validity, finished_at=now()), self._sent
 
     def _run_of(self, level: Level, completed: int, **figures: Any) -> Run:
-        """The level's record: of whom and of what it is, and the ``figures``, fields of `Run`."""
+        """The level's record. ``figures``: its remaining fields, as in `Run`."""
         return Run(
             origin=self._target.manifest.origin,
             rehearsal=self._rehearsal,
@@ -160,7 +161,8 @@ class Driver:
         )
 
     def _without_chunk_gaps(self, figures: Summary) -> Summary:
-        """In a rehearsal an answer comes in three chunks, which have no gaps between tokens."""
+        """The figures, in a rehearsal without ITL: there an answer comes in three chunks, whose gaps are not those of
+        tokens."""
         return figures if self._rehearsal is None else figures.model_copy(update={"itl": None})
 
     @property
@@ -185,7 +187,7 @@ class Driver:
         workload = self._workload
         tokens = levels.fill_tokens(workload)
         self._progress.extend(requests, levels=0)
-        self._progress.level(f"filling KV pools, prompts of {tokens} tokens", requests, counts=False)
+        self._progress.level(f"filling KV pools, prompts of {counted(tokens, 'token')}", requests, counts=False)
         level = self.warmup_level(0).model_copy(
             update={
                 "name": "fill", "input_tokens": tokens, "output_tokens": 1, "num_requests": requests, "seed": seed,
@@ -219,8 +221,8 @@ class Driver:
         )
 
     def measure(self, level: Level, *, once: bool = False) -> tuple[Run, Sequence[RequestRecord]]:
-        """Measure one level. Where the load generator was the bottleneck it is measured again with
-        more processes, and new prompts, but ``once``. Raises BenchError when the server or the load generator dies."""
+        """Measure one level. If the load generator was the bottleneck, measure it again with more processes and new
+        prompts, unless ``once``. Raises BenchError when the server or the load generator dies."""
         notes = list(self._target.figure_notes)
         while True:
             answer, before = self._drive(level)
@@ -233,8 +235,8 @@ class Driver:
             )
 
     def _foreseen(self, level: Level, answer: ClientAnswer) -> ClientAnswer:
-        """Of a replay: with the replicas that served each request, and what the prefix cache had of its prompt, where
-        the rules can be followed."""
+        """The answer to a replay with the replicas that served each request. If the engines' cache rules are known, it
+        also has the tokens of each prompt that the prefix cache must have had. Other answers are unchanged."""
         plan = self._plan
         if plan is None or not isinstance(level.load, Replay):
             return answer
@@ -247,7 +249,7 @@ class Driver:
         return answer.model_copy(update={"records": records})
 
     def _rules(self) -> CacheRules | None:
-        """By which the engines' prefix caches can be followed."""
+        """The rules of the engines' prefix caches; None: they are not known."""
         pools, manifest = (self._snapshot.kv_pools if self._snapshot else None) or {}, self._target.manifest
         return cache_rules(manifest.deployment, pools, local=manifest.local, rehearsal=self._rehearsal)
 
@@ -299,7 +301,7 @@ class Driver:
         return answer, before
 
     def _run(self, level: ClientLevel) -> ClientAnswer:
-        """Have the load made. Raises DeploymentDied when what is measured dies meanwhile."""
+        """Send the level's requests. Raises DeploymentDied when the deployment dies meanwhile."""
 
         def update(done: int, failed: int) -> None:
             self._watch.count(done - failed)
@@ -326,7 +328,7 @@ class Driver:
         run = self._run_of(
             level,
             completed,
-            asked_tokens=metrics.mean_requested_tokens(requests),
+            requested_tokens=metrics.mean_requested_tokens(requests),
             whole=self._without_chunk_gaps(metrics.whole(requests)),
             steady=steady and self._without_chunk_gaps(steady),
             steady_window_s=window,
@@ -359,8 +361,9 @@ class Driver:
         return run.model_copy(update={"validity": gates.validate_level(evidence, notes, moves_kv=self._moves_kv)})
 
     def _unpublished(self, before: Snapshot | None, after: Snapshot | None, answered: int) -> tuple[str, ...]:
-        """Replicas that the launch did not publish and that took part: new ones; and, where the published ones did
-        not finish what was answered, those that finished requests meanwhile (another application's may, too)."""
+        """Replicas that the launch did not publish and that served requests of the level. A new replica is one. Another
+        unpublished replica that finished requests is one only if the published replicas finished too few requests:
+        replicas of another application finish requests, too."""
         published = set(self._target.replicas)
         if not published or after is None:
             return ()
@@ -371,9 +374,9 @@ class Driver:
         return tuple(sorted(new - published))
 
     def _read_counters(self, answered: int, sent: int | None = 0) -> None:
-        """Read the counters when they have counted the requests that were just answered, of ``sent`` in all. Where
-        they count another number than that, or ``sent`` is None, wait until Ray must have exported all there is.
-        Answers of the read before that were not counted then are waited for too."""
+        """Read the counters once they have counted the ``answered`` requests and those that the last read still missed.
+        If the engines then counted another number than ``sent``, or ``sent`` is None, wait until Ray must have exported
+        everything."""
         if not self._exports:
             return
         target, before = self._target, self._snapshot

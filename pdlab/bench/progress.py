@@ -6,6 +6,7 @@ import time
 from typing import TextIO
 
 from pdlab.core.status_line import StatusLine, minutes
+from pdlab.core.text import counted
 
 
 class Progress:
@@ -31,12 +32,12 @@ class Progress:
             self._loaded = (time.monotonic(), self._finished)
         self._level_total, self._done = requests, 0
         self._title = self._titled(title, counts)
-        self._show(f"{requests} requests", at_once=True)
+        self._show(counted(requests, "request"), at_once=True)
 
     def update(self, done: int, failed: int) -> None:
         """``done`` requests of the running level are answered, ``failed`` of them with an error."""
         self._done = done
-        self._show(f"{done}/{self._level_total} requests" + (f", {failed} failed" if failed else ""))
+        self._show(f"{done}/{counted(self._level_total, 'request')}" + (f", {failed} failed" if failed else ""))
 
     def level_done(self, text: str) -> None:
         """The running level has ended; ``text``: its result."""

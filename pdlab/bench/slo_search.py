@@ -5,21 +5,20 @@ least the quantile, and *misses* it when it is shown to be below: by the Clopper
 that share (Clopper and Pearson, Biometrika 26, 1934). In between it is *undecided*, and so is a rate whose level was
 not in a steady state, or could not be checked for one; `pdlab.results.slo.judge` has the rule.
 
-- Neighbouring requests are not independent: the bounds are of the number of independent ones that they come to
-  (`pdlab.results.slo.effective`), and the next level is made longer by as much as the nearest rate needed.
-- A search looks often. Half of the allowed error is for either side, and that is shared by all the looks that a search
-  may take (Bonferroni), so that the two ends together hold at the confidence wherever the search stops.
-- Levels of one rate are pooled; where there was no steady state a further look is twice as long. Both ends are
-  confirmed by a further look, which by itself must not contradict.
-- Without a steady window (answers take too long) all requests are judged: they began in an empty system and ended in
-  one, which only helps them, so that they can show a miss and never that the SLO is met.
-
-- No rate meets above what was served at a higher one at which requests piled up: just above its capacity a server's
+- Neighbouring requests are not independent. The bounds use the number of independent requests that they are worth
+  (`pdlab.results.slo.effective`), and the next level is longer by the factor that the nearest rate needed.
+- A search looks often. Each side has half of the allowed error, shared by all the looks that a search may take
+  (Bonferroni). So both ends together hold at the confidence, wherever the search stops.
+- Levels of one rate are pooled. After a level without a steady state, a further look is twice as long. A further look
+  confirms each end, and must not contradict it by itself.
+- Without a steady window (answers take too long) all requests are judged. They began and ended in an empty system,
+  which only helps them: they can show that a rate misses the SLO, and never that it meets it.
+- If requests piled up at one rate, no rate above the served rate meets the SLO: just above its capacity a server's
   queue grows too slowly for one level to show it.
 
-The search goes up or down by a factor until one rate meets and one misses, then divides the wider of the
-gaps beside the undecided band (geometric middle) until both are within the resolution, looks again at what is
-undecided, and confirms. A rate that only lacks independent requests is measured again before any other rate.
+The search goes up or down by a factor until one rate meets and one misses. Then it divides the wider of the gaps beside
+the undecided band at its geometric middle, until both gaps are within the resolution. It looks again at undecided
+rates, and confirms. A rate that only lacks independent requests is measured again before any other rate.
 """
 
 from __future__ import annotations
@@ -233,7 +232,7 @@ def next_step(
 
 
 def _requests(rate_rps: float, points: Sequence[SloPoint], search: SloSearchOptions) -> int:
-    """Of a first look: enough independent ones, by how alike neighbours were at the nearest rate."""
+    """Requests of a first look: enough independent ones, by the correlation of neighbours at the nearest rate."""
     steady = [point for point in points if point.effective and point.steady]
     if search.requests is not None or not steady:
         return search.requests_needed
@@ -276,7 +275,7 @@ def _next_rate(
 
 
 def _unclear(point: SloPoint, taken: dict[float, int]) -> bool:
-    """Whether a longer look, rather than another rate, decides more: it was not in a steady state."""
+    """Whether a longer look decides more than another rate, because the last level had no steady state."""
     return point.verdict == "undecided" and point.steady is not True and taken.get(point.rate_rps, 1) < MOST_LOOKS
 
 
@@ -311,7 +310,7 @@ def result(
     repeat: int,
     looks: dict[float, int] | None = None,
 ) -> SloSearch:
-    """The result that the points prove."""
+    """The search's result from these points. ``looks``: as in `next_step`."""
     low, high = bracket(points)
     quantile = search.slo.quantile
     good = [p for p in points if p.judged and p.verdict != "misses" and p.share >= quantile]

@@ -30,7 +30,7 @@ from pdlab.core.errors import DeploymentDied, StoreError, UsageError
 from pdlab.core.findings import Finding, found
 from pdlab.core.replayed import COMPILED
 from pdlab.core.schema import Frozen
-from pdlab.core.text import duration
+from pdlab.core.text import counted, duration
 from pdlab.core.workload import Closed, Level, Load, Open, Ramp, RunKey, Workload
 from pdlab.deploy import canary
 from pdlab.deploy.endpoint import key_of, measured, next_attempt
@@ -207,7 +207,9 @@ def with_loads(options: SweepOptions, gpus: int | None) -> SweepOptions:
     loads = levels.per_gpu_loads(options.per_gpu, gpus)
     counts = [load.concurrency for load in loads]
     if gpus > 1 and len(set(counts)) < len(counts):
-        raise UsageError(f"--concurrency-per-gpu: on {gpus} GPUs two of them come out as one concurrency ({counts})")
+        raise UsageError(
+            f"--concurrency-per-gpu: on {counted(gpus, 'GPU')} two of them come out as one concurrency ({counts})"
+        )
     return options.model_copy(update={"loads": options.loads + loads, "per_gpu": ()})
 
 
@@ -262,10 +264,10 @@ def _todo(store: Store, planned: Sequence[Level], options: SweepOptions) -> list
         timed = options.prompts_per_level is None and isinstance(level.load, Open | Ramp)
         enough = run.num_requests >= level.num_requests if timed else run.num_requests == level.num_requests
         if options.soak_s is not None:
-            enough = run.soak is not None and run.soak.asked_s == options.soak_s
+            enough = run.soak is not None and run.soak.requested_s == options.soak_s
         if not enough or run.load != level.load:
             raise StoreError(
-                f"{store.path(level.key)} was measured with {run.num_requests} requests, this command has "
+                f"{store.path(level.key)} was measured with {counted(run.num_requests, 'request')}, this command has "
                 f"{level.num_requests}; repeat the first command line, use --force, or another --exp-name"
             )
     return [level for level in planned if level not in finished]
@@ -332,7 +334,7 @@ def _start_manifest(target: Target, earlier: Manifest | None, options: SweepOpti
 
 
 def _not_all_late(records: Sequence[RequestRecord]) -> bool:
-    """False where all that failed did so for want of time, as under a load beyond what is served."""
+    """False if every failed request timed out, as under a load above the capacity."""
     failed = Counter(record.timed_out for record in records if not record.ok)
     return not failed or failed[False] > 0
 
@@ -383,9 +385,9 @@ class _Sweeper:
         self.measured.add(run.key)
         self._progress.level_done(describe(run))
 
-    def _outliving(self, level: Level, *, once: bool = False) -> tuple[Run, Sequence[RequestRecord]]:
-        """Measure a level; where a replica died in it, keep that aside, and measure it again once the deployment is
-        whole. Raises DeploymentDied where it does not come back, or where one dies again."""
+    def _outliving(self, level: Level, *, once: bool) -> tuple[Run, Sequence[RequestRecord]]:
+        """Measure a level. If a replica dies during it, set the result aside, wait until the deployment is whole, and
+        measure again. Raises DeploymentDied if the deployment does not recover, or if a replica dies again."""
         limit_s = self._options.recover_s
         if not limit_s:
             return self._driver.measure(level, once=once)
@@ -407,7 +409,7 @@ class _Sweeper:
         return run.model_copy(update={"validity": validity, "replaces": replaced}), records
 
     def _watched(self, level: Level, *, once: bool) -> tuple[Run | None, Sequence[RequestRecord], Finding | None]:
-        """A measurement (None: it did not come to its end), and how what it measured died (None: it did not)."""
+        """A measurement (None: it did not end), and the finding on a replica that died meanwhile (None: none did)."""
         run: Run | None = None
         records: Sequence[RequestRecord] = ()
         try:
@@ -420,15 +422,17 @@ class _Sweeper:
         return run, records, replaced[0] if replaced else None
 
     def _lasting(self, level: Level, soak_s: float) -> Level:
-        """The load after a first round of it that nobody keeps: there the load generator gets the processes that it
-        needs, for what is held so long is not measured again; and a closed loop the requests that last so long."""
+        """The level of a soak. A first round, which is not kept, shows how many processes the load generator needs,
+        because a soak is not measured again, and how many requests keep a closed loop busy for that long."""
         seed = levels.derive_seed(self._options.workload, "first round", level.seed)
         closed = isinstance(level.load, Closed)
         first_s = min(FIRST_ROUND_S, soak_s / 10)
         requests = level.num_requests if closed else levels.num_requests(level.load, hold_s=first_s)
         self._progress.extend(requests)
         soak_text = f" and how many make {duration(soak_s)}" if closed else ""
-        self._progress.note(f"a first round of {requests} requests shows how many processes the load needs{soak_text}")
+        self._progress.note(
+            f"a first round of {counted(requests, 'request')} shows how many processes the load needs{soak_text}"
+        )
         first, _ = self._driver.measure(level.model_copy(update={"seed": seed, "num_requests": requests}))
         self._progress.level_done(describe(first))
         if not closed:

@@ -13,6 +13,7 @@ from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import DeploymentDied, UsageError, reason_of
 from pdlab.core.findings import Finding, found
 from pdlab.core.served_model import served_model
+from pdlab.core.text import counted
 from pdlab.core.workload import Workload
 from pdlab.deploy import http_client
 from pdlab.deploy.endpoint import Running, key_of, load_running
@@ -69,8 +70,8 @@ def resolve_target(
     if isinstance(longest, int) and longest_tokens > longest:
         subject = f"the longest request of {workload.label}" if workload.varied else "--itl + --otl"
         raise UsageError(
-            f"{subject} is {longest_tokens} tokens, but {model_id} is served with at most {longest}; use shorter "
-            "requests, or launch with a larger max_model_len"
+            f"{subject} is {counted(longest_tokens, 'token')}, but {model_id} is served with at most {longest}; use "
+            "shorter requests, or launch with a larger max_model_len"
         )
     if running is None or tokenizer not in (None, running.tokenizer):
         _require_same_tokens(url, model_id, tokenizer or model_id, running.tokenizer if running else None)
@@ -127,15 +128,16 @@ def _require_same_tokens(url: str, model: str, tokenizer: str, served: str | Non
         own, published = ours.get_vocab(False), theirs.get_vocab(False)
         if own != published:
             raise UsageError(
-                f"--tokenizer {tokenizer}: belongs to another model: its vocabulary ({len(own)} tokens) is not that "
-                f"of {served} ({len(published)} tokens), with which {model} at {url} is served; leave --tokenizer out"
+                f"--tokenizer {tokenizer}: belongs to another model: its vocabulary ({counted(len(own), 'token')}) is "
+                f"not that of {served} ({counted(len(published), 'token')}), with which {model} at {url} is served; "
+                "leave --tokenizer out"
             )
         return
-    count, counted = len(ours.encode(PROBE).ids), _counted(url, model)
-    if counted is not None and abs(count - counted) > SPECIAL_TOKENS:
+    count, theirs_count = len(ours.encode(PROBE).ids), _counted(url, model)
+    if theirs_count is not None and abs(count - theirs_count) > SPECIAL_TOKENS:
         raise UsageError(
-            f"--tokenizer {tokenizer}: belongs to another model: it makes {count} tokens of a text for which {model} "
-            f"at {url} counts {counted}; give the folder or the Hugging Face id of the served model"
+            f"--tokenizer {tokenizer}: belongs to another model: it makes {counted(count, 'token')} of a text for "
+            f"which {model} at {url} counts {theirs_count}; give the folder or the Hugging Face id of the served model"
         )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
+import io
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from pdlab.core.errors import StoreError, UsageError, reason_of
+from pdlab.core.errors import UsageError
+from pdlab.core.files import replacing
 from pdlab.core.replayed import COMPILED, Replayed
 from pdlab.core.workload import Workload
 from pdlab.traffic.bounded import LatestKeys
@@ -82,25 +83,16 @@ def replayed(workload: Workload) -> Replayed | None:
 def keep_plan(folder: Path, lengths: Replayed) -> TrafficHead:
     """Write the compiled workload into a folder of results, for load generators and for those who read the results.
 
-    Raises UsageError if the file has changed since it was read; StoreError if it cannot be written.
+    Raises UsageError if the file has changed since it was read; WriteError if it cannot be written.
     """
     if lengths.path is None:
         raise UsageError(f"{lengths.label}: where the file is is not kept with results; give --workload {lengths.name}")
     head, requests = compiled(Path(lengths.path))
-    target = folder / COMPILED
-    part = target.with_name(f".{COMPILED}.{os.getpid()}")
-    try:
-        with part.open("w", encoding="utf-8") as stream:
-            digest = write_requests(stream, head, requests)
+    with replacing(folder / COMPILED) as file, io.TextIOWrapper(file, encoding="utf-8") as stream:
+        digest = write_requests(stream, head, requests)
         if digest != lengths.sha256:
             raise UsageError(
                 f"{lengths.path}: was changed since it was read (SHA-256 {digest[:8]}..., it was "
                 f"{lengths.sha256[:8]}...); start again"
             )
-        part.replace(target)
-    except OSError as error:
-        raise StoreError(f"{target}: cannot be written ({reason_of(error)}); give another --out") from error
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
     return head

@@ -53,7 +53,7 @@ def front_cpu(page: str) -> dict[str, float]:
 
 
 def _read(pages: Iterable[str], names: Collection[str], prefix: str) -> Iterator[MetricSample]:
-    """Samples of those names. A damaged page has none, as one that does not answer."""
+    """The samples with these names. A damaged page has none, like a page that does not answer."""
     for page in pages:
         with contextlib.suppress(ClusterError):
             yield from list(samples(page, names.__contains__, (prefix,)))
@@ -92,7 +92,7 @@ def replica_health(pages: Iterable[str]) -> list[ReplicaHealth]:
 
 
 def read_health(pages: Iterable[str]) -> list[ReplicaHealth]:
-    """The same of the pages at those addresses, as far as they answer."""
+    """`replica_health` of the pages at ``urls``; pages that do not answer are left out."""
     return replica_health(_read_pages(pages))
 
 
@@ -105,10 +105,10 @@ def _read_pages(urls: Iterable[str]) -> list[str]:
 
 
 class Watch:
-    """Looks at one deployment: its address, its Ray nodes (their metrics pages), its published replicas.
+    """Watches one deployment: its address, the metrics pages of its Ray nodes, and its published replicas.
 
-    Three signs end a level: nothing answers at the address, or accepts there and is silent while no request is
-    answered either; a node's metrics page refuses connections; Ray Serve calls a published replica dead.
+    Three signs end a level. The address does not answer, or accepts connections in silence while no request is
+    answered. A node's metrics page refuses connections. Ray Serve reports a published replica as dead.
     """
 
     def __init__(self, base_url: str, metrics_urls: Sequence[str] = (), replicas: Sequence[str] = ()) -> None:

@@ -136,7 +136,7 @@ def _loads(settings: BenchSettings, *, implied: bool) -> tuple[Load, ...]:
 def table(runs: Sequence[Run]) -> str:
     """The levels as text: figures of whole runs, and the output rate of the steady window."""
     header = (
-        "level", "ok/asked", "req/s", "out tok/s", "steady", "TTFT p50", "p99 ms", "TPOT p50", "p99 ms", "E2EL p50 ms"
+        "level", "ok/sent", "req/s", "out tok/s", "steady", "TTFT p50", "p99 ms", "TPOT p50", "p99 ms", "E2EL p50 ms"
     )  # fmt: skip
     rows: list[tuple[str, ...]] = [header]
     for run in runs:
@@ -170,7 +170,9 @@ def table(runs: Sequence[Run]) -> str:
     if soaks:
         from pdlab.report.soaks import changes
 
-        lines += [f"{name} over {len(soak.windows)} minutes: {changes(soak)}" for name, soak in soaks.items()]
+        lines += [
+            f"{name} over {counted(len(soak.windows), 'minute')}: {changes(soak)}" for name, soak in soaks.items()
+        ]
     return "\n".join(lines)
 
 
@@ -220,7 +222,8 @@ def describe(sweep: SweepOptions) -> str:
     lines.append(f"KV pools: {planned(sweep.fill_cache, w, smoke=sweep.smoke, soak=sweep.soak_s is not None)}")
     sweep = with_loads(sweep, sweep.gpus) if sweep.gpus is not None else sweep
     lines += [
-        f"  {value:g} requests in flight per GPU (how many GPUs is not known: --gpus N)" for value in sweep.per_gpu
+        f"  {counted(value, 'request')} in flight per GPU (how many GPUs is not known: --gpus N)"
+        for value in sweep.per_gpu
     ]
     for level in build(sweep, attempt=0):
         held = ""
@@ -244,8 +247,9 @@ def describe(sweep: SweepOptions) -> str:
             start = f"{search.start_rps:g} requests/s"
         lines.append(f"  highest rate under {search.slo.label}, from {start}:")
         lines.append(
-            f"    at most {search.max_points} levels, each of at least {search.requests_needed} requests and held for "
-            f"{sweep.hold_s:g} s, to within {search.resolution:.0%} at {search.confidence:.0%} confidence"
+            f"    at most {counted(search.max_points, 'level')}, each of at least "
+            f"{counted(search.requests_needed, 'request')} and held for {sweep.hold_s:g} s, to within "
+            f"{search.resolution:.0%} at {search.confidence:.0%} confidence"
         )
     lines.append(f"results: {sweep.out / sweep.name if sweep.name else f'{sweep.out}/(label of what is deployed)'}")
     return "\n".join(lines)
@@ -260,7 +264,7 @@ def report(result: SweepResult) -> None:
     for note in note_texts(result.runs):
         print(f"note: {note}")
     if skipped > 0:
-        print(f"{skipped} of {len(result.runs)} levels were already measured and skipped")
+        print(f"{skipped} of {counted(len(result.runs), 'level was', 'levels were')} already measured and skipped")
     print(f"results: {result.folder}")
     print(f"next: {command_line('viz', exps=(result.folder,), view={'normalized': True})}")
 

@@ -410,7 +410,7 @@ def main(settings: CalibrateSettings) -> int:
 
     fitted = fit(start, shape, experiments, rounds=settings.rounds, print_line=print_line)
     inside = [point for experiment in experiments for point in compare(fitted, shape, experiment)]
-    print("fitted to all:", errors_text(median_errors(inside)))
+    print("fitted to all:" if settings.rounds else f"{fitted.name} as it is:", errors_text(median_errors(inside)))
     print(rankings_text(rankings(experiments, inside, start.gpus_per_node)))
     error = None
     if settings.cross_validate:

@@ -58,8 +58,8 @@ def main(settings: DashboardSettings) -> int:
         page = _place(f"//{target}")
         if page is None or not page.port or page.netloc != target:
             raise UsageError(f"--target {target}: must be HOST:PORT of a metrics page, such as 10.0.0.4:8080")
-    asked = _place(settings.prometheus_url)
-    if asked is None or asked.scheme not in ("http", "https"):
+    url = _place(settings.prometheus_url)
+    if url is None or url.scheme not in ("http", "https"):
         raise UsageError(f"--prometheus-url {settings.prometheus_url}: must be a URL, such as http://127.0.0.1:9090")
     check_folder(settings.out, "--out")
     targets = settings.target or _published(settings.url)

@@ -22,6 +22,7 @@ from pdlab.core.exit_code import command
 from pdlab.core.files import ROOT, cache_dir
 from pdlab.core.output_paths import check_folder
 from pdlab.core.settings import FlagsOf, Port, Settings, setting
+from pdlab.core.text import counted
 from pdlab.core.workload import Workload, workload_of_flags
 from pdlab.demo.choice import LEVELS, PORT, choose, describe, held_port, nodes_are_up, refuse_if_too_small
 from pdlab.demo.run import Demo
@@ -84,7 +85,8 @@ def main(settings: DemoSettings) -> int:
     shape = load_model(defaults.LOCAL_MODEL)
     if shape is not None and itl + otl > shape.max_context:
         raise UsageError(
-            f"--itl {itl} and --otl {otl}: {shape.name} has a context of {shape.max_context} tokens; shorten one"
+            f"--itl {itl} and --otl {otl}: {shape.name} has a context of {counted(shape.max_context, 'token')}; "
+            "shorten one"
         )
     check_folder(out, "--out")
     if out.exists() and any(out.iterdir()):
@@ -102,7 +104,7 @@ def main(settings: DemoSettings) -> int:
         for line in choice.why:
             print(f"- {line}")
         print(
-            f"- {itl} tokens in, {otl} out: short requests, so that a level takes seconds on a CPU",
+            f"- {counted(itl, 'token')} in, {otl} out: short requests, so that a level takes seconds on a CPU",
             flush=True,
         )
         (out / "logs").mkdir(parents=True, exist_ok=True)

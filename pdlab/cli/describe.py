@@ -1,7 +1,8 @@
-"""``pdlab describe``: write how pdlab reads a folder of other clients' results, as a file that a person can correct."""
+"""``pdlab describe``: how pdlab reads a folder of other clients' results, as a file that a person can correct."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,15 +11,16 @@ from pdlab.core.commands import PDLAB, VIZ
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import command
 from pdlab.core.settings import Settings, setting
+from pdlab.core.text import counted
 
 if TYPE_CHECKING:
     from pdlab.results.interpretation import InterpretedCurve
 
 EPILOG = f"""\
 examples:
-  {PDLAB} describe results/             write results/pdlab-describe.yaml from what is found there
-  {PDLAB} describe results/ --dry-run   print it
-  {PDLAB} describe results/ --force     write it again; what was corrected is kept where it still fits
+  {PDLAB} describe results/                    print what is found there
+  {PDLAB} describe results/ --write            write it to results/pdlab-describe.yaml
+  {PDLAB} describe results/ --write --force    write it again; what was corrected is kept where it still fits
 
 Correct the file: the deployment (pd-spread-p1xtp4-d2xtp2, collocated-4xtp2) or the number of GPUs, the label and the
 model of each curve, or skip: true for a file that is not a result. {VIZ} reads the description with the results.
@@ -29,12 +31,14 @@ class DescribeSettings(Settings):
     """The folder to describe."""
 
     COMMAND = "describe"
-    ABOUT = "Write a file, to be corrected by hand, with what pdlab reads from other clients' results."
+    ABOUT = "Print, or write as a file to be corrected by hand, what pdlab reads from other clients' results."
     EXAMPLES = EPILOG
 
     folder: Path = setting(..., "a folder of result files", "results", positional=True, value="FOLDER")
-    dry_run: bool = setting(False, "print the file; write nothing", "results")
-    force: bool = setting(False, "overwrite the existing file; corrections that still fit are kept", "results")
+    write: bool = setting(False, "write it into the folder, as pdlab-describe.yaml; else it is printed", "results")
+    force: bool = setting(
+        False, "overwrite the existing file; corrections that still fit are kept", "results", needs="write"
+    )
 
 
 @command(DescribeSettings)
@@ -50,18 +54,19 @@ def main(settings: DescribeSettings) -> int:
     if (settings.folder / MANIFEST).is_file():
         raise UsageError(f"{settings.folder} was measured by pdlab: its {MANIFEST} describes it")
     file = settings.folder / DESCRIPTION
-    if file.exists() and not (settings.force or settings.dry_run):
+    if settings.write and file.exists() and not settings.force:
         raise UsageError(f"{file} is there already: correct it, or write it again with --force")
     curves = interpret(settings.folder).curves
     if not curves:
         raise UsageError(f"{settings.folder} holds no result files; give another folder")
     text = describing(curves)
-    if settings.dry_run:
+    if not settings.write:
         print(text, end="")
+        print(f"note: nothing was written; --write keeps it as {file}, to be corrected", file=sys.stderr)
         return 0
     replace(file, text.encode())
     unknown = sum(curve.gpus is None for curve in curves)
-    print(f"wrote {file}: {len(curves)} curves, {unknown} of unknown size")
+    print(f"wrote {file}: {counted(len(curves), 'curve')}, {unknown} of unknown size")
     return 0
 
 
@@ -71,7 +76,9 @@ def describing(curves: Sequence[InterpretedCurve]) -> str:
 
     lines = [f"# How pdlab understands these results. Correct it; {VIZ} reads it with the results.", "results:"]
     for curve in curves:
-        lines.append(f"# {', '.join(curve.tools)}: {len(curve.runs)} levels, {curve.loads}, {curve.lengths} tokens")
+        lines.append(
+            f"# {', '.join(curve.tools)}: {counted(len(curve.runs), 'level')}, {curve.loads}, {curve.lengths} tokens"
+        )
         if curve.gpus is None:
             lines.append("# The number of GPUs is not known: give it, or the deployment.")
         for match in curve.matches:

@@ -130,5 +130,5 @@ def _nodes(settings: DoctorSettings, model: str | None) -> Examined:
             wires = ("tcp", "shared memory") if local.two_hosts else ("shared memory",)
         if settings.quick:
             return cluster.call_every_node(node_probe.quick, _ports(), None, model, otherwise=otherwise), wires
-        asked = (_ports(), None, settings.backends, model)
-        return cluster.call_every_node(node_probe.thorough, *asked, otherwise=otherwise), wires
+        arguments = (_ports(), None, settings.backends, model)
+        return cluster.call_every_node(node_probe.thorough, *arguments, otherwise=otherwise), wires

@@ -32,6 +32,7 @@ from pdlab.core.exit_code import NOT_CLEAN, exit_code, stop_by_signals
 from pdlab.core.output_paths import check_folder
 from pdlab.core.settings import parse, setting, to_words
 from pdlab.core.status_line import minutes
+from pdlab.core.text import counted
 from pdlab.core.workload import title
 from pdlab.results.schema import Experiment, note_texts
 from pdlab.results.store import Store
@@ -124,8 +125,8 @@ def describe(plan: Schedule, folder: Path, *, resume: bool = False, until: StopT
     file = plan.file
     lines = [f"{file.name}: {file.description}" if file.description else file.name, ""]
     place = f"{file.where.local} local Ray nodes" if file.where.local else f"cluster {file.where.cluster}"
-    many = f"{file.repeats} repeats" if until is None else f"{until.looks.first} to {file.repeats} repeats"
-    lines.append(f"{len(plan.configurations)} deployments on {place}, {many}, results in {folder}")
+    many = counted(file.repeats, "repeat") if until is None else f"{until.looks.first} to {file.repeats} repeats"
+    lines.append(f"{counted(len(plan.configurations), 'deployment')} on {place}, {many}, results in {folder}")
     for configuration in plan.configurations:
         count = configuration.deployment.gpus
         unit = "engine rank" if file.where.local else "GPU"
@@ -174,7 +175,7 @@ def summary(plan: Schedule, result: RunResult) -> str:
     lines = []
     for folder, runs in result.runs.items():
         bad = [level for level in runs if not level.validity.valid]
-        lines.append(f"{folder}: {len(runs)} levels, {len(runs) - len(bad)} valid")
+        lines.append(f"{folder}: {counted(len(runs), 'level')}, {len(runs) - len(bad)} valid")
         lines += [f"  INVALID {level.key.stem}: {'; '.join(level.validity.reasons)}" for level in bad]
     for visit in result.failed:
         lines.append(f"FAILED {visit.deployment}, repeat {visit.repeat}: {visit.error}")

@@ -12,6 +12,7 @@ from pdlab.core.commands import RUN_INSTALL_WHEEL
 from pdlab.core.errors import CANNOT_RUN, ClusterError, UsageError
 from pdlab.core.exit_code import NOT_CLEAN, command, no_file
 from pdlab.core.settings import Backends, Settings, setting
+from pdlab.core.text import counted
 
 EPILOG = f"""\
 examples, after debug/build_nixl_ucx_efa.sh --wheel:
@@ -82,7 +83,7 @@ def main(settings: InstallWheelSettings) -> int:
         prepare(local, {}).cancel()
     with Cluster(local) as cluster:
         names = cluster.names()
-        print(f"{settings.wheel.name}, {len(content) / 1e6:.1f} MB, to {len(names)} nodes", file=sys.stderr)
+        print(f"{settings.wheel.name}, {len(content) / 1e6:.1f} MB, to {counted(len(names), 'node')}", file=sys.stderr)
         answers = cluster.call_nodes(install.install, settings.wheel.name, content, settings.target, settings.module)
         loads = cluster.call_nodes(load, settings.backends, None, settings.target) if settings.backends else {}
     digests = {}

@@ -161,8 +161,12 @@ def _plan(settings: LaunchSettings, request: LaunchRequest, argv: Sequence[str])
 
         print(RehearsalSubstitutes(request).describe(), file=sys.stderr)
     if settings.dry_run:
-        base_url = f"http://{request.host}:{request.port}"
-        text = describe(prepared, serving_path=request.serving_path, base_url=base_url, launch_command=_for_real(argv))
+        text = describe(
+            prepared,
+            serving_path=request.serving_path,
+            base_url=request.base_url,
+            launch_command=_for_real(argv),
+        )
         print(text, end="")
     if settings.target is not None:
         _export(settings, prepared, request)
@@ -240,9 +244,9 @@ def _export(settings: LaunchSettings, prepared: Prepared, request: LaunchRequest
     assert settings.target is not None
     flag, file = settings.target
     print(f"serving path: {request.serving_path}", file=sys.stderr)
-    asked = settings.api_key or settings.api_key_file or os.environ.get(KEY) or not _on_loopback(request.host)
+    protected = settings.api_key or settings.api_key_file or os.environ.get(KEY) or not _on_loopback(request.host)
     # Without a key on purpose: `_checked_model` has warned.
-    wants_key = bool(asked) and settings.api_key is not False
+    wants_key = bool(protected) and settings.api_key is not False
     path_env = serving_path.environment(request.deployment, request.host)
     if flag == "--export-k8s":
         if exports.prefers_libfabric(prepared, request.choose_backend):

@@ -48,6 +48,7 @@ from pdlab.core.settings import (
     written_numbers,
 )
 from pdlab.core.status_line import StatusLine
+from pdlab.core.text import choices, counted
 from pdlab.core.workload import Open, Slo, Workload, workload_of_flags
 
 if TYPE_CHECKING:
@@ -110,7 +111,6 @@ def _engine_version(text: str) -> str:
 
 def _formats(words: Sequence[str], flag: str) -> dict[str, str]:
     """PART=FORMAT words as a mapping. Raises UsageError."""
-    from pdlab.core.text import choices
 
     parts = dict(word.partition("=")[::2] for word in words)
     for part, value in parts.items():
@@ -408,7 +408,6 @@ class PlanSettings(Settings):
 def _hardware(settings: PlanSettings) -> Hardware:
     """The hardware of the flags, with its engine and speculative decoding. Raises UsageError."""
     from pdlab.core.schema import validate
-    from pdlab.core.text import choices
     from pdlab.plan.planned_nodes import nodes_of
     from pdlab.sim.computed_hardware import beside, computed_gpus, hardware_of, is_gpu
     from pdlab.sim.hardware import Speculation
@@ -701,7 +700,9 @@ def _explain(settings: PlanSettings, label: str, hardware: Hardware, shape: Mode
 
     deployment = Deployment(model=settings.model_name, topology=parse_label(label))
     if deployment.gpus > MAX_GPUS:
-        raise UsageError(f"--explain {label}: has {deployment.gpus} GPUs, at most {MAX_GPUS} can be simulated")
+        raise UsageError(
+            f"--explain {label}: has {counted(deployment.gpus, 'GPU')}, at most {MAX_GPUS} can be simulated"
+        )
     if hardware.beside:
         on_types = on_two_types(deployment, hardware)
         if on_types is None:
@@ -774,14 +775,20 @@ def _predict(settings: PlanSettings, file: Path, hardware: Hardware) -> int:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--predict {file}: cannot be read as a text file; give a CSV") from error
     table = csv_rows.read(text, str(file), settings.model_name)
-    if table.unread:
-        more = f" and {len(table.unread) - MOST_UNREAD} more" if len(table.unread) > MOST_UNREAD else ""
-        columns = f"{', '.join(table.unread[:MOST_UNREAD])}{more}"
-        print(f"note: {file}: predictions do not depend on these columns: {columns}", file=sys.stderr)
     try:
         predictions = csv_predictions.predict(table.requested, hardware)
     except UsageError as error:
         raise UsageError(f"{file}, {error}") from error
+    if table.unread:
+        more = f" and {len(table.unread) - MOST_UNREAD} more" if len(table.unread) > MOST_UNREAD else ""
+        columns = f"{', '.join(table.unread[:MOST_UNREAD])}{more}"
+        print(f"note: {file}: predictions do not depend on these columns: {columns}", file=sys.stderr)
+    if table.assumed:
+        lengths = f"{Workload().input_tokens} input and {Workload().output_tokens} output tokens"
+        print(
+            f"note: {file}: rows without {' or '.join(table.assumed)} are predicted with the defaults, {lengths}",
+            file=sys.stderr,
+        )
     for line in csv_predictions.refused(table.requested, predictions):
         print(f"{file}, {line}", file=sys.stderr)
     out = csv_predictions.render(table.header, table.rows, predictions)
@@ -789,7 +796,7 @@ def _predict(settings: PlanSettings, file: Path, hardware: Hardware) -> int:
         print(out, end="")
         return 0
     write_output(settings.out, out, "--out")
-    print(f"wrote {settings.out}: {len(table.rows)} rows", file=sys.stderr)
+    print(f"wrote {settings.out}: {counted(len(table.rows), 'row')}", file=sys.stderr)
     return 0
 
 

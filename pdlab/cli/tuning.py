@@ -101,7 +101,7 @@ def described(plan: Schedule, out: Path) -> Description:
     loads = ", ".join(title(load) for load in search.plan.visits[0].parts[0].loads)
     settings = counted(len(search.candidates), "setting")
     lines = [
-        f"first the collocated side is tuned: {settings} launched {len(search.plan.visits)} times, about "
+        f"first the collocated side is tuned: {settings} launched {counted(len(search.plan.visits), 'time')}, about "
         f"{minutes(seconds)}, levels in {folder}; the most output tokens/s at {parse_bounds(search.at, 'p50').label} "
         f"wins, by {loads} of {search.workload.label}",
         *(f"  {each.name}" for each in search.candidates),

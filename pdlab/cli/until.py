@@ -54,7 +54,9 @@ def parse_until(text: str, file: ExperimentFile, cap: int | None) -> StopTargets
     first = max(LEAST_LOOK, file.repeats)
     most = max(DEFAULT_CAP, first) if cap is None else cap
     if most < first:
-        raise UsageError(f"--max-repeats {most}: the first look is after {first} repeats; give at least as many")
+        raise UsageError(
+            f"--max-repeats {most}: the first look is after {counted(first, 'repeat')}; give at least as many"
+        )
     return StopTargets(text=text, targets=targets, looks=LookSchedule(first=first, cap=most))
 
 
@@ -97,7 +99,7 @@ class Stopping:
         self.repeats = repeats
         if not self.last or any(each.outcome == "open" for each in self.last):
             return None
-        return f"--until {self._until.text}, after {repeats} of at most {looks.cap} repeats"
+        return f"--until {self._until.text}, after {repeats} of at most {counted(looks.cap, 'repeat')}"
 
     def text(self) -> str:
         """The verdicts of the last look."""
@@ -106,7 +108,7 @@ class Stopping:
         looks = self._until.looks
         lines = [
             f"--until {self._until.text}: {counted(self.repeats, 'repeat')}; {100 * CONFIDENCE:g} % for all "
-            f"comparisons and all {looks.count} looks together"
+            f"comparisons and all {counted(looks.count, 'look')} together"
         ]
         for each in self.last:
             ratio = f" {ratio_text(each.comparison)}" if each.comparison else ""
@@ -157,13 +159,13 @@ def sight(plan: Schedule, folder: Path, until: StopTargets | None) -> list[str]:
         return lines
     level = until.looks.level(CONFIDENCE)
     lines[0] = (
-        f"detectable: {percent_text(repeats, level)} between two deployments over all loads after {repeats} "
-        f"repeats, {percent_text(until.looks.cap, level)} after {until.looks.cap}, in {sure}, shared by "
-        f"{until.looks.count} looks, if starts scatter by {100 * sd:.2g} % ({source})"
+        f"detectable: {percent_text(repeats, level)} between two deployments over all loads after {repeats} repeats, "
+        f"{percent_text(until.looks.cap, level)} after {until.looks.cap}, in {sure}, shared by "
+        f"{counted(until.looks.count, 'look')}, if starts scatter by {100 * sd:.2g} % ({source})"
     )
     for figure, target in until.targets.items():
         needed = repeats_for(1 + target, sd, level, count)
-        takes = "more than 1,000 repeats" if needed is None else f"about {needed} repeats"
+        takes = "more than 1,000 repeats" if needed is None else f"about {counted(needed, 'repeat')}"
         if needed is None or needed > until.looks.cap:
             lines.append(f"  a difference of {100 * target:g} % in {SHOWN[figure]} would take {takes}: --max-repeats")
     return lines

@@ -21,6 +21,7 @@ from pdlab.cluster.namespaces import INSIDE
 from pdlab.cluster.ray_names import SERVICES, STATE, TOKEN
 from pdlab.core.catalog import gpu_type_of
 from pdlab.core.commands import PDLAB
+from pdlab.core.defaults import base_url
 from pdlab.core.errors import ClusterError, first_line
 from pdlab.core.nodes import NODE_ID_LABEL, NODE_NAME_LABEL, ClusterNode, ClusterView, Nic
 from pdlab.remote.node import machine_facts
@@ -274,7 +275,7 @@ class Cluster:
 
     def metrics_urls(self) -> tuple[str, ...]:
         """URLs of the Prometheus page of every node."""
-        return tuple(f"http://{n['NodeManagerAddress']}:{n['MetricsExportPort']}/metrics" for n in self.alive())
+        return tuple(f"{base_url(n['MetricsExportPort'], n['NodeManagerAddress'])}/metrics" for n in self.alive())
 
 
 def pinned_to(node_id: str) -> Any:

@@ -59,7 +59,7 @@ def tap(name: str) -> int:
     return file
 
 
-def carry(ends: tuple[int, int], delay_s: float, losses: FrameLoss | None = None) -> None:
+def carry(ends: tuple[int, int], delay_s: float, losses: FrameLoss) -> None:
     """Forward frames between the two devices until one of them is removed, which raises OSError."""
     other = {ends[0]: ends[1], ends[1]: ends[0]}
     # All frames wait equally long, so one queue in order of arrival holds both directions.
@@ -72,7 +72,7 @@ def carry(ends: tuple[int, int], delay_s: float, losses: FrameLoss | None = None
                     frame = os.read(source, FRAME_BYTES)
                 except BlockingIOError:
                     break
-                if losses is None or not losses.lost():
+                if not losses.lost():
                     waiting.append((time.monotonic() + delay_s, other[source], frame))
         while waiting and waiting[0][0] <= time.monotonic():
             _, target, frame = waiting.popleft()

@@ -86,8 +86,6 @@ SLOW_POLLING = {
 }
 
 _own: set[str] = set()  # names of variables that `set_own` has set
-# Kept so that Python does not warn of an unreaped child: the nodes live longer than a launch that detaches.
-_children: list[subprocess.Popen[bytes]] = []
 
 
 class Template(NamedTuple):
@@ -315,7 +313,7 @@ def _start_template(nodes: LocalNodes, template: Template) -> None:
         options: dict[str, Any] = {"env": env, "stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
         # A fork writes its title over the command: make the command as long as the titles of Ray's workers.
         command = [sys.executable, "-u", "-m", template.module, nodes.id.ljust(LONGEST_TITLE)]
-        _children.append(subprocess.Popen(command, start_new_session=True, **options))
+        two_hosts.CHILDREN.append(subprocess.Popen(command, start_new_session=True, **options))
 
 
 def _start_ray(nodes: LocalNodes) -> LocalNodes:
@@ -355,11 +353,7 @@ def restart(nodes: LocalNodes, number: int) -> LocalNodes:
     nodes = nodes.model_copy(update={"pids": tuple(pids)})
     with _lock(fcntl.LOCK_EX):
         _write(nodes)
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while JOINED not in _log(nodes, number):
-        if node.poll() is not None or time.monotonic() > deadline:
-            raise ClusterError(f"local Ray node {number} does not start again: {last_words(nodes, number)}")
-        time.sleep(0.05)
+    _await_joined(nodes, number, time.monotonic() + START_TIMEOUT_S)
     return nodes
 
 
@@ -467,7 +461,6 @@ def stop(nodes: LocalNodes) -> None:
     left = processes(nodes)
     for path in shared - _mapped(_all_pids()):
         path.unlink(missing_ok=True)
-    _children[:] = [child for child in _children if child.poll() is None]
     two_hosts.reap()
     shutil.rmtree(nodes.temp_dir, ignore_errors=True)
     if left:
@@ -590,7 +583,7 @@ def _ray_start(
         options["pass_fds"] = [held.fileno() for held in (*ports.values(), *own.values())]
         options["start_new_session"] = True
         process = spawn_in(host.pid, command, **options) if host else subprocess.Popen(command, **options)
-    _children.append(process)
+    two_hosts.CHILDREN.append(process)
     return process
 
 
@@ -619,12 +612,14 @@ def await_joined(nodes: LocalNodes) -> None:
     """Return when every node has joined. Raises ClusterError if a node ends or does not join in time."""
     deadline = time.monotonic() + START_TIMEOUT_S
     for number in range(1, nodes.count + 1):
-        while JOINED not in _log(nodes, number):
-            if ended(nodes) == number or time.monotonic() > deadline:
-                raise ClusterError(
-                    f"local Ray node {number} of {nodes.count} did not join: {last_words(nodes, number)}"
-                )
-            time.sleep(0.05)
+        _await_joined(nodes, number, deadline)
+
+
+def _await_joined(nodes: LocalNodes, number: int, deadline: float) -> None:
+    while JOINED not in _log(nodes, number):
+        if not _belongs(nodes.pids[number - 1], nodes) or time.monotonic() > deadline:
+            raise ClusterError(f"local Ray node {number} of {nodes.count} did not join: {last_words(nodes, number)}")
+        time.sleep(0.05)
 
 
 def ended(nodes: LocalNodes) -> int | None:

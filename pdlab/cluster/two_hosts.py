@@ -36,8 +36,8 @@ END_TIMEOUT_S = 10.0
 
 _FOLDER = Path(__file__).resolve().parent
 
-# Kept so that Python does not warn of an unreaped child: hosts live longer than the command that makes them.
-_children: list[subprocess.Popen[bytes]] = []
+# Kept so that Python does not warn of an unreaped child: hosts and nodes live longer than the command that makes them.
+CHILDREN: list[subprocess.Popen[bytes]] = []
 
 
 class Host(Frozen):
@@ -104,7 +104,7 @@ def create_hosts(folder: Path, shape: LinkShape, env: Mapping[str, str], owner: 
         init.stdin.write(b"stay\n")
         init.stdin.flush()
         _close(init)
-    _children.extend(inits)
+    CHILDREN.extend(inits)
 
 
 def reshape(pair: TwoHosts, shape: LinkShape, folder: Path, env: Mapping[str, str]) -> TwoHosts:
@@ -120,7 +120,7 @@ def reshape(pair: TwoHosts, shape: LinkShape, folder: Path, env: Mapping[str, st
 
 def reap() -> None:
     """Reap children that have ended. The kernel ends a PID namespace only after the parents of its processes did so."""
-    _children[:] = [child for child in _children if child.poll() is None]
+    CHILDREN[:] = [child for child in CHILDREN if child.poll() is None]
 
 
 def strays(owner: str) -> dict[int, Path]:
@@ -176,7 +176,7 @@ def _start_relay(pair: TwoHosts, folder: Path, env: Mapping[str, str]) -> int:
             first.pid, [*command, repr(pair.shape.delay_s), str(folder)], env=dict(env), stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=errors, pass_fds=(far.fileno(),), start_new_session=True,
         )  # fmt: skip
-    _children.append(relay)
+    CHILDREN.append(relay)
     _await_ready(relay, log, "the process that delays the link")
     _close(relay)
     return relay.pid

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -18,7 +19,7 @@ from pdlab.core.model_config import shape_fields
 from pdlab.core.model_files import CONFIG, BrokenModelFile, ModelFiles, config_of_file, config_of_folder, config_of_id
 from pdlab.core.nodes import HOST_NAMES, NODE_NAME_LABEL, ClusterNode, ClusterView, GpuLink, LinkShape, Nic
 from pdlab.core.schema import Frozen, is_yaml_path, load_yaml, parse_yaml, validate
-from pdlab.core.text import choices
+from pdlab.core.text import choices, counted
 
 LOCAL_NODE_CPUS = 4  # engine ranks on one node of `--local`
 
@@ -42,6 +43,8 @@ DTYPE_SPELLINGS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp
 
 # In a model with experts, only the experts have these formats, unless the model's file has another format for the rest.
 ONLY_EXPERTS = {"mxfp4", "nvfp4", "fp4"}
+# Bounds of a model that may exist: hundreds of times the largest one.
+MOST_PARAMETERS, MOST_CONTEXT = 10**15, 10**9
 # Two models with the same values in all these fields have the same matrices.
 SAME_MODEL = (
     *("architecture", "layers", "hidden", "heads", "kv_heads", "head_dim", "kv_latent", "q_latent", "experts"),
@@ -57,7 +60,7 @@ class ModelShape(Frozen):
     model from its own config.json gets ``engine_kwargs`` from the file of configs/models/ with the same numbers.
 
     ``hf_id``: Hugging Face id (None: pdlab builds the model). ``same_config``: ids of models with the same numbers.
-    ``local``: pdlab builds the model from ``config`` in the user's cache folder. ``asked_for``: the folder, file or id
+    ``local``: pdlab builds the model from ``config`` in the user's cache folder. ``read_from``: the folder, file or id
     whose config.json was read (None: a name of configs/models/).
 
     ``expert_intermediate``: inner width of an expert (None: ``hidden``). ``shared_experts``: width of the shared
@@ -111,7 +114,7 @@ class ModelShape(Frozen):
     engine_kwargs: dict[str, Any] = Field(default_factory=dict)
     engine_kwargs_by_tp: dict[int, dict[str, Any]] = Field(default_factory=dict)
     config: dict[str, Any] = Field(default_factory=dict)
-    asked_for: str | None = None
+    read_from: str | None = None
 
     @field_validator("weight_dtype", "kv_dtype", "attention_dtype", "feed_forward_dtype")
     @classmethod
@@ -127,13 +130,45 @@ class ModelShape(Frozen):
     @model_validator(mode="after")
     def _heads_fit(self) -> ModelShape:
         if self.experts_per_token > self.experts:
-            raise ValueError(f"experts_per_token {self.experts_per_token} is more than the {self.experts} experts")
+            raise ValueError(
+                f"experts_per_token {self.experts_per_token} is more than the {counted(self.experts, 'expert')}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_model_may_have_its_size(self) -> ModelShape:
+        if self.max_context > MOST_CONTEXT:
+            raise ValueError(
+                f"max_context 1e{math.log10(self.max_context):.0f} is more than {MOST_CONTEXT:,} tokens: correct it"
+            )
+        for name in ("shared_experts", "other_parameters"):
+            if not 0 <= getattr(self, name) <= MOST_PARAMETERS:
+                raise ValueError(f"{name} {getattr(self, name):g} is not between 0 and 1e15: correct it")
+        widths = {
+            "heads x head_dim": self.heads * self.head_dim,
+            "heads x value_dim": self.heads * (self.value_dim or 0),
+            "kv_heads x head_dim": self.kv_heads * self.head_dim,
+            "kv_latent": self.kv_latent or 0,
+            "q_latent": self.q_latent,
+            "dense_intermediate": self.dense_intermediate or 0,
+            "experts x expert_intermediate": self.experts * (self.expert_intermediate or 0),
+            "experts x hidden": self.experts * self.hidden,
+        }
+        widest = max(widths, key=lambda name: widths[name])
+        sizes = {f"layers x hidden x {widest}": self.layers * self.hidden * widths[widest]}
+        sizes["vocab x hidden"] = self.vocab * self.hidden
+        for name, size in sizes.items():
+            if size > MOST_PARAMETERS:
+                raise ValueError(
+                    f"{name} is 1e{math.log10(size):.0f}, more than the 1e15 parameters of any model: "
+                    "correct these sizes"
+                )
         return self
 
     @property
     def word(self) -> str:
         """The model as a value of --model."""
-        return self.asked_for or self.name
+        return self.read_from or self.name
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -327,8 +362,8 @@ def whole_shape(model: str) -> ModelShape | str:
     except UsageError as error:
         return str(error)
     if isinstance(shape, ModelShape) and shape.unknown:
-        parts = ", ".join(shape.unknown)
-        return f"pdlab cannot represent {parts} of {shape.architecture}, so it predicts nothing of it"
+        what = f"{', '.join(shape.unknown)} of {shape.architecture}"
+        return f"pdlab cannot represent {what}, so it predicts nothing of it: launch and measure it"
     return shape
 
 
@@ -344,7 +379,7 @@ def config_of(shape: ModelShape) -> ModelFiles | None:
     """The config.json of the shape; None if there is none. Raises UsageError."""
     if shape.config:
         return ModelFiles(shape.config, None, f"config of {shape.name}")
-    word = shape.asked_for or shape.hf_id
+    word = shape.read_from or shape.hf_id
     if word is None:
         return None
     path = Path(word).expanduser()
@@ -362,7 +397,7 @@ def _shape_of(files: ModelFiles, name: str, word: str) -> ModelShape | str:
     """The shape of a config.json, with the engine arguments of the model of configs/models/ with the same numbers."""
     try:
         fields = _fields(files)
-        shape = validate(ModelShape, {**fields, "name": name, "asked_for": word, "source": files.where}, files.where)
+        shape = validate(ModelShape, {**fields, "name": name, "read_from": word, "source": files.where}, files.where)
     except UsageError as error:
         return str(error)
     for known in catalogue():

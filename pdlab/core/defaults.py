@@ -13,9 +13,10 @@ RESULTS = Path("bm_results")
 LOCAL_NODES = 2
 
 
-def base_url(port: int) -> str:
-    """The URL of a server on this machine."""
-    return f"http://127.0.0.1:{port}"
+def base_url(port: int, host: str = "127.0.0.1") -> str:
+    """The URL at which a client on this machine reaches a server that listens at ``host``."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
 
 
 BASE_URL = base_url(PORT)

@@ -22,6 +22,7 @@ from pdlab.core.commands import BENCH, PDLAB
 from pdlab.core.environment import Environment
 from pdlab.core.errors import UsageError
 from pdlab.core.named_values import NOT_PASSED_ON, RESERVED_ENGINE_KWARGS, engine_arg, engine_args, kv_connector
+from pdlab.core.nodes import Role
 from pdlab.core.schema import Frozen, Incidental, InLabel, incidental, label_words, validate
 from pdlab.core.settings import (
     Backends,
@@ -35,7 +36,7 @@ from pdlab.core.settings import (
     part_words,
     setting,
 )
-from pdlab.core.text import choices
+from pdlab.core.text import choices, counted
 from pdlab.roles.spec import AUTO, TTFT_S, FluidSpec, counts_of
 
 PlacementKind = Literal["pack", "spread"]
@@ -176,7 +177,7 @@ class Pool(Frozen):
 
     @property
     def ranks(self) -> int:
-        """Data parallel ranks of the whole pool, of which each is a server: replicas * dp."""
+        """Data parallel ranks of the whole pool: replicas * dp. Each rank is a server."""
         return self.replicas * self.dp
 
     @property
@@ -417,12 +418,15 @@ class Fluid(Frozen):
             raise ValueError(f"data parallel engines (dp {self.pool.dp}) take requests as one: roles need dp 1, use tp")
         if self.p_min + self.d_min > replicas:
             raise ValueError(
-                f"{self.p_min} to prefill and {self.d_min} to decode at least are more than {replicas} replicas: "
-                "give more of them"
+                f"{self.p_min} to prefill and {self.d_min} to decode at least are more than "
+                f"{counted(replicas, 'replica')}: give more of them"
             )
         prefill, decode = self.split or (self.p_min, replicas - self.p_min)
         if prefill + decode != replicas:
-            raise ValueError(f"roles {self.roles} are {prefill + decode} engines, there are {replicas} replicas")
+            raise ValueError(
+                f"roles {self.roles} are {counted(prefill + decode, 'engine')}, there are "
+                f"{counted(replicas, 'replica')}"
+            )
         if prefill < self.p_min or decode < self.d_min:
             raise ValueError(f"roles {self.roles} are fewer than p_min {self.p_min} or d_min {self.d_min}")
         return self
@@ -672,7 +676,7 @@ class Deployment(Frozen):
         return None if isinstance(self.topology, Collocated) else self.topology.transport
 
     @property
-    def pools(self) -> dict[str, Pool]:
+    def pools(self) -> dict[Role, Pool]:
         """Role -> pool: ``{"collocated": ...}``, ``{"prefill": ..., "decode": ...}`` or ``{"fluid": ...}``."""
         if isinstance(self.topology, Collocated):
             return {"collocated": self.topology.pool}
@@ -681,7 +685,7 @@ class Deployment(Frozen):
         return {"prefill": self.topology.prefill, "decode": self.topology.decode}
 
     @property
-    def most_pools(self) -> dict[str, Pool]:
+    def most_pools(self) -> dict[Role, Pool]:
         """`pools` with their maximum numbers of replicas, for which room is planned."""
         if isinstance(self.topology, Fluid):
             return {"fluid": self.topology.pool.model_copy(update={"replicas": self.topology.most})}
@@ -694,23 +698,31 @@ class Deployment(Frozen):
 
     def retention_tokens(self, pool: Pool) -> int | None:
         """vLLM's engine argument ``prefix_cache_retention_interval`` of a pool; 0 by default."""
-        kept: int | None = {**self.engine_kwargs, **pool.engine_kwargs}.get("prefix_cache_retention_interval", 0)
+        kept: int | None = self.engine_kwargs_of(pool).get("prefix_cache_retention_interval", 0)
         return kept
+
+    def engine_kwargs_of(self, pool: Pool) -> dict[str, Any]:
+        """The engine arguments of a pool: its own override the deployment's."""
+        return {**self.engine_kwargs, **pool.engine_kwargs}
 
     def with_engine_kwargs(self, defaults: Mapping[str, Any]) -> Deployment:
         """The deployment with all engine arguments in its pools: the pool's override the deployment's, and these
         ``defaults``."""
         pools = {
-            name: pool.model_copy(update={"engine_kwargs": {**defaults, **self.engine_kwargs, **pool.engine_kwargs}})
+            name: pool.model_copy(update={"engine_kwargs": {**defaults, **self.engine_kwargs_of(pool)}})
             for name in ("pool", "prefill", "decode")
             if (pool := getattr(self.topology, name, None)) is not None
         }
-        return self.model_copy(update={"topology": self.topology.model_copy(update=pools)})
+        return self.with_topology(**pools)
+
+    def with_topology(self, **fields: Any) -> Deployment:
+        """The deployment with other values of these fields of its topology."""
+        return self.model_copy(update={"topology": self.topology.model_copy(update=fields)})
 
     @model_validator(mode="after")
     def _no_reserved_engine_kwargs(self) -> Deployment:
         for role, pool in self.pools.items():
-            for key in {**self.engine_kwargs, **pool.engine_kwargs}:
+            for key in self.engine_kwargs_of(pool):
                 if key in NOT_PASSED_ON:
                     raise ValueError(f"engine argument {key!r} ({role}): {NOT_PASSED_ON[key]}")
                 if key in RESERVED_ENGINE_KWARGS:
@@ -755,7 +767,7 @@ class Deployment(Frozen):
     def _the_guard_has_its_own_scheduler(self) -> Deployment:
         if self.transport is not None and self.transport.kv_guard:
             for role, pool in self.pools.items():
-                if "scheduler_cls" in {**self.engine_kwargs, **pool.engine_kwargs}:
+                if "scheduler_cls" in self.engine_kwargs_of(pool):
                     raise ValueError(
                         f"engine argument 'scheduler_cls' ({role}) is set by the KV guard: use --no-kv-guard to give it"
                     )
@@ -774,14 +786,14 @@ class Deployment(Frozen):
     def _affinity_needs_a_cache(self) -> Deployment:
         affine = isinstance(self.topology, Fluid) and self.topology.prefix_affinity
         for pool in self.pools.values() if affine else ():
-            if {**self.engine_kwargs, **pool.engine_kwargs}.get("enable_prefix_caching") is False:
+            if self.engine_kwargs_of(pool).get("enable_prefix_caching") is False:
                 raise ValueError(
                     "prefix_affinity (--prefix-affinity) sends prompts where they are cached, engine argument "
                     "enable_prefix_caching=false has nothing cached: leave one of them out"
                 )
         return self
 
-    def env_of(self, role: str) -> dict[str, str | None]:
+    def env_of(self, role: Role) -> dict[str, str | None]:
         """The variables of a pool's engines. Secrets have no value."""
         return {**self.env, **self.pools[role].env}
 

@@ -9,9 +9,9 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pdlab.core.errors import NoHomeError, StoreError, UsageError, WriteError, reason_of
 
@@ -19,15 +19,23 @@ COMMAND_CHARS = 200
 
 
 def replace(path: Path, data: bytes | Iterable[bytes]) -> None:
-    """Write ``path`` atomically: no reader sees half a file, and a failure leaves no temporary file.
+    """Write ``path`` as `replacing` does. ``data``: the content, or its pieces. Raises WriteError."""
+    with replacing(path) as file:
+        file.writelines((data,) if isinstance(data, bytes) else data)
 
-    ``data``: the content, or its pieces. Raises WriteError, also for a full disk.
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file for the block to write, which replaces ``path`` at the end of the block.
+
+    No reader sees half a file. A failure in the block leaves ``path`` as it was, and no temporary file. Raises
+    WriteError, also for a full disk.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
-            file.writelines((data,) if isinstance(data, bytes) else data)
+            yield file
         temporary.replace(path)
     except OSError as error:
         raise WriteError(
@@ -37,6 +45,27 @@ def replace(path: Path, data: bytes | Iterable[bytes]) -> None:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def built_once(folder: Path, build: Callable[[Path], None]) -> Path:
+    """The folder. ``build`` gets a folder to fill, if there is none yet; other processes wait for its end.
+
+    The folder appears complete or not at all.
+    """
+    if folder.exists():
+        return folder
+    import shutil  # here, because few commands build a folder
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f".{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            part = folder.with_name(f".{folder.name}.part")
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir()
+            build(part)
+            part.rename(folder)
+    return folder
 
 
 def real(path: Path) -> Path:
@@ -66,14 +95,14 @@ def write_output(path: Path, text: str | Iterable[str], flag: str) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, resource: str, *, fix: str = "wait for it or end it") -> Iterator[None]:
+def locked(path: Path, resource: str) -> Iterator[None]:
     """Hold the lock file ``path`` during the block; afterwards the file is removed.
 
     The end of the process, however it ends, frees the lock. Raises UsageError if another process holds it; the message
-    has ``resource``, that process and ``fix``. Raises WriteError if the lock file cannot be created.
+    has ``resource`` and that process. Raises WriteError if the lock file cannot be created.
     """
     new_folders = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
-    file = _acquired(path, resource, fix)
+    file = _acquired(path, resource)
     try:
         yield
     finally:
@@ -100,7 +129,7 @@ def holder(path: Path) -> str | None:
     return None
 
 
-def _acquired(path: Path, resource: str, fix: str) -> int:
+def _acquired(path: Path, resource: str) -> int:
     while True:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +141,7 @@ def _acquired(path: Path, resource: str, fix: str) -> int:
         except BlockingIOError as error:
             holder = _described(file)
             os.close(file)
-            raise UsageError(f"{resource} is held by {holder}; {fix} (lock {path})") from error
+            raise UsageError(f"{resource} is held by {holder}; wait for it or end it (lock {path})") from error
         except OSError as error:
             os.close(file)
             raise StoreError(f"{path}: this file system has no locks ({reason_of(error)})") from error

@@ -7,14 +7,17 @@ on a finding compares its code or reads its numbers, never its text. To add one:
 
 from __future__ import annotations
 
+import string
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from pdlab.core.commands import BENCH, DOCTOR, PDLAB, PLAN, VIZ
 from pdlab.core.schema import Frozen
+from pdlab.core.text import counted
 
 Severity = Literal["error", "warning", "note"]
 """error: something is wrong or does not work; warning: it is slow, or less precise; note: worth knowing."""
@@ -28,10 +31,10 @@ class FindingCode:
     """What a code means.
 
     ``source``: the part of pdlab that finds it. ``rule``: the broken rule, in one line. ``template``: the sentence,
-    with the names of the finding's numbers in braces. ``fix``: what to do, after ``joint`` (empty: no general fix).
-    ``gate``: the gate that the finding fails. ``kind`` and ``impact`` (audit): the heading of the finding, and the
-    effect of the fault on a plot. The doctor's sentences are with its rules: there ``template`` is the topic, and
-    ``severity`` the worst one.
+    with the names of the finding's numbers in braces; with ``{files:#file}`` the number has its noun (`sentence`).
+    ``fix``: what to do, after ``joint`` (empty: no general fix). ``gate``: the gate that the finding fails. ``kind``
+    and ``impact`` (audit): the heading of the finding, and the effect of the fault on a plot. The doctor's sentences
+    are with its rules: there ``template`` is the topic, and ``severity`` the worst one.
     """
 
     source: Source
@@ -62,11 +65,30 @@ class Finding(Frozen):
         return self.what + self.fix
 
 
+class _Counting(string.Formatter):
+    def format_field(self, value: Any, format_spec: str) -> str:
+        number, counts, noun = format_spec.partition("#")
+        if not counts:
+            return str(super().format_field(value, format_spec))
+        one, _, many = noun.partition("|")
+        return counted(value, one, many, number or ".12g")
+
+
+_COUNTING = _Counting()
+
+
+def sentence(template: str, numbers: Mapping[str, int | float | str | None]) -> str:
+    """A template with its numbers. ``{files:#file}`` is ``1 file`` or ``2 files``, ``{files:#file is|files are}`` has a
+    verb, ``{files:g#file}`` a format of the number. Raises KeyError for a missing number."""
+    return _COUNTING.vformat(template, (), numbers)
+
+
 def found(code: str, **numbers: int | float | str | None) -> Finding:
     """A finding with the sentence of its row. Raises KeyError for an unknown code or a missing number."""
     row = CODES[code]
-    fix = row.joint + row.fix.format(**numbers) if row.fix else ""
-    return Finding(code=code, gate=row.gate, numbers=numbers, what=row.template.format(**numbers), fix=fix)
+    fix = row.joint + sentence(row.fix, numbers) if row.fix else ""
+    what = sentence(row.template, numbers)
+    return Finding(code=code, gate=row.gate, numbers=numbers, what=what, fix=fix)
 
 
 def _gate(gate: str, rule: str, template: str, fix: str = "", joint: str = "; ") -> FindingCode:
@@ -132,7 +154,7 @@ _AGAIN_FIX = "measure the level again with --force"
 _EDITED = "the figure was edited, or belongs to another run"
 _NO_BASIS = "intervals and goodput of that level have no basis, or belong to other requests than its figures"
 _RECORDS_FIX = f"restore the file, or {_AGAIN_FIX}"
-_COPIED = "{files} files of {folder} are {how} those of {original}"
+_COPIED = "in {folder}, {files:#file is|files are} the same as in {original}, {how}"
 _REUSED = "prompts that an earlier level drew from the same seed, upper bound per level: {shares}"
 _REUSED_IMPACT = (
     "the prefix cache may have answered that share of the prompts: TTFT too low, throughput too high, and most so with "
@@ -160,7 +182,7 @@ CODES: dict[str, FindingCode] = {
     "token_count_wrong": _gate(
         "token_counts",
         "the server reports the requested numbers of prompt and output tokens in every answer",
-        "{wrong} of {answers} answers have a wrong {side} token count ({count}, not {asked})",
+        "{wrong} of {answers} answers have a wrong {side} token count ({count}, not {requested})",
     ),
     "kv_transfers_failed": _gate("kv_transfers", "no KV transfer fails", "{count:g} KV transfers failed"),
     "kv_notifications_failed": _gate(
@@ -169,7 +191,7 @@ CODES: dict[str, FindingCode] = {
     "kv_expired": _gate(
         "kv_transfers",
         "decode reads KV blocks before their lease ends",
-        "the KV blocks of {count:g} requests expired before decode read them",
+        "the KV blocks of {count:g#request} expired before decode read them",
     ),
     "kv_nothing_transferred": _gate(
         "kv_transfers",
@@ -190,8 +212,8 @@ CODES: dict[str, FindingCode] = {
     "guard_recomputed": _gate(
         "guard_recomputed",
         "decode recomputes no prompt that prefill computed",
-        "decode recomputed {count:g} prompts, because their KV cache did not arrive or the KV guard could not confirm "
-        "it ({receives:g} receives)",
+        "decode recomputed {count:g#prompt}, because their KV cache did not arrive or the KV guard could not confirm "
+        "it ({receives:g#receive})",
     ),
     "guard_gave_up": _gate(
         "guard_deadline",
@@ -201,7 +223,7 @@ CODES: dict[str, FindingCode] = {
     "guard_no_room": _gate(
         "guard_deadline",
         "no request fails because late KV receives hold the memory",
-        "{count:g} requests failed, because late KV receives held the memory (KV guard)",
+        "{count:g#request} failed, because late KV receives held the memory (KV guard)",
     ),
     "kv_connection_failed": _gate(
         "kv_connections",
@@ -232,21 +254,21 @@ CODES: dict[str, FindingCode] = {
     "other_requests_more": _gate(
         "other_requests",
         "engines finish no more requests than the client sent",
-        "the{pool} engines finished {finished:g} requests during the level, but this client sent {sent}: another "
+        "the{pool} engines finished {finished:g#request} during the level, but this client sent {sent}: another "
         "client used the deployment (a sweep, a user, a probe)",
         "measure again without it",
     ),
     "other_requests_fewer": _gate(
         "other_requests",
         "only the published replicas answer",
-        "the{pool} engines finished {finished:g} requests during the level, but the client has {answered} answers: "
+        "the{pool} engines finished {finished:g#request} during the level, but the client has {answered:#answer}: "
         "replicas that are not published gave the others",
         "launch again and measure again",
     ),
     "preempted": _gate(
         "preemptions",
         "no request loses its KV cache (preemption)",
-        "engines preempted requests {count:g} times: their KV cache was full",
+        "engines preempted requests {count:g#time}: their KV cache was full",
     ),
     "prefix_cache_hits": _gate(
         "prefix_cache",
@@ -459,7 +481,8 @@ CODES: dict[str, FindingCode] = {
     ),
     "timelines_disordered": _note(
         "the marks of a request are in order",
-        "{wrong} of {told} timelines have marks out of order, by {worst_ms:.2f} ms at most; their parts are not exact",
+        "{wrong} of {timelines} timelines have marks out of order, by at most {worst_ms:.2f} ms: their parts are not "
+        "exact",
     ),
     "timelines_miss_reads": _note(
         "timelines and engines count the same number of KV reads",
@@ -554,7 +577,7 @@ CODES: dict[str, FindingCode] = {
     ),
     "answers_ended_early": _note(
         "answers have the length in the name",
-        "answers ended before --otl {asked}: they have {actual:.4g} tokens",
+        "answers ended before --otl {requested}: they have {actual:.4g} tokens",
     ),
     "file_requests_failed": _file("every request has a complete answer", "{failed} of {requests} requests failed"),
     "file_not_valid": _file("a table of levels marks a level as valid", "marked as not valid in the table: {reasons}"),
@@ -589,7 +612,7 @@ CODES: dict[str, FindingCode] = {
     "copied_files": _audit(
         "identical",
         "no file of a folder is a copy of another one there",
-        "{files} files of {folder} are byte-identical to other files there",
+        "in {folder}, {files:#file is|files are} byte-identical to other files there",
         "one measurement is drawn as several",
         "remove the copies",
     ),
@@ -633,7 +656,7 @@ CODES: dict[str, FindingCode] = {
     "peak_contradicts": _audit(
         "contradiction",
         "the largest number of requests in flight is near the concurrency",
-        "concurrency {concurrency:g}, but at most {peak:g} requests were in flight in any second",
+        "concurrency {concurrency:g}, but at most {peak:g#request was|requests were} in flight in any second",
         "the point is drawn at a wrong load",
         "measure again",
     ),
@@ -682,7 +705,7 @@ CODES: dict[str, FindingCode] = {
     "few_arrivals": _audit(
         "few prompts",
         "an open loop has enough arrivals for its rate",
-        "{fewest} requests in an open loop (recommended: {recommended})",
+        "{fewest:#request} in an open loop (recommended: {recommended})",
         "the rate of so few Poisson arrivals has a random error of that size",
         "more prompts per level",
         "warning",
@@ -705,7 +728,7 @@ CODES: dict[str, FindingCode] = {
     "wrong_gpus": _audit(
         "GPUs",
         "figures are divided by the number of GPUs of the deployment",
-        "the deployment {label} uses {deployed} GPUs, the manifest {verb} {gpus}",
+        "the deployment {label} uses {deployed:#GPU}, the manifest {verb} {gpus}",
         "throughput per node is wrong by that ratio",
         "correct the manifest from the launch's own output",
     ),
@@ -726,7 +749,7 @@ CODES: dict[str, FindingCode] = {
     "tokens_contradict": _audit(
         "contradiction",
         "a level's token rates are those of its workload",
-        "the workload has {asked:.10g} {side} tokens per request, rate x duration / requests gives {actual:.1f}",
+        "the workload has {requested:.10g} {side} tokens per request, rate x duration / requests gives {actual:.1f}",
         "the point is drawn for a workload that was not measured, or its throughput is wrong",
         _AGAIN_FIX,
     ),
@@ -741,7 +764,7 @@ CODES: dict[str, FindingCode] = {
     "early_ends": _audit(
         "early ends",
         "answers have the length in the name",
-        "answers ended before --otl: the names have {asked:g} output tokens, the answers {answered}",
+        "answers ended before --otl: the names have {requested:g} output tokens, the answers {answered}",
         "the curve is of shorter answers; viz compares them by the generated tokens",
         "measure with --ignore-eos if all answers must have the whole length",
         "warning",
@@ -749,7 +772,7 @@ CODES: dict[str, FindingCode] = {
     "requests_miscounted": _audit(
         "contradiction",
         "every request of a level ended once",
-        "{requests} requests were sent, {answered} answered ({figures} in the figures), {failed} failed",
+        "{requests:#request was|requests were} sent, {answered} answered ({figures} in the figures), {failed} failed",
         "rates are counts over duration: they have the same error",
         _MIXED_FIX,
     ),
@@ -825,7 +848,7 @@ CODES: dict[str, FindingCode] = {
         "a folder can be read",
         "{error}",
         "the folder cannot be plotted",
-        "correct or remove the file, or give the number of GPUs with --gpus NAME=N",
+        "do as the evidence tells: give the folders it names, or --gpus NAME=N, or correct or remove the file",
         "warning",
     ),
     "advertised_host": _doctor("advertised host", "an engine gives the other nodes an address that they can reach"),
@@ -1026,6 +1049,11 @@ CODES: dict[str, FindingCode] = {
         "near saturation: {share:.0%} of the time KV memory is full, or would be with 15 % fewer tokens; an estimate "
         "without a band",
     ),
+    "prefill_near_saturation": _of_plan(
+        "prefill engines have time to spare",
+        "near saturation: prefill engines are busy {share:.0%} of the time; a small error of their steps is a large "
+        "error of the TTFT; an estimate without a band",
+    ),
     "pools_of_two_types": _of_plan(
         "all pools are on GPUs of one type",
         "prefill is on {prefill}, decode and collocated engines are on {decode}; --gpus counts GPUs of each type",
@@ -1122,7 +1150,7 @@ CODES: dict[str, FindingCode] = {
     ),
     "several_curves": _of_report(
         "a folder holds one curve",
-        "{folder} holds {curves} curves, its files differ in more than their load: {parts}",
+        "{folder} holds {curves:#curve}, its files differ in more than their load: {parts}",
     ),
     "drawn_once": _of_report("no result is there twice", "identical results are drawn once: {names}"),
     "other_latency": _of_report(

@@ -26,6 +26,7 @@ from pdlab.core.errors import UsageError, reason_of
 from pdlab.core.length_distribution import LengthDistribution, LengthsOfFile, MeanTokens, Pair
 from pdlab.core.mixes import Mixes
 from pdlab.core.replayed import Replayed
+from pdlab.core.text import counted
 
 # Names of the columns in published traces and data sets.
 INPUTS = ("input_tokens", "contexttokens", "num_prefill_tokens", "input_length", "request_tokens")
@@ -286,7 +287,7 @@ def read_pairs(path: Path) -> Pairs:
         for where, input_tokens, output_tokens in rows
     )
     if not 1 <= len(pairs) <= MOST_PAIRS:
-        raise UsageError(f"{path}: holds {len(pairs)} requests; from 1 to {MOST_PAIRS} can be drawn from")
+        raise UsageError(f"{path}: holds {counted(len(pairs), 'request')}; from 1 to {MOST_PAIRS} can be drawn from")
     inputs, outputs = zip(*pairs, strict=True)
     return Pairs(
         name=path.name,
@@ -318,7 +319,7 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, object, object]]:
         if not any(cell.strip() for cell in row):
             continue
         if len(row) < len(names):
-            raise UsageError(f"{where}: {len(row)} cells for {len(names)} columns")
+            raise UsageError(f"{where}: {counted(len(row), 'cell')} for {counted(len(names), 'column')}")
         yield where, row[first], row[second]
 
 

@@ -57,9 +57,9 @@ def shape_fields(config: Config, modelopt: Config | None = None) -> dict[str, An
         raise ValueError(f"has no {', '.join(missing)} of the model")
     for name in ("layers", "hidden", "heads", "vocab", "max_context"):
         if type(fields[name]) is not int or fields[name] < 1:
-            raise ValueError(f"{name} of the model is {fields[name]!r}, which is no whole number above 0")
+            raise ValueError(f"has {name} {fields[name]!r}, which is no whole number above 0")
     if fields["layers"] > MOST_LAYERS:
-        raise ValueError(f"layers of the model is {fields['layers']}, more than {MOST_LAYERS}")
+        raise ValueError(f"has layers {fields['layers']}, more than {MOST_LAYERS}")
     tied = _first(text, "tie_word_embeddings")
     tied = config.get("tie_word_embeddings") if tied is None else tied
     fields["tied_embeddings"] = str(text.get("model_type")).startswith("gemma") if tied is None else bool(tied)

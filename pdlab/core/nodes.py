@@ -24,6 +24,7 @@ WIRE_OF_NIC: dict[str, WireKind] = {"efa": "efa", "infiniband": "rdma", "roce": 
 
 # The label of a node's name, given to `ray start --labels`, because a cluster file has no Ray node ids.
 NODE_NAME_LABEL = "pdlab/node"
+NODE_ID_LABEL = "ray.io/node-id"  # of Ray itself
 
 # The two hosts of namespaces on this machine (pdlab.cluster.two_hosts).
 HOST_NAMES = ("pdlab-a", "pdlab-b")
@@ -148,7 +149,7 @@ class ClusterNode(Frozen):
 
 
 def _copies(node: Any) -> Iterator[Any]:
-    """The nodes that a node with ``count`` is; a node without it is itself. Raises ValueError."""
+    """The ``count`` copies of a node with that key; else the node itself. Raises ValueError."""
     if not isinstance(node, dict) or "count" not in node:
         yield node
         return
@@ -204,6 +205,11 @@ class ClusterView(Frozen):
     def engine_nodes(self) -> tuple[ClusterNode, ...]:
         """Nodes for engines: nodes with GPUs, or all nodes if none has GPUs."""
         return tuple(node for node in self.nodes if node.gpus or self.device == "cpu")
+
+    @property
+    def by_ray_id(self) -> dict[str, str]:
+        """Ray's node id -> id, of the nodes of a live cluster; empty for a cluster of a file."""
+        return {node.labels[NODE_ID_LABEL]: node.id for node in self.nodes if NODE_ID_LABEL in node.labels}
 
     def node(self, node_id: str) -> ClusterNode:
         """The node with that id. Raises KeyError."""
@@ -274,6 +280,3 @@ def _merged(parts: Iterable[Mapping[str, Sequence[int]]]) -> dict[str, tuple[int
         for node, slots in part.items():
             slots_by_node.setdefault(node, []).extend(slots)
     return {node: tuple(sorted(slots)) for node, slots in slots_by_node.items()}
-
-
-NODE_ID_LABEL = "ray.io/node-id"

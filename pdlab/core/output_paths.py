@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from pdlab.core.errors import UsageError, reason_of
@@ -14,7 +16,7 @@ PICTURES = (".png", ".svg", ".pdf")
 
 def check_writable(path: Path, flag: str) -> None:
     """Raises UsageError if no file can be written at ``path``."""
-    try:
+    with _usable(path, flag):
         file = real(path)  # the probe must not remove a link
         if not file.parent.is_dir():
             raise UsageError(f"{flag} {path}: no folder {file.parent}; make it, or choose another")
@@ -28,13 +30,11 @@ def check_writable(path: Path, flag: str) -> None:
         file.open("ab").close()  # permissions do not show a read-only file system, and root ignores them
         if not existed:
             file.unlink()
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UsageError(f"{flag} {path}: cannot be written ({_reason(error)}); choose another") from error
 
 
 def check_folder(path: Path, flag: str) -> None:
     """Raises UsageError if files cannot be written in the folder ``path``, which need not exist."""
-    try:
+    with _usable(path, flag):
         folder = path.resolve()
         broken = [part for part in (path, *path.parents) if part.is_symlink() and not part.exists()]
         if broken:
@@ -46,8 +46,6 @@ def check_folder(path: Path, flag: str) -> None:
         probe = folder / f".pdlab-{os.getpid()}"
         probe.open("xb").close()
         probe.unlink()
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UsageError(f"{flag} {path}: cannot be written ({_reason(error)}); choose another") from error
 
 
 def check_picture(path: Path, flag: str, *, make_folder: bool = False) -> None:
@@ -63,27 +61,28 @@ def check_picture(path: Path, flag: str, *, make_folder: bool = False) -> None:
 
 def check_output(path: Path, flag: str) -> None:
     """As `check_writable`, for a file whose folder need not exist."""
-    try:
+    with _usable(path, flag):
         missing = not path.resolve().parent.is_dir()
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UsageError(f"{flag} {path}: cannot be written ({_reason(error)}); choose another") from error
     check_folder(path.parent, flag) if missing else check_writable(path, flag)
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, RuntimeError):  # from Path.resolve before Python 3.13
-        return "a loop of links"
-    return reason_of(error)
+@contextlib.contextmanager
+def _usable(path: Path, flag: str, use: str = "written") -> Iterator[None]:
+    """Raises UsageError with the flag, if the block cannot use the path."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError) as error:
+        # Path.resolve raises RuntimeError before Python 3.13.
+        reason = "a loop of links" if isinstance(error, RuntimeError) else reason_of(error)
+        raise UsageError(f"{flag} {path}: cannot be {use} ({reason}); choose another") from error
 
 
 def distinct(paths: list[Path], flag: str) -> list[Path]:
     """The paths. Raises UsageError if one is named twice."""
     resolved_paths: set[Path] = set()
     for path in paths:
-        try:
+        with _usable(path, flag, "read"):
             real = path.resolve()
-        except (OSError, ValueError, RuntimeError) as error:
-            raise UsageError(f"{flag} {path}: cannot be read ({_reason(error)}); give another") from error
         if real in resolved_paths:
             raise UsageError(f"{flag} names {path} twice; name each folder once")
         resolved_paths.add(real)

@@ -53,9 +53,10 @@ def rounded(value: float, digits: int) -> float:
     return float(f"{value:.{digits}g}")
 
 
-def counted(number: float, noun: str) -> str:
-    """``1 finding``, ``2 findings``, ``0.5 cores``."""
-    return f"{number:.12g} {noun}{'' if number == 1 else 's'}"
+def counted(number: float, noun: str, plural: str = "", form: str = ".12g") -> str:
+    """``1 finding``, ``2 findings``, ``0.5 cores``. ``plural``: with a verb, as in ``1 engine stays`` and ``2 engines
+    stay``; else the noun and an s. ``form``: format of the number."""
+    return f"{number:{form}} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def duration(seconds: float) -> str:
@@ -69,7 +70,7 @@ def ms(seconds: float | None, specification: str = ".1f") -> str:
 
 
 def byte_size(count: float, digits: int = 3) -> str:
-    """``1.57 MB``: bytes with so many digits, in the largest unit."""
+    """``1.57 MB``: bytes with that many significant digits, in the largest unit."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= factor:
             return f"{rounded(count / factor, digits):.12g} {unit}"
@@ -94,7 +95,8 @@ def printable(text: str) -> str:
 
 
 def plain(value: float) -> str:
-    return f"{float(f'{value:.3g}'):,g}" if value < 1e5 else f"{value:,.0f}"
+    """``2,000``: a number with three significant digits, above 100,000 a whole one."""
+    return f"{rounded(value, 3):,g}" if value < 1e5 else f"{value:,.0f}"
 
 
 def listed(labels: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import FLAG_PREFIX, Deployment, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import Placement
+from pdlab.core.text import counted
 
 LENGTH_STEP = 1024  # of every max_model_len that pdlab chooses or proposes
 
@@ -16,7 +17,8 @@ def check_request_fits(shape: ModelShape, request_tokens: int) -> None:
     """Raises UsageError if a request is longer than the model's context."""
     if request_tokens > shape.max_context:
         raise UsageError(
-            f"{shape.name} takes {shape.max_context} tokens of context; a request has {request_tokens}: shorten it"
+            f"{shape.name} takes {counted(shape.max_context, 'token')} of context; a request has {request_tokens}: "
+            "shorten it"
         )
 
 
@@ -35,7 +37,7 @@ def check_divisibility(deployment: Deployment, shape: ModelShape | None) -> list
     """
     for role, pool in deployment.pools.items():
         if shape is not None:
-            redundant = _redundant_experts({**deployment.engine_kwargs, **pool.engine_kwargs})
+            redundant = _redundant_experts(deployment.engine_kwargs_of(pool))
             _check_pool(role, pool, shape, redundant)
     pools = deployment.pools
     if deployment.transport is None:
@@ -121,8 +123,8 @@ def check_context(deployment: Deployment, shape: ModelShape | None) -> None:
             raise UsageError("--max-model-len 0: must be at least 1; leave it out for the model's own")
         if shape is not None and isinstance(context_tokens, int) and context_tokens > shape.max_context:
             raise UsageError(
-                f"--max-model-len {context_tokens}: {shape.name} has a context of {shape.max_context} tokens; "
-                "give at most that"
+                f"--max-model-len {context_tokens}: {shape.name} has a context of "
+                f"{counted(shape.max_context, 'token')}; give at most that"
             )
 
 
@@ -136,21 +138,22 @@ def _redundant_experts(engine_kwargs: dict[str, Any]) -> int:
 def _check_pool(role: str, pool: Pool, shape: ModelShape, redundant: int) -> None:
     if shape.heads % pool.tp:
         raise UsageError(
-            f"{role} TP {pool.tp} does not divide the {shape.heads} attention heads of {shape.name}; "
-            f"use one of {', '.join(str(t) for t in range(1, 17) if shape.heads % t == 0)}"
+            f"{role} TP {pool.tp} does not divide the {counted(shape.heads, 'attention head')} of {shape.name}; use "
+            f"one of {', '.join(str(t) for t in range(1, 17) if shape.heads % t == 0)}"
         )
     if max(shape.kv_heads, pool.tp) % min(shape.kv_heads, pool.tp):
         raise UsageError(
-            f"{role} TP {pool.tp} and the {shape.kv_heads} KV heads of {shape.name}: one must divide the other"
+            f"{role} TP {pool.tp} and the {counted(shape.kv_heads, 'KV head')} of {shape.name}: one must divide the "
+            "other"
         )
     if pool.pp > shape.layers:
-        raise UsageError(f"{role} PP {pool.pp} is more than the {shape.layers} layers of {shape.name}")
+        raise UsageError(f"{role} PP {pool.pp} is more than the {counted(shape.layers, 'layer')} of {shape.name}")
     ranks, slots = pool.tp * pool.dp, shape.experts + redundant
     if pool.expert_parallel and slots % ranks:
         copies = f" and {redundant} redundant ones" if redundant else ""
         copies_needed = redundant + ranks - slots % ranks
         raise UsageError(
-            f"{role} EP over TP {pool.tp} x DP {pool.dp} does not divide the {shape.experts} experts of {shape.name}"
-            f"{copies}; use a divisor, or let vLLM balance experts with redundant copies: --engine-arg "
+            f"{role} EP over TP {pool.tp} x DP {pool.dp} does not divide the {counted(shape.experts, 'expert')} of "
+            f"{shape.name}{copies}; use a divisor, or let vLLM balance experts with redundant copies: --engine-arg "
             f"enable_eplb=true --engine-arg 'eplb_config={{num_redundant_experts: {copies_needed}}}'"
         )

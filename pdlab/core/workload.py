@@ -200,19 +200,28 @@ class Workload(Frozen):
         seed = json.dumps([self.seed, self.lengths.identity, *self._nominal, level.repeat, level.look])
         return tuple(self._sent(*pair) for pair in self.lengths.draw(self._nominal, level.num_requests, seed))
 
+    def check_load(self, load: Load) -> None:
+        """Raises UsageError unless mixes have a request rate, and a compiled workload, and nothing else, a replay."""
+        if isinstance(self.lengths, Mixes) and not isinstance(load, Open):
+            raise UsageError(
+                f"--lengths {self.lengths.flag_value}: the lengths follow from the times of the requests, and a load "
+                f"of kind {load.kind} has no times; give --request-rate"
+            )
+        if isinstance(self.lengths, Replayed) != isinstance(load, Replay):
+            raise UsageError(
+                f"the workload is {self.label}, the load is of kind {load.kind}: only a workload file can set the "
+                "times of replayed requests"
+            )
+
     def arrivals(self, level: Level) -> tuple[Arrival, ...] | None:
         """The due time of each request of a level, and its tokens as sent; None if lengths do not change with time.
 
-        They depend on the workload and the level's load, repeat and look. Raises UsageError for a load that is no
-        constant request rate.
+        They depend on the workload and the level's load, repeat and look. Raises UsageError as `check_load`.
         """
         if not isinstance(self.lengths, Mixes):
             return None
-        if not isinstance(level.load, Open):
-            raise UsageError(
-                f"--lengths {self.lengths.flag_value}: the lengths follow from the times of the requests, and a load "
-                f"of kind {level.load.kind} has no times; give --request-rate"
-            )
+        self.check_load(level.load)
+        assert isinstance(level.load, Open)
         seed = json.dumps([self.seed, self.lengths.identity, level.repeat, level.look])
         drawn = self.lengths.arrivals(level.load.rate_rps, level.load.burstiness, seed)
         return tuple(
@@ -404,11 +413,14 @@ class Slo(Frozen):
     def stress_of(self, columns: Iterable[Any], tpot: float = 1.0, ttft: float = 1.0) -> float:
         """The SLO's quantile of `stress`. ``tpot``: factor on TPOT and E2EL; ``ttft``: on TTFT. ``columns``: TTFT, TPOT
         and E2EL of every request in seconds."""
+        ttft_s, tpot_s, e2el_s = columns
+        return self.at_quantile(self.stress(ttft_s * ttft, tpot_s * tpot, e2el_s * tpot))
+
+    def at_quantile(self, stresses: Column) -> float:
+        """The SLO's quantile of the `stress` of some requests."""
         import numpy as np
 
-        ttft_s, tpot_s, e2el_s = columns
-        ordered = np.sort(self.stress(ttft_s * ttft, tpot_s * tpot, e2el_s * tpot))
-        return float(ordered[max(math.ceil(self.quantile * len(ordered)) - 1, 0)])
+        return float(np.sort(stresses)[max(math.ceil(self.quantile * len(stresses)) - 1, 0)])
 
 
 def parse_slo(text: str, quantile: float) -> Slo:

@@ -63,7 +63,7 @@ def choose(host: Machine, requested: tuple[int, ...] | None) -> Choice:
         f"ones to compare with; {fewest}"
     ]
     if requested is not None:
-        levels, reason = requested, "as asked"
+        levels, reason = requested, "as requested"
     elif host.cores < 2:
         levels, reason = (
             FEWER_LEVELS,

@@ -22,6 +22,7 @@ from pdlab.core.deployment import parse_label, topology_words
 from pdlab.core.errors import StoreError
 from pdlab.core.exit_code import INTERRUPTED, NOT_CLEAN
 from pdlab.core.files import ROOT
+from pdlab.core.text import counted
 from pdlab.core.workload import Closed, Workload
 from pdlab.demo.choice import ENGINES, conditions, nodes_are_up, slower_by
 from pdlab.demo.clock import DemoClock
@@ -86,7 +87,7 @@ class Demo:
     def run(self) -> int:
         """Measure all deployments, draw the plot, print the tables and what they mean. Returns the exit code."""
         about = math.ceil(self._clock.left_s() / 60)
-        self._print(f"- it takes about {about} minutes; Ctrl-C ends it with a plot of what was measured")
+        self._print(f"- it takes about {counted(about, 'minute')}; Ctrl-C ends it with a plot of what was measured")
         with self._runner.listening():
             try:
                 for number, label in enumerate(DEPLOYMENTS):
@@ -172,13 +173,13 @@ class Demo:
     def _note(self, part: DemoPart) -> str:
         if not part.runs:
             return f"Not measured: {part.name}: {part.error}"
-        return f"{len(part.runs)} of {len(self._levels)} levels measured: {part.name}: {part.error}"
+        return f"{len(part.runs)} of {counted(len(self._levels), 'level')} measured: {part.name}: {part.error}"
 
     def _summary(self) -> str:
         """One line per deployment."""
         lines = []
         for part in self._parts:
-            text = f"{part.name}: {part.valid} of {len(self._levels)} levels valid"
+            text = f"{part.name}: {part.valid} of {counted(len(self._levels), 'level')} valid"
             bad = [run for run in part.runs if not run.validity.valid]
             text += f", {len(bad)} not valid (hollow and crossed in the plot)" if bad else ""
             twice = [run.key.stem for run in part.runs if run.replaces]

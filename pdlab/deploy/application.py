@@ -13,16 +13,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field
 
 from pdlab.cluster.connection import Cluster, quiet_logs
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import ClusterError, DeployError
-from pdlab.core.nodes import NODE_ID_LABEL, ClusterView, Role
+from pdlab.core.nodes import ClusterView, Role
 from pdlab.core.schema import Frozen
-from pdlab.core.text import last_line
+from pdlab.core.text import counted, last_line
 from pdlab.deploy.serve_config import ServeApp
 from pdlab.deploy.serving.elastic import CONTROLLER, value_of
 from pdlab.deploy.serving.ray_names import MODELS, NAMESPACE, WORKER
@@ -219,7 +219,7 @@ class Application:
 
         One list per gang of data parallel ranks where Ray Serve made gangs, else one per replica.
         """
-        names = {node.labels[NODE_ID_LABEL]: node.id for node in view.nodes}
+        names = view.by_ray_id
         groups = {
             group["name"]: rank_order(group["bundles_to_node_id"])
             for group in _placement_groups()
@@ -256,12 +256,14 @@ class Application:
         before = self._prewarmed()
         reached = self._first_transfers(decode, "_maybe_prewarm")
         if len(reached) != running[decode]:
-            raise DeployError(f"only {len(reached)} of {running[decode]} decode replicas took the request to warm up")
+            raise DeployError(
+                f"only {len(reached)} of {counted(running[decode], 'decode replica')} took the request to warm up"
+            )
         done, empty = (after - earlier for after, earlier in zip(self._prewarmed(), before, strict=True))
         if empty or 0 < done < pairs:
             raise DeployError(
-                f"only {done} of {pairs} prefill x decode pairs made a first KV transfer "
-                f"({empty} times a prefill replica gave no KV parameters); see the replicas' logs"
+                f"only {done} of {pairs} prefill x decode pairs made a first KV transfer ({counted(empty, 'time')} a "
+                "prefill replica gave no KV parameters); see the replicas' logs"
             )
         return pairs
 
@@ -291,9 +293,9 @@ class Application:
         running = [r.replica for r in self.state().replicas if (r.deployment, r.state) == (name, "RUNNING")]
         wanted = dict.fromkeys(running, running) if wanted is None else wanted
         pairs = {decode: list(prefills) for decode, prefills in wanted.items()}
-        told = self._first_transfers(name, "answers_from", pairs, models.CompletionRequest(**request))
+        reports = self._first_transfers(name, "answers_from", pairs, models.CompletionRequest(**request))
         answers = {}
-        for decode, of_decode in told:
+        for decode, of_decode in reports:
             for prefill, answer in of_decode.items():
                 if not hasattr(answer, "choices"):
                     raise DeployError(f"{decode} answers with an error what {prefill} has prefilled: {answer}")
@@ -406,7 +408,7 @@ def _why_no_proxy(text: str) -> str:
 def deployment_names(deployment: Deployment, model_id: str) -> dict[Role, str]:
     """Role -> name of its Ray Serve deployment."""
     return {
-        cast(Role, role): f"{_PREFIX.get(role) or ('DPServer' if pool.dp > 1 else 'LLMServer')}:{_serve_name(model_id)}"
+        role: f"{_PREFIX.get(role) or ('DPServer' if pool.dp > 1 else 'LLMServer')}:{_serve_name(model_id)}"
         for role, pool in deployment.pools.items()
     }
 

@@ -18,6 +18,7 @@ from typing import Any
 from pdlab.core.errors import CanaryError, UsageError
 from pdlab.core.files import replace
 from pdlab.core.schema import Frozen, load_yaml, to_yaml
+from pdlab.core.text import counted
 from pdlab.deploy import http_client
 from pdlab.results.schema import CanaryResult
 
@@ -47,16 +48,16 @@ class CanaryAnswer(Frozen):
 class Reference(Frozen):
     """Answers of the model served collocated, stored for later PD launches of the same model.
 
-    ``asked`` is a hash of the requests: answers to other prompts are no reference.
+    ``requests_hash`` is a hash of the requests: answers to other prompts are no reference.
     """
 
     model: str
-    asked: str
+    requests_hash: str
     answers: tuple[CanaryAnswer, ...]
 
 
 class _RefusedByServer(CanaryError):
-    """The server says that the request itself is wrong (HTTP 400)."""
+    """The server refuses the request itself (HTTP 400)."""
 
 
 def prompts() -> list[str]:
@@ -123,7 +124,7 @@ def ask_shapes(
             answers = [read_answer({"choices": [choice]}) for choice in choices]
             results[name] = compare(answers, right, "each sent by itself", bounded=False)
     streamed = read_answer({"choices": [_streamed(_stream(base_url, {**longest, "stream": True}, key))]})
-    results["a stream"] = compare([streamed], [plain[-1]], "asked at once", bounded=False)
+    results["a stream"] = compare([streamed], [plain[-1]], "sent at once", bounded=False)
     return results
 
 
@@ -154,7 +155,9 @@ def read_answer(completion: dict[str, Any]) -> CanaryAnswer:
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
         raise CanaryError(f"the canary's answer has no tokens ({str(completion)[:200]})") from error
     if not tokens or len(tops) != len(tokens):
-        raise CanaryError(f"the canary's answer has {len(tokens)} tokens and log-probabilities of {len(tops)}")
+        raise CanaryError(
+            f"the canary's answer has {counted(len(tokens), 'token')} and log-probabilities of {len(tops)}"
+        )
     return CanaryAnswer(tokens=tokens, tops=tops)
 
 
@@ -200,7 +203,7 @@ def compare(
     remarks = [f"{'; '.join(rounded)}: {'more than ' if wrong else ''}rounding"] if rounded else []
     equal = False if wrong else True if same else None
     head = (
-        f"{same} of {len(answers)} prompts give the same tokens"
+        f"{same} of {counted(len(answers), 'prompt gives', 'prompts give')} the same tokens"
         if same
         else "not compared: no prompt gives the same tokens"
     )
@@ -221,7 +224,7 @@ def _fault(mine: CanaryAnswer, theirs: CanaryAnswer, at: int | None, rounding: f
              if token in mine.tops[i] and token in theirs.tops[i]]  # fmt: skip
     mean = sum(apart) / len(apart) if apart else 0.0
     if mean > rounding + SLACK:
-        return f"has other log-probabilities (by {mean:.2g} on average over {len(apart)} tokens)"
+        return f"has other log-probabilities (by {mean:.2g} on average over {counted(len(apart), 'token')})"
     if at is None:
         return None if len(mine.tokens) == len(theirs.tokens) else f"differs from token {shared + 1} on"
     sides = (theirs.tops[at], mine.tokens[at]), (mine.tops[at], theirs.tokens[at])
@@ -253,7 +256,8 @@ def ask_again(base_url: str, model_id: str, before: Sequence[CanaryAnswer], key:
 def save_reference(folder: Path, model: str, answers: Sequence[CanaryAnswer]) -> None:
     """Keep the answers of a collocated launch under ``folder``."""
     replace(
-        _path(folder, model), to_yaml(Reference(model=model, asked=_requests_hash(), answers=tuple(answers))).encode()
+        _path(folder, model),
+        to_yaml(Reference(model=model, requests_hash=_requests_hash(), answers=tuple(answers))).encode(),
     )
 
 
@@ -263,7 +267,7 @@ def load_reference(folder: Path, model: str) -> tuple[CanaryAnswer, ...] | None:
         stored = load_yaml(_path(folder, model), Reference)
     except UsageError:  # none there, or one of an older pdlab
         return None
-    return stored.answers if (stored.model, stored.asked) == (model, _requests_hash()) else None
+    return stored.answers if (stored.model, stored.requests_hash) == (model, _requests_hash()) else None
 
 
 def _path(folder: Path, model: str) -> Path:

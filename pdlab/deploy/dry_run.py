@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import cast
 
 from pdlab.core import defaults
 from pdlab.core.command_lines import command_line
 from pdlab.core.commands import PDLAB
 from pdlab.core.deployment import Deployment, Fluid
-from pdlab.core.nodes import ClusterView, Placement, ReplicaPlacement, Role
+from pdlab.core.nodes import ClusterView, Placement, ReplicaPlacement
 from pdlab.core.schema import yaml_text
 from pdlab.core.text import aligned, counted
 from pdlab.deploy import engine_memory
 from pdlab.deploy.prepared import Prepared
 from pdlab.placement.place import Link, links
-from pdlab.roles.spec import AUTO
 
 MAX_LINK_ROWS = 12
 # The loads of the published sweep, and such as CPU engines answer in reasonable time.
@@ -64,8 +62,8 @@ def _roles(deployment: Deployment) -> list[str]:
     short = (
         ""
         if below is None
-        else f"; prompts below {'the threshold from measured rates' if below == AUTO else f'{below} tokens'} where "
-        "decoded"
+        else "; prompts below "
+        f"{counted(below, 'token') if isinstance(below, int) else 'the threshold from measured rates'} where decoded"
     )
     if topology.prefix_affinity:
         short += "; prompts where their beginning is cached, if that ends earlier"
@@ -78,7 +76,7 @@ def _roles(deployment: Deployment) -> list[str]:
 
 
 def _replica_table(deployment: Deployment, view: ClusterView, placement: Placement, unit: str) -> str:
-    """One row per replica and node; the link column says how its KV cache travels."""
+    """One row per replica and node; the link column has how its KV cache travels."""
     begins = {role: pool.replicas for role, pool in deployment.pools.items()}
     kinds: dict[tuple[str, str], list[str]] = {}
     for link in links(placement, view):
@@ -108,7 +106,7 @@ def _link_table(links: Sequence[Link]) -> str | None:
         return None
     if len(links) > MAX_LINK_ROWS:
         kinds = Counter(link.kind for link in links)
-        return "".join(f"KV links: {kind} between {count} pairs of nodes\n" for kind, count in kinds.items())
+        return "".join(f"KV links: {kind} between {counted(count, 'pair')} of nodes\n" for kind, count in kinds.items())
     rows = [("prefill node", "decode node", "link", "replica pairs")]
     rows += [(link.prefill_node, link.decode_node, link.kind, str(link.pairs)) for link in links]
     return _table(rows) + "\n"
@@ -129,7 +127,7 @@ def _memory(prepared: Prepared) -> str:
     unknown = [role for role in prepared.deployment.pools if role not in {memory.role for memory in prepared.memory}]
     text = engine_memory.table(prepared.memory, prepared.workload, unit) if prepared.memory else ""
     if unknown:
-        ids = dict.fromkeys(node for role in unknown for node in prepared.placement.nodes_of(cast(Role, role)))
+        ids = dict.fromkeys(node for role in unknown for node in prepared.placement.nodes_of(role))
         nodes = [prepared.view.node(node_id) for node_id in ids]
         why = engine_memory.why_unknown(prepared.deployment, prepared.shape, nodes)
         text += f"memory of {' and '.join(unknown)} engines: not known ({why})\n"

@@ -56,6 +56,11 @@ class Running(Frozen):
         """A text that identifies this start of the deployment."""
         return f"{self.manifest.started_at} {' '.join(sorted(self.replicas))}"
 
+    @property
+    def key(self) -> str | None:
+        """The API key that clients must send; None: no key is needed. Raises UsageError for an unusable file."""
+        return api_key.client_key(self.api_key_file, {})
+
 
 def save_running(running: Running) -> None:
     """Publish what is being served, for the sweep on this machine."""
@@ -194,7 +199,7 @@ def _on_host(pid: int) -> list[Running]:
 def _published() -> list[Running]:
     records = []
     for path in (cache_dir() / "running").glob("*.yaml"):
-        with contextlib.suppress(UsageError):  # damaged: whoever needs it will say so
+        with contextlib.suppress(UsageError):  # damaged: an error for whoever needs it
             records.append(load_yaml(path, Running))
     return records
 
@@ -232,6 +237,6 @@ def _path(base_url: str) -> Path:
         host, port = None, 0
     if not host:
         raise StoreError(f"base URL {base_url!r}: expected http://HOST:PORT, an IPv6 address in brackets")
-    # What listens everywhere is asked for at the loopback address.
+    # A client reaches what listens everywhere at the loopback address.
     host = {"localhost": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return cache_dir() / "running" / f"{host}_{port}.yaml"

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pdlab.core.deployment import Deployment
+from pdlab.core.deployment import FLAG_PREFIX, Deployment
 from pdlab.core.errors import UsageError
 from pdlab.core.text import choices
 
@@ -41,20 +41,15 @@ def known_arguments() -> dict[str, dict[str, Any]]:
 
 def check_engine_arguments(deployment: Deployment) -> None:
     """Raises UsageError for an engine argument that vLLM does not have, or whose value it refuses."""
-    flags = {
-        "collocated": "--engine-arg",
-        "fluid": "--engine-arg",
-        "prefill": "--p-engine-arg",
-        "decode": "--d-engine-arg",
-    }
     check(deployment.engine_kwargs, "--engine-arg")
     for role, pool in deployment.pools.items():
-        check(pool.engine_kwargs, flags[role])
-        both = {**deployment.engine_kwargs, **pool.engine_kwargs}
+        flag = f"--{FLAG_PREFIX[role]}engine-arg"
+        check(pool.engine_kwargs, flag)
+        both = deployment.engine_kwargs_of(pool)
         tokens, sequences = both.get("max_num_batched_tokens"), both.get("max_num_seqs")
         if tokens is not None and sequences is not None and int(tokens) < int(sequences):
             raise UsageError(
-                f"{flags[role]} max_num_batched_tokens={tokens}: must be at least max_num_seqs ({sequences}): every "
+                f"{flag} max_num_batched_tokens={tokens}: must be at least max_num_seqs ({sequences}): every "
                 "running sequence takes one token of a step"
             )
 

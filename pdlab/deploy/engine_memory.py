@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from pdlab.core.catalog import BYTES_PER_VALUE, ModelShape, gpu_memory_gb, known_gpus, resolve_model, why_no_shape
-from pdlab.core.deployment import Deployment, Pool
+from pdlab.core.deployment import FLAG_PREFIX, Deployment, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.model_size import dense_bytes, expert_bytes, full_layers, kv_bytes, kv_bytes_per_token_layer, kv_copies
 from pdlab.core.nodes import ClusterNode, ClusterView, Placement, Role
 from pdlab.core.served_model import why_unknown_shape
-from pdlab.core.text import listed
+from pdlab.core.text import counted, listed
 from pdlab.core.text import table as text_table
 from pdlab.core.vllm_limits import LENGTH_STEP
 from pdlab.core.workload import Workload
@@ -183,7 +183,7 @@ def why_unknown(deployment: Deployment, shape: ModelShape | None, nodes: Iterabl
     if shape.unknown:
         return _not_represented(shape)
     for role in deployment.pools:
-        draft = draft_model(engine_kwargs(deployment, cast(Role, role), shape, cpu=False), shape)
+        draft = draft_model(engine_kwargs(deployment, role, shape, cpu=False), shape)
         if isinstance(draft, str):
             return draft
     unknown = [node for node in nodes if gpu_memory_gb(node) is None]
@@ -214,8 +214,7 @@ def _refuse(memory: EngineMemory, shape: ModelShape, unit: str) -> None:
 
 def _subject(role: Role, gpus: int, unit: str) -> tuple[str, str]:
     """An engine in words, and the flag of its TP."""
-    flag = {"prefill": "--p-tp", "decode": "--d-tp"}.get(role, "--tp")
-    return f"{role} engine of {gpus} {unit}{'s' * (gpus > 1)}", flag
+    return f"{role} engine of {counted(gpus, unit)}", f"--{FLAG_PREFIX[role]}tp"
 
 
 def _refuse_weights(role: Role, gpus: int, shape: ModelShape, weights: float, left: float, unit: str) -> None:

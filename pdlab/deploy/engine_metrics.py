@@ -140,7 +140,7 @@ class Snapshot(Frozen):
 def parse_snapshot(pages: Iterable[str], replicas: tuple[str, ...], pools: Mapping[str, str]) -> Snapshot:
     """Counters of Prometheus pages, under vLLM's names or Ray's (``ray_vllm_...``).
 
-    With ``replicas`` only samples of those count; ``pools`` says which pool each is of. A sample
+    With ``replicas`` only samples of those count; ``pools``: replica -> its pool. A sample
     without a known pool counts as collocated. Ray exports a counter when it first grows, so beside
     another of the same engine its absence is a true zero: see `_IMPLIED`. Sums that Ray makes
     of buckets are left out, and the buckets kept.
@@ -198,9 +198,9 @@ def parse_snapshot(pages: Iterable[str], replicas: tuple[str, ...], pools: Mappi
 
 
 def _pool_tokens(sample: MetricSample) -> float | None:
-    """Tokens that an engine's KV pool holds: blocks times tokens of a block, whatever layers share them. vLLM tells
-    them as labels of a gauge that it sets once, which Ray's pages show for two exports only; pdlab's servers count them
-    up once more where Ray keeps them."""
+    """Tokens that an engine's KV pool holds: blocks times tokens of a block, whatever layers share them. vLLM exports
+    both as labels of a gauge that it sets once, which Ray's pages show for two exports only. pdlab's servers export
+    the product as a counter, which Ray keeps."""
     if sample.name == "kv_pool_tokens":
         return sample.value or None
     if sample.name != "cache_config_info":

@@ -38,7 +38,7 @@ class WeightsClaim(Frozen):
 
 
 class RdmaDevices(Frozen):
-    """The RDMA devices of a pod. ``kind``: EFA with as many as the cluster's file says, a named resource, or a device
+    """The RDMA devices of a pod. ``kind``: EFA with as many as the cluster's file has, a named resource, or a device
     class of dynamic resource allocation (DRA), both with ``count``."""
 
     kind: Literal["efa", "resource", "dra"]
@@ -75,7 +75,7 @@ def read_rdma_devices(text: str) -> RdmaDevices:
 
 
 def named(pattern: re.Pattern[str], expected: str, most_chars: int | None = None) -> Text:
-    """A word of at most ``most_chars`` characters that the pattern matches; ``expected`` says what it is."""
+    """A word of at most ``most_chars`` characters that the pattern matches; ``expected``: its form, for the error."""
 
     def read(text: str) -> str:
         if not pattern.fullmatch(text) or len(text) > (most_chars or len(text)):
@@ -172,7 +172,7 @@ class ExportOptions(Settings):
 
     @property
     def target(self) -> tuple[str, str] | None:
-        """The flag that asks for an export, and its file; None: none is asked for."""
+        """The flag of the export that is given, and its file; None: no export."""
         files = [(each.long_flag, getattr(self, each.name)) for each in declared(ExportOptions) if each.flag.one_of]
         return next(((flag, file) for flag, file in files if file is not None), None)
 

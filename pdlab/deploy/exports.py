@@ -20,7 +20,7 @@ from pdlab.core.commands import typed
 from pdlab.core.deployment import Collocated
 from pdlab.core.environment import shell_assignments
 from pdlab.core.errors import UsageError
-from pdlab.core.version import STACK, __version__
+from pdlab.core.version import __version__, stack_text
 from pdlab.deploy.export_options import ExportOptions
 from pdlab.deploy.preflight import LIBFABRIC, may_choose
 from pdlab.deploy.prepared import Prepared
@@ -31,6 +31,7 @@ from pdlab.deploy.serve_config import (
     OPENAI_BUILDER,
     PD_BUILDER,
     ServeApp,
+    engine_configs,
     serve_config,
 )
 from pdlab.deploy.wire_proof import planned_wires
@@ -221,7 +222,8 @@ def serve_export(
         )
     env = {**path_env, **key_env}
     config = serve_config(app, host=host, port=port, controller_env=env, py_modules=(url,) if url else ())
-    notes = [_stack(), code, *_before_start(prepared, env, options.export_env, choose_backend)]
+    stack = f"Every node has {stack_text()}, and the weights of the model or a way to fetch them."
+    notes = [stack, code, *_before_start(prepared, env, options.export_env, choose_backend)]
     notes += [f"Lost without pdlab: {text}" for text in lost]
     if wants_key and key_env:
         notes.append(
@@ -242,19 +244,13 @@ def to_public(app: ServeApp) -> tuple[ServeApp, tuple[str, ...]]:
     engines = engine_configs(args)
     lost = []
     for loss in LOSSES:
-        asked = [key for key in loss.keys[:1] if key in app.args]
+        configured = [key for key in loss.keys[:1] if key in app.args]
         found = [_removed(config, path) for config in engines for path in loss.engine_keys]
-        if asked or (not loss.keys and any(found)):
+        if configured or (not loss.keys and any(found)):
             lost.append(loss.text)
         for key in loss.keys:
             args.pop(key, None)
     return ServeApp(import_path=PUBLIC[app.import_path], args=args), tuple(lost)
-
-
-def engine_configs(args: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The configurations of engines in the arguments of a builder."""
-    named = [args[key] for key in ("prefill_config", "decode_config", "llm_config") if key in args]
-    return [*named, *args.get("llm_configs", ())]
 
 
 def without_bringing(app: ServeApp) -> ServeApp:
@@ -296,13 +292,7 @@ def on_libfabric(prepared: Prepared) -> Prepared:
     deployment = prepared.deployment
     assert not isinstance(deployment.topology, Collocated)
     transport = deployment.topology.transport.model_copy(update={"backends": (LIBFABRIC,)})
-    topology = deployment.topology.model_copy(update={"transport": transport})
-    return prepared.with_transport_of(deployment.model_copy(update={"topology": topology}))
-
-
-def _stack() -> str:
-    versions = ", ".join(f"{package} {version}" for package, version in STACK.items())
-    return f"Every node has {versions}, and the weights of the model or a way to fetch them."
+    return prepared.with_transport_of(deployment.with_topology(transport=transport))
 
 
 def _before_start(prepared: Prepared, env: Mapping[str, str], env_file: str | None, choose_backend: bool) -> list[str]:

@@ -22,6 +22,7 @@ from pdlab.cluster.namespaces import INSIDE
 from pdlab.core import api_key
 from pdlab.core.catalog import ModelShape
 from pdlab.core.commands import LAUNCH, RUN_LAUNCH
+from pdlab.core.defaults import base_url
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import ClusterError, UsageError
 from pdlab.core.failure import attach_logs
@@ -81,10 +82,10 @@ def launch(request: LaunchRequest, substitutes: Substitutes | None = None) -> No
     # On one of two hosts another process is the launcher, and has the cleanup process.
     local = request.node_count is not None and INSIDE not in os.environ
     with (
-        cleanup_process(_base_url(request)) if local else contextlib.nullcontext() as cleanup,
+        cleanup_process(request.base_url) if local else contextlib.nullcontext() as cleanup,
         contextlib.ExitStack() as turn,
     ):
-        turn.enter_context(launching(_base_url(request), local=request.node_count is not None))
+        turn.enter_context(launching(request.base_url, local=request.node_count is not None))
         if request.two_hosts and INSIDE not in os.environ:
             _launch_on_first_host(request, cleanup)
         else:
@@ -101,7 +102,8 @@ def _launch(
     progress = LaunchProgress()
     _check_port(request)
     with _terminate_as_interrupt(), contextlib.ExitStack() as undo:
-        env = serving_path.environment(request.deployment, request.host) | api_key.serve_env(_key(request))
+        key = api_key.read(request.api_key_file) if request.api_key_file else None
+        env = serving_path.environment(request.deployment, request.host) | api_key.serve_env(key)
         shape, source = served_model(request.deployment)
         if substitutes is not None:
             source = substitutes.tokenizer()
@@ -115,7 +117,7 @@ def _launch(
         local = _local(request, undo, progress, cleanup, substitutes, imports)
         loading = prepare(local, env, imports)
         with Cluster(local, env, progress) as cluster, contextlib.ExitStack() as taken_down:
-            taken_down.callback(clear_running, _base_url(request))
+            taken_down.callback(clear_running, request.base_url)
             if local is None and not request.accept_open_cluster:
                 _refuse_open(cluster)
             app = Application(cluster)
@@ -171,7 +173,8 @@ def shutdown(host: str, port: int) -> None:
     if INSIDE in os.environ:
         raise UsageError(f"--shutdown on {os.environ[INSIDE]}, one of the two hosts, would end itself: run it outside")
     progress = LaunchProgress()
-    measuring = holder(measured_lock(base_url(host, port)))
+    url = base_url(port, host)
+    measuring = holder(measured_lock(url))
     if measuring:
         progress(f"warning: this ends what {measuring} is measuring")
     local = local_nodes.running_or_salvaged()
@@ -179,13 +182,13 @@ def shutdown(host: str, port: int) -> None:
         local_nodes.stop(local)
         local_nodes.end_strays()
         progress("stopped the local Ray nodes and everything on them")
-        clear_running(base_url(host, port))
+        clear_running(url)
         return
     with Cluster() as cluster:
         app = Application(cluster)
         existed = app.delete()
         app.stop_serve()
-    clear_running(base_url(host, port))
+    clear_running(url)
     progress(f"{'stopped the application' if existed else 'nothing of pdlab is served'}; Ray's own nodes stay up")
 
 
@@ -296,7 +299,7 @@ def _serve(
     manifest = _manifest(request, view, placement, started)
     manifest = manifest if substitutes is None else substitutes.manifest(manifest)
     running = Running(
-        base_url=_base_url(request),
+        base_url=request.base_url,
         model_id=name,
         tokenizer=tokenizer_of(deployment, shape.hf_id or source if shape and not_on_this_machine(source) else source),
         manifest=manifest,
@@ -395,26 +398,12 @@ def _refuse_open(cluster: Cluster) -> None:
         )
 
 
-def _key(request: LaunchRequest) -> str | None:
-    return api_key.read(request.api_key_file) if request.api_key_file else None
-
-
-def _base_url(request: LaunchRequest) -> str:
-    return base_url(request.host, request.port)
-
-
-def base_url(host: str, port: int) -> str:
-    """``http://HOST:PORT`` as a client on this machine reaches it."""
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
-
-
 def _check_port(request: LaunchRequest) -> None:
-    """Another server on that port would be asked in our place. Raises UsageError.
+    """Raises UsageError if another program has the port: clients would reach that program.
 
     Ray Serve on local nodes that are up holds its port also while it serves nothing.
     """
-    ours = load_running(_base_url(request)) or (request.node_count and local_nodes.running())
+    ours = load_running(request.base_url) or (request.node_count and local_nodes.running())
     if ours or request.host not in ("127.0.0.1", "localhost"):
         return
     with socket.socket() as probe:
@@ -428,7 +417,7 @@ def _check_port(request: LaunchRequest) -> None:
 def _keep_logs(app: Application) -> Path | None:
     """The replicas' logs of all nodes, in the cache folder; None when there are none, or they cannot be read now."""
     kept = cache_dir() / "logs" / "last-failure"
-    with contextlib.suppress(Exception):  # a cluster that is going, too: the launch's own error is told
+    with contextlib.suppress(Exception):  # also a cluster that ends: the user reads the launch's own error
         ends = app.logs_by(log_ends)
         shutil.rmtree(kept, ignore_errors=True)
         for node, name, text in ends:

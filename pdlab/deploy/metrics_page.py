@@ -82,7 +82,8 @@ def read_pages(urls: Iterable[str]) -> list[str]:
 
 
 def _page(url: str, deadline: float) -> str:
-    """A 500 of Ray's exporter is asked again: it was seen now and then on a page that is read five times a second."""
+    """The text of a page, requested again after a 500 of Ray's exporter until ``deadline``: a page that is read five
+    times a second gave one now and then. Raises ClusterError."""
     while True:
         try:
             return http_client.get(url, TIMEOUT_S)

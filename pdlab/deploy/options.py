@@ -53,6 +53,7 @@ from pdlab.core.settings import (
     serving_port,
     setting,
 )
+from pdlab.core.text import counted
 from pdlab.core.vllm_limits import LENGTH_STEP
 from pdlab.core.workload import Workload, workload_of_flags
 from pdlab.deploy import serving_path
@@ -296,7 +297,7 @@ class LaunchSettings(ExportOptions, LaunchOptions):
     )
 
 
-# Which flags belong to which modes: the part (or the field) of the settings, and what to say of it in another mode.
+# Which flags belong to which modes: the part (or the field) of the settings, and what the error in another mode has.
 _PD_FIELDS = (
     "accept_wire",
     "deployment.serving.prefill_timeout_s",
@@ -386,7 +387,7 @@ def _refuse_first_token(deployment: Deployment) -> None:
             "--reuse-first-token needs --tokenize-once, which sends the token to decode: leave out "
             "--no-tokenize-once or --reuse-first-token"
         )
-    if speculation({**deployment.engine_kwargs, **topology.decode.engine_kwargs}):
+    if speculation(deployment.engine_kwargs_of(topology.decode)):
         raise UsageError(
             "--reuse-first-token and speculative decoding exclude each other, because guesses begin with decode's "
             "own first token: leave one of the two out"
@@ -400,16 +401,16 @@ def workload_from(settings: LaunchSettings) -> Workload:
 
 
 def _max_model_len(settings: LaunchSettings, base: Deployment | None) -> int | None:
-    """What is given, else what a workload that is given needs; None: as the model's file says. Raises UsageError."""
+    """What is given, else what a given workload needs; None: the length in the model's file. Raises UsageError."""
     max_model_len: int | None = settings.deployment.get("max_model_len") or (base.max_model_len if base else None)
     if not settings.workload:
         return max_model_len
     workload = workload_from(settings)
     needed = sum(workload.longest)
     if max_model_len is not None and needed > max_model_len:
-        tokens_text = f"--itl {workload.input_tokens} and --otl {workload.output_tokens} are {needed} tokens"
+        tokens_text = f"--itl {workload.input_tokens} and --otl {workload.output_tokens} are {counted(needed, 'token')}"
         if workload.varied:
-            tokens_text = f"the longest request of {workload.label} has {needed} tokens"
+            tokens_text = f"the longest request of {workload.label} has {counted(needed, 'token')}"
         raise UsageError(
             f"{tokens_text}, max_model_len is {max_model_len}: give a larger --max-model-len, or leave it out to "
             "follow the workload"
@@ -426,7 +427,7 @@ def chooses_backend(settings: LaunchSettings) -> bool:
 
 
 def _serving(settings: LaunchSettings, topology: Topology, base: Deployment | None) -> dict[str, Any]:
-    """What the flags say, else the file of --config, else what suits --host. Raises UsageError."""
+    """What the flags give, else the file of --config, else what suits --host. Raises UsageError."""
     local = settings.local is not None
     given: dict[str, Any] = settings.deployment.get("serving", {})
     before = base.serving.model_dump(exclude_unset=True) if base else {}
@@ -522,6 +523,11 @@ class LaunchRequest(LaunchOptions):
     def node_count(self) -> int | None:
         """Ray nodes that this launch starts on this machine; None: it starts none."""
         return len(self.cluster.nodes) if self.rehearsal and self.cluster else self.local_nodes
+
+    @property
+    def base_url(self) -> str:
+        """The URL at which a client on this machine reaches the deployment."""
+        return defaults.base_url(self.port, self.host)
 
     @property
     def serving_path(self) -> str:

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# Nodes are told by it, and the cleanup process is none of them (`pdlab.cluster.local_nodes.MARKER`).
+# Nodes are recognized by it, and the cleanup process is none of them (`pdlab.cluster.local_nodes.MARKER`).
 MARKER = "PDLAB_LOCAL"
 END_TIMEOUT_S = 10.0
 

@@ -8,7 +8,7 @@ tests/contract/test_pool_agreement.py compares the tables with that function of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment
@@ -48,8 +48,7 @@ def check_pools(deployment: Deployment, shape: ModelShape | None, *, cpu: bool) 
 
     ``cpu``: its engines run on CPUs. The arguments are those that the engines get, the model's own included.
     """
-    roles = [cast(Role, role) for role in deployment.pools]
-    arguments = {role: engine_kwargs(deployment, role, shape, cpu=cpu) for role in roles}
+    arguments = {role: engine_kwargs(deployment, role, shape, cpu=cpu) for role in deployment.pools}
     for role, of_pool in arguments.items():
         _check_one(deployment, role, of_pool, cpu=cpu)
     if "prefill" in arguments:

@@ -67,7 +67,7 @@ def examine(
         # Fluid engines of one node move KV cache over NVLink, which LIBFABRIC does not know.
         chooses = choose and may_choose(deployment) and concerns & set(WIRES) == {"efa"}
         optional = (LIBFABRIC,) if chooses else ()
-        print_line("asking UCX on every node which devices it finds")
+        print_line("checking on every node which devices UCX finds")
         backends = (*transport.backends, *(name for name in optional if name not in transport.backends))
         facts = ask(node.thorough, ports, backends)
         if optional and _libfabric_loads(facts):
@@ -75,9 +75,7 @@ def examine(
                 f"KV transfer by {LIBFABRIC}: it loads on every node, and NIXL recommends it on EFA (--use-ucx: UCX)"
             )
             transport = transport.model_copy(update={"backends": (LIBFABRIC,)})
-            deployment = deployment.model_copy(
-                update={"topology": topology.model_copy(update={"transport": transport})}
-            )
+            deployment = deployment.with_topology(transport=transport)
         loaded = only_backends(facts, transport.backends)
 
     def query_nodes() -> Facts:
@@ -112,19 +110,19 @@ def _ask(
     placement: Placement,
     probe: Callable[..., Any],
     ports: tuple[int, ...],
-    *asked: Any,
+    *probe_args: Any,
 ) -> Facts:
     """Facts of the nodes that can hold engines, each with the environment of its engines; local Ray nodes have those of
     this machine, or of the host that this process is on. A head without GPUs, with no device and perhaps another image,
-    says nothing about engines."""
+    is no evidence about engines."""
     environments = {role: engine_env(deployment, role, view) for role in deployment.pools}
     if cluster.local:
-        return {"this machine": probe(ports, dict(ChainMap(*environments.values())), *asked)}
+        return {"this machine": probe(ports, dict(ChainMap(*environments.values())), *probe_args)}
     facts: dict[str, Any] = {}
     for number, environment in enumerate(environments.values()):
         if environment in list(environments.values())[:number]:
             continue
-        answers = cluster.call_nodes(probe, ports, environment, *asked)
+        answers = cluster.call_nodes(probe, ports, environment, *probe_args)
         nodes = [
             node
             for replica in placement.replicas
@@ -166,9 +164,9 @@ def may_choose(deployment: Deployment) -> bool:
 
 
 def _libfabric_loads(facts: Facts) -> bool:
-    """Whether LIBFABRIC was created on every node that was asked."""
+    """Whether LIBFABRIC was created on every node that was probed."""
     loaded = [(fact.get("loaded") or {}).get("backends", {}) for fact in facts.values()]
-    return bool(loaded) and all(backends.get(LIBFABRIC, "not asked") is None for backends in loaded)
+    return bool(loaded) and all(backends.get(LIBFABRIC, "not probed") is None for backends in loaded)
 
 
 def only_backends(facts: Facts, backends: Iterable[str]) -> dict[str, dict[str, Any]]:

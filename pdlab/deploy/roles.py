@@ -106,12 +106,12 @@ def describe(looked: Mapping[str, Any]) -> str:
     roles = [each["role"] for each in engines.values()]
     decoding = roles.count("decode")
     prefilling = sum(role in WORKING_ROLES for role in roles) - decoding
-    told = "a controller follows the load" if looked["by"] == "auto" else f"set to {looked['by']}"
+    control = "a controller follows the load" if looked["by"] == "auto" else f"set to {looked['by']}"
     rows: list[Sequence[str]] = [("engine", "node", "role", "prompt tokens waiting", "requests decoded")]
     for name, each in sorted(engines.items(), key=lambda item: (item[1]["role"] == "decode", item[0])):
         waiting, running = str(each["waiting_prompt_tokens"]), str(each["running"])
         rows.append((name, str(each["node"])[:8], str(each["role"]), waiting, running))
-    lines = [f"{prefilling}:{decoding} (prefill:decode), {told}"]
+    lines = [f"{prefilling}:{decoding} (prefill:decode), {control}"]
     if count := looked.get("count"):
         lines.append(f"{count['least']} to {count['most']} engines by the load: {count['reason'] or 'no look yet'}")
     if looked["local_below"]:

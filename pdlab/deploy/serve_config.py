@@ -1,8 +1,7 @@
 """Deployment + Placement -> the plain arguments of `pdlab.deploy.serving.builders`. Imports neither Ray nor vLLM.
 
 Engine arguments, later ones win: device defaults, the model's, the model's for that TP degree on GPUs, the
-deployment's, the pool's, and
-last the ones that pdlab itself owns (`pdlab.core.deployment.RESERVED_ENGINE_KWARGS`).
+deployment's, the pool's, and last the ones that pdlab itself owns (`pdlab.core.deployment.RESERVED_ENGINE_KWARGS`).
 """
 
 from __future__ import annotations
@@ -115,6 +114,12 @@ def render(
     return ServeApp(import_path=OPENAI_BUILDER, args={"llm_configs": [configs["collocated"]], **ingress})
 
 
+def engine_configs(args: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The configurations of engines in the arguments of a builder, in the order of the deployment's pools."""
+    named = [args[key] for key in ("prefill_config", "decode_config", "llm_config") if key in args]
+    return [*named, *args.get("llm_configs", ())]
+
+
 def model_id(deployment: Deployment, shape: ModelShape | None) -> str:
     """The name that clients use: --model-id, the catalogue's name, the folder's name, or the Hugging Face id."""
     if deployment.model_id:
@@ -149,7 +154,7 @@ def _llm_config(
         "deployment_config": {
             "num_replicas": pool.replicas,
             "placement_group_bundle_label_selector": [
-                {label: _one_of(values)} for label, values in _selectors(pool, placement, role, view)
+                {label: one_of(values)} for label, values in _selectors(pool, placement, role, view)
             ],
         },
     }
@@ -191,8 +196,7 @@ def engine_kwargs(deployment: Deployment, role: Role, shape: ModelShape | None, 
         merged |= shape.engine_kwargs_by_tp.get(pool.tp, {})
     if deployment.max_model_len is not None:
         merged["max_model_len"] = deployment.max_model_len
-    merged |= deployment.engine_kwargs
-    merged |= pool.engine_kwargs
+    merged |= deployment.engine_kwargs_of(pool)
     merged["tensor_parallel_size"] = pool.tp
     if deployment.serving.otlp_endpoint is not None:
         merged["otlp_traces_endpoint"] = deployment.serving.otlp_endpoint
@@ -307,7 +311,7 @@ def traces_env(endpoint: str, role: str) -> dict[str, str]:
     }
 
 
-def engine_env(deployment: Deployment, role: str, view: ClusterView) -> dict[str, str]:
+def engine_env(deployment: Deployment, role: Role, view: ClusterView) -> dict[str, str]:
     """Environment of a pool's engines, but the variables that are given by name only (`with_secrets`)."""
     env = cpu_env() if view.device == "cpu" else gpu_env()
     if deployment.transport is not None:
@@ -321,8 +325,7 @@ def with_secrets(app: ServeApp, deployment: Deployment, environ: Mapping[str, st
     """The application with the values of the variables that are given by name only, to be submitted and not shown.
     Raises UsageError where ``environ`` lacks one."""
     args = copy.deepcopy(app.args)
-    for role in deployment.pools:
-        config = args.get(f"{role}_config") or args.get("llm_config") or args["llm_configs"][0]
+    for role, config in zip(deployment.pools, engine_configs(args), strict=True):
         config["runtime_env"]["env_vars"] |= secret_values(deployment.env_of(role), environ)
     return app.model_copy(update={"args": args})
 
@@ -338,7 +341,7 @@ def _selectors(pool: Pool, placement: Placement, role: Role, view: ClusterView) 
     return [(label, tuple(values[node_id] for node_id in node_ids)) for node_ids in bundle_nodes(pool, placement, role)]
 
 
-def _one_of(values: Sequence[str]) -> str:
+def one_of(values: Sequence[str]) -> str:
     """Ray's label selector: the value itself, or in(a,b)."""
     return values[0] if len(values) == 1 else f"in({','.join(values)})"
 
@@ -386,7 +389,6 @@ def cpu_env() -> dict[str, str]:
 def serve_config(
     app: ServeApp,
     *,
-    name: str = "pdlab",
     host: str = "127.0.0.1",
     port: int = 8000,
     proxy_location: str = "HeadOnly",
@@ -398,7 +400,12 @@ def serve_config(
     ``controller_env``: environment of Ray Serve's own processes and of the replicas, if Ray Serve is not running yet.
     ``py_modules``: URLs of archives with modules for the task that builds the application, and for the replicas.
     """
-    application: dict[str, Any] = {"name": name, "route_prefix": "/", "import_path": app.import_path, "args": app.args}
+    application: dict[str, Any] = {
+        "name": "pdlab",
+        "route_prefix": "/",
+        "import_path": app.import_path,
+        "args": app.args,
+    }
     if app.scaled:
         application["external_scaler_enabled"] = True
     if py_modules:

@@ -23,9 +23,10 @@ HAPROXY = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     # One event loop per replica, gRPC between replicas, buffered request logs.
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-    "RAY_SERVE_LOG_TO_STDERR": "1",  # which the line before turns off, and where a failing replica says why
+    "RAY_SERVE_LOG_TO_STDERR": "1",  # which the line before turns off, and where a failing replica writes why
     # Where a replica did not take the connection, died before the first byte of its answer, or had no engine any more
-    # (425: pdlab.deploy.serving.dead_engine), another one is asked. What kills its replica must not meet all of them.
+    # (425: pdlab.deploy.serving.dead_engine), another one gets the request. A request that kills its replica must not
+    # meet all of them.
     "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response 425",
     "RAY_SERVE_HAPROXY_RETRIES": "2",
     # It can send again what it has whole: prompts of some 12,000 tokens of text instead of 3,000.

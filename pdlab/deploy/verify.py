@@ -8,14 +8,12 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
-from pdlab.core import api_key
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Fluid
 from pdlab.core.errors import CanaryError, DeployError
 from pdlab.core.files import cache_dir
-from pdlab.core.nodes import Role
 from pdlab.core.served_model import served_model
+from pdlab.core.text import counted
 from pdlab.deploy import canary, http_client
 from pdlab.deploy.application import APP, Application
 from pdlab.deploy.endpoint import Running
@@ -55,9 +53,9 @@ def check(app: Application, deployment: Deployment, running: Running, progress: 
     key = _reference_key(deployment, running)
     await_route(running.base_url)
     try:
-        canary_answers = canary.ask(running.base_url, running.model_id, api_key.client_key(running.api_key_file, {}))
+        canary_answers = canary.ask(running.base_url, running.model_id, running.key)
     except CanaryError as error:
-        raise CanaryError(f"{error}{_engines_say(app)}") from error
+        raise CanaryError(f"{error}{_engine_error(app)}") from error
     if deployment.decode_bench:
         progress("no canary: the KV cache of prompts is filled with random values")
         return CheckedLaunch(
@@ -81,8 +79,8 @@ def check(app: Application, deployment: Deployment, running: Running, progress: 
     else:
         fluid = isinstance(topology, Fluid)
         source = "an engine" if fluid else "a prefill engine"
-        asked = canary.requests(running.model_id)[: len(canary_answers)]
-        alone = app.ask_alone("fluid" if fluid else "prefill", running.model_id, asked)
+        requests = canary.requests(running.model_id)[: len(canary_answers)]
+        alone = app.ask_alone("fluid" if fluid else "prefill", running.model_id, requests)
         reference, source = tuple(canary.read_answer(answer) for answer in alone), f"reference: {source} by itself"
     result = canary.compare(canary_answers, reference, source, rounding=rounding)
     progress(f"{'warning: ' if result.rounded else ''}canary: {result.detail}")
@@ -99,20 +97,20 @@ def check(app: Application, deployment: Deployment, running: Running, progress: 
     progress(describe_counters(counters))
     if counters.guard_recomputed:
         progress(
-            f"warning: the KV guard had decode compute {counters.guard_recomputed:g} prompts: the canary saw no KV "
-            "cache of theirs; see pdlab_guard_* on the metrics pages"
+            f"warning: the KV guard had decode compute {counted(counters.guard_recomputed, 'prompt')}: the canary saw "
+            "no KV cache of theirs; see pdlab_guard_* on the metrics pages"
         )
     if not counters.bytes_transferred:
         raise CanaryError(
-            f"vLLM counts no KV bytes: nothing was transferred, decode computed the prompt itself{_engines_say(app)}"
+            f"vLLM counts no KV bytes: nothing was transferred, decode computed the prompt itself{_engine_error(app)}"
         )
     if counters.failed_transfers:
-        raise CanaryError(f"vLLM counts {counters.failed_transfers:g} failed KV transfers{_engines_say(app)}")
+        raise CanaryError(f"vLLM counts {counters.failed_transfers:g} failed KV transfers{_engine_error(app)}")
     return CheckedLaunch(result, tuple(canary_answers))
 
 
-def _engines_say(app: Application) -> str:
-    """The error line of an engine's own log, which has what vLLM's counters do not say."""
+def _engine_error(app: Application) -> str:
+    """The error line of an engine's own log, which has what vLLM's counters do not show."""
     error = root_cause(app.replica_logs())
     return f"; from an engine's log: {error}" if error else "; the replicas' logs name no error"
 
@@ -134,8 +132,9 @@ def _check_pairs(
         if result.equal is False:
             wrong.append(f"prefill {prefill}, decode {decode}: {result.detail}")
     if wrong:
-        raise CanaryError(f"{len(wrong)} of {len(answers)} ordered pairs of engines answer wrongly: {wrong[0]}")
-    progress(f"canary: {len(answers)} ordered pairs of engines, each with a KV transfer of its own")
+        pairs = counted(len(answers), "ordered pair of engines answers", "ordered pairs of engines answer")
+        raise CanaryError(f"{len(wrong)} of {pairs} wrongly: {wrong[0]}")
+    progress(f"canary: {counted(len(answers), 'ordered pair')} of engines, each with a KV transfer of its own")
 
 
 def await_route(base_url: str, timeout_s: float = ROUTE_TIMEOUT_S) -> None:
@@ -165,8 +164,7 @@ def _check_shapes(
 ) -> None:
     """The same prompts in other shapes of request must give the same tokens. Raises CanaryError."""
     sequences = deployment.serving.requests.max_prompts
-    api = api_key.client_key(running.api_key_file, {})
-    results = canary.ask_shapes(running.base_url, running.model_id, plain, sequences, api)
+    results = canary.ask_shapes(running.base_url, running.model_id, plain, sequences, running.key)
     wrong = [f"{name}: {result.detail}" for name, result in results.items() if result.equal is False]
     if wrong:
         raise CanaryError(f"the deployment answers some shapes of request wrongly: {'; '.join(wrong)}")
@@ -186,10 +184,10 @@ def _reference_key(deployment: Deployment, running: Running) -> str | None:
     shape = served_model(deployment).shape
     keys = set()
     for role, pool in deployment.pools.items():
-        nodes = placement.nodes_of(cast(Role, role)) if cluster and placement else ()
+        nodes = placement.nodes_of(role) if cluster and placement else ()
         gpus = sorted({str(cluster.node(node).gpu_type) for node in nodes}) if cluster else []
         cpu = cluster is not None and cluster.device == "cpu"
-        arguments = {**engine_kwargs(deployment, cast(Role, role), shape, cpu=cpu), "kv_transfer_config": None}
+        arguments = {**engine_kwargs(deployment, role, shape, cpu=cpu), "kv_transfer_config": None}
         if arguments.get("scheduler_cls") == KV_GUARD_SCHEDULER:
             del arguments["scheduler_cls"]  # belongs to the transfer: it changes no number
         versions = {name: manifest.versions.get(name) for name in ("vllm", "torch")}

@@ -13,15 +13,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-from pdlab.core import api_key
 from pdlab.core.catalog import ModelShape
 from pdlab.core.commands import DOCTOR
 from pdlab.core.deployment import Deployment, Fluid
 from pdlab.core.errors import WireError
 from pdlab.core.model_size import kv_bytes
-from pdlab.core.nodes import NETWORKS, NODE_ID_LABEL, WIRE_OF_NIC, ClusterView, Placement, Role, WireKind
+from pdlab.core.nodes import NETWORKS, WIRE_OF_NIC, ClusterView, Placement, WireKind
+from pdlab.core.text import counted
 from pdlab.deploy.application import Application, ReplicaState
 from pdlab.deploy.endpoint import Running
 from pdlab.deploy.engine_metrics import await_nixl, read_snapshot
@@ -252,7 +252,7 @@ def _pair_of_each_wire(
 ) -> dict[WireKind, tuple[ReplicaState, ReplicaState]]:
     """Planned wire -> two fluid engines between which KV cache takes it, one pair of each. ``node``: by its id in the
     view."""
-    ids = {node.labels.get(NODE_ID_LABEL): node.id for node in view.nodes}
+    ids = view.by_ray_id
     engines = [
         each.model_copy(update={"node": ids[each.node]})
         for each in app.state().replicas
@@ -268,14 +268,13 @@ def _pair_of_each_wire(
 
 
 def _over_http(running: Running) -> Send:
-    return lambda body: complete(running.base_url, body, api_key.client_key(running.api_key_file, {}), TIMEOUT_S)
+    return lambda body: complete(running.base_url, body, running.key, TIMEOUT_S)
 
 
 def _longest(deployment: Deployment, shape: ModelShape | None, view: ClusterView) -> int:
     """As long as a prompt may be, as far as that is known, up to TOKENS."""
     cpu = view.device == "cpu"
-    roles = [cast(Role, role) for role in deployment.pools]
-    limits = [engine_kwargs(deployment, role, shape, cpu=cpu).get("max_model_len") for role in roles]
+    limits = [engine_kwargs(deployment, role, shape, cpu=cpu).get("max_model_len") for role in deployment.pools]
     lengths = [length for length in limits if isinstance(length, int)] or [shape.max_context if shape else TOKENS]
     return max(1, min(TOKENS, *(length - 16 for length in lengths)))
 
@@ -293,7 +292,7 @@ def _ask(send: Send, model_id: str, tokens: int, shape: ModelShape | None) -> in
     except NoAnswer as error:
         if error.code == 400 and tokens > LEAST_TOKENS:
             return _ask(send, model_id, tokens // 2, shape)
-        raise WireError(f"a request of {tokens} tokens {error}") from error
+        raise WireError(f"a request of {counted(tokens, 'token')} {error}") from error
     return tokens
 
 
@@ -309,7 +308,7 @@ def _readings(app: Application, view: ClusterView) -> dict[str, NodeCounters]:
     if local and not local.two_hosts:
         reading = network.reading()
         return {node.id: NodeCounters(**reading) for node in view.nodes}
-    names = {node.labels[NODE_ID_LABEL]: node.id for node in view.nodes if NODE_ID_LABEL in node.labels}
+    names = view.by_ray_id
     answers: dict[str, Any] = app.cluster.call_nodes(network.reading)
     return {names[node]: NodeCounters(**answer) for node, answer in answers.items() if node in names}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from pdlab.core.text import counted
 from pdlab.deploy import canary
 from pdlab.deploy.canary import CanaryAnswer
 from pdlab.results.chaos import RequestOutcome
@@ -46,7 +47,7 @@ def judge(received: ReceivedAnswer, reference: CanaryAnswer, rounding: float = c
     if received.left:
         return AnswerVerdict("left")
     if received.timed_out:
-        return AnswerVerdict("hang", f"{len(tokens)} of {len(reference.tokens)} tokens within the limit")
+        return AnswerVerdict("hang", f"{len(tokens)} of {counted(len(reference.tokens), 'token')} within the limit")
     if received.error is not None:
         return AnswerVerdict("error", _short(received.error))
     if received.status is None:
@@ -54,9 +55,11 @@ def judge(received: ReceivedAnswer, reference: CanaryAnswer, rounding: float = c
     if received.status != 200:
         return AnswerVerdict("error", f"HTTP {received.status}")
     if not received.done:
-        return AnswerVerdict("error", f"closed after {len(tokens)} of {len(reference.tokens)} tokens")
+        return AnswerVerdict("error", f"closed after {len(tokens)} of {counted(len(reference.tokens), 'token')}")
     if len(tokens) != len(reference.tokens):
-        return AnswerVerdict("wrong", f"ended as if whole with {len(tokens)} of {len(reference.tokens)} tokens")
+        return AnswerVerdict(
+            "wrong", f"ended as if whole with {len(tokens)} of {counted(len(reference.tokens), 'token')}"
+        )
     return AnswerVerdict("right", rounded=tokens != reference.tokens)
 
 
@@ -64,7 +67,7 @@ def _unlike(received: ReceivedAnswer, reference: CanaryAnswer, rounding: float) 
     """The difference between the tokens so far and the reference's beginning; None: equal, or equal within rounding."""
     count = len(received.tokens)
     if count > len(reference.tokens):
-        return f"{count} tokens in place of {len(reference.tokens)}"
+        return f"{counted(count, 'token')} in place of {len(reference.tokens)}"
     if received.tokens == reference.tokens[:count]:
         return None
     if len(received.tops) == count:

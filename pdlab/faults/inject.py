@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pdlab.core.errors import ClusterError, PdlabError
+from pdlab.core.text import counted
 from pdlab.faults.kinds import FaultAction, FaultTarget, Role, Verb
 from pdlab.faults.link import ShapedLink
 from pdlab.faults.load import Load
@@ -252,11 +253,11 @@ class _FaultInProgress:
             if first and load.streaming:  # the first streams must not end before the last ones begin
                 first, deadline = False, min(deadline, time.monotonic() + CHUNKS_MORE_S)
             time.sleep(0.002)
-        return f" ({load.streaming} streams)"
+        return f" ({counted(load.streaming, 'stream')})"
 
     def _send_more(self) -> str:
         self.injector.load.send_more(self.injector.context.more)
-        return f" ({self.injector.context.more} requests)"
+        return f" ({counted(self.injector.context.more, 'request')})"
 
     def _of(self, act: FaultAction) -> DeploymentProcess:
         assert act.target is not None

@@ -14,7 +14,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.files import CONFIGS
 from pdlab.core.schema import Frozen, load_yaml
 from pdlab.core.settings import Noun, Seed, Settings, setting
-from pdlab.core.text import choices
+from pdlab.core.text import choices, counted
 from pdlab.faults.kinds import KINDS, DeploymentFeatures, FaultKind, kind_of, why_not
 
 ALL = "all"
@@ -86,7 +86,7 @@ class FaultPlan(Frozen):
     def _lengths(cls, lengths: tuple[int, ...]) -> tuple[int, ...]:
         for length in lengths:
             if not 1 <= length <= 100_000:
-                raise ValueError(f"{length} tokens: a prompt has from 1 to 100000")
+                raise ValueError(f"{counted(length, 'token')}: a prompt has from 1 to 100000")
         return lengths
 
     @model_validator(mode="after")
@@ -158,12 +158,12 @@ def describe(plan: FaultPlan, made: FaultSchedule, subject: str, replicas: dict[
     pools = ", ".join(f"{count} {role}" for role, count in replicas.items())
     lines = [
         f"{subject}: {pools}",
-        f"load: {plan.concurrency} requests at a time, {plan.prompts} prompts of "
-        f"{', '.join(map(str, plan.prompt_tokens))} tokens, {plan.max_tokens} tokens greedy, "
-        f"a hang is {plan.limit_s:g} s; seed {plan.seed}",
+        f"load: {counted(plan.concurrency, 'request')} at a time, {counted(plan.prompts, 'prompt')} of "
+        f"{', '.join(map(str, plan.prompt_tokens))} tokens, {counted(plan.max_tokens, 'token')} greedy, a hang is "
+        f"{plan.limit_s:g} s; seed {plan.seed}",
     ]
     waits = f", or after the recovery (at most {plan.recover_s:g} s later)" if plan.recover_s else ""
-    lines.append(f"{len(made.due)} faults, each at its time{waits}:")
+    lines.append(f"{counted(len(made.due), 'fault')}, each at its time{waits}:")
     for due in made.due:
         lines.append(f"  {due.at_s:8.1f} s  {due.kind.name}: {act_text(due.kind, plan)}")
     if made.impossible:
@@ -191,7 +191,7 @@ def act_text(kind: FaultKind, plan: FaultPlan) -> str:
                 "link_restore": "restore the link's rate",
                 "drop": f"drop {100 * plan.drop_share:g} % of frames",
                 "drop_end": "drop none",
-                "send_leaving": f"send {plan.leavers} requests",
+                "send_leaving": f"send {counted(plan.leavers, 'request')}",
                 "await_chunks": "wait until they stream",
                 "leave": "their clients leave",
                 "send_more": f"send {f'{plan.more} ' if plan.more else ''}more requests, which reuse the memory",

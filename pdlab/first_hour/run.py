@@ -16,7 +16,7 @@ from pdlab.core.command_lines import flag_words
 from pdlab.core.errors import UsageError
 from pdlab.core.files import replace
 from pdlab.core.schema import Frozen, read_model
-from pdlab.core.text import duration
+from pdlab.core.text import counted, duration
 from pdlab.first_hour.steps import Step, missing, remaining_steps
 from pdlab.steps.resume import check_folder_is_new, check_same_run
 from pdlab.steps.runner import RAN, ChildStep, StepEnd, StepRunner, StepVerdict, as_typed
@@ -44,10 +44,10 @@ class StepOutcome(Frozen):
 
 
 class FirstHourState(Frozen):
-    """``first-hour.json``: the last outcome of each step. ``asked``: the settings of the run."""
+    """``first-hour.json``: the last outcome of each step. ``settings``: those of the run."""
 
     schema_version: int = 1
-    asked: dict[str, Any]
+    settings: dict[str, Any]
     outcomes: dict[str, StepOutcome] = Field(default_factory=dict)
 
 
@@ -58,9 +58,9 @@ def open_state(out: Path, settings: dict[str, Any], *, resume: bool) -> FirstHou
         if resume:
             raise UsageError(f"--resume: {out} has no {STATE}; leave it out, or give the --out of the first run")
         check_folder_is_new(out, STATE)
-        return FirstHourState(asked=settings)
+        return FirstHourState(settings=settings)
     state = read_model(path, FirstHourState)
-    check_same_run(out, state.asked, settings, resume=resume)
+    check_same_run(out, state.settings, settings, resume=resume)
     return state
 
 
@@ -193,7 +193,7 @@ def _summary(path: Path) -> str | None:
         data = json.loads(path.read_text(encoding="utf-8"))
         if "findings" in data:
             errors = [finding["topic"] for finding in data["findings"] if finding["severity"] == "error"]
-            return f"{len(data['findings'])} findings, errors: {', '.join(errors) or 'none'}"
+            return f"{counted(len(data['findings']), 'finding')}, errors: {', '.join(errors) or 'none'}"
         verdicts = [(run["backend"], (run.get("verdict") or run.get("error"))["text"]) for run in data["runs"]]
         return " | ".join(f"{backend}: {text}" for backend, text in verdicts)
     except (OSError, ValueError, KeyError, TypeError):

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pdlab.core import defaults
 from pdlab.core.command_lines import command_line, flag_words
 from pdlab.core.commands import PLAN, RUN_PLAN, RUN_VIZ
+from pdlab.core.text import counted
 from pdlab.steps.runner import RAN, StepVerdict
 
 # Where it runs. A rehearsal has the deployments of the cluster, but no real wires and no weights.
@@ -237,7 +238,7 @@ def _deployment(
     steps.append(
         Step(
             name=sweep,
-            title=f"{len(LEVELS[where])} levels of {deployed.label}",
+            title=f"{counted(len(LEVELS[where]), 'level')} of {deployed.label}",
             command=_command("bench", type="concurrency", concurrency=LEVELS[where], requests=tokens, base_url=url,
                              name=deployed.label, out=out / "results", resume=True,
                              fill_cache="no" if rehearsed else None),  # simulated KV pools do not age

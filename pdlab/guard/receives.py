@@ -29,11 +29,11 @@ ACTIONS = {
     "unconfirmed": "Reads that prefill did not confirm within the deadline; the prompt was computed on decode.",
     "deadlines": "Reads that did not end within the deadline; their blocks are kept until they do.",
     "errors": "Requests that failed because the blocks of reads past their deadline left no room for them.",
-    "cancels_told": "Cancelled requests that were reported to prefill, so that it frees their blocks.",
+    "cancels_reported": "Cancelled requests that were reported to prefill, so that it frees their blocks.",
     "handshakes_renewed": "Connections to a prefill engine that were replaced after a failed read.",
     "unhealed": "Prefill engines, by decode worker, with no good read over several new connections.",
     "healed": "Unhealed prefill engines from which a read ended well later, or that answered no handshake any more.",
-    "told_sooner": "Reads whose end decode detected without waiting for the output of a step.",
+    "reported_early": "Reads whose end decode detected without waiting for the output of a step.",
     "reused": "Requests whose first token was prefill's, which decode did not compute again.",
     "given_back": "Leases that prefill ended early because decode does not read the blocks.",
 }
@@ -238,7 +238,7 @@ class ReceiveBook:
         receive = self._receives.get(request_id) or _parsed(params, self._clock())[0]
         if receive.verdict is None or receive.verdict == GRANTED:
             self._release(request_id, receive)
-            self.counts["cancels_told"] += 1
+            self.counts["cancels_reported"] += 1
         self.drop(request_id)
 
     def drop(self, request_id: str) -> None:

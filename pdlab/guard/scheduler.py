@@ -106,7 +106,7 @@ class Guarded:
             self._deferred = {name for name in names if name in requests and has_first_token(requests[name])}
             names -= self._deferred
         if names:
-            self._receives.counts["told_sooner"] += len(names)
+            self._receives.counts["reported_early"] += len(names)
             self._reads_ended(KVConnectorOutput(finished_recving=names))
 
     def _reads_ended(self, kv_connector_output: Any) -> None:

@@ -20,7 +20,7 @@ MARKS: Mapping[str, str] = {
     "admitted": "admission",
     "posted": "post",
     "seen": "transfer",
-    "told": "step_lag",
+    "reported": "step_lag",
     "usable": "guard",
     "scheduled": "wait",
     "first": "first_step",

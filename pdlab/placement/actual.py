@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from pdlab.core.errors import DeployError
 from pdlab.core.nodes import ClusterView, Placement, ReplicaPlacement, Role, TpGroup
+from pdlab.core.text import counted
 
 
 def observe(
     plan: Placement,
     view: ClusterView,
     rank_nodes: Mapping[Role, Sequence[Sequence[str]]],
-    replicas_of: Mapping[str, int] | None = None,
+    replicas_of: Mapping[Role, int] | None = None,
 ) -> Placement:
     """The placement that Ray made.
 
@@ -34,7 +35,10 @@ def observe(
         groups = [rank[start : start + size] for rank in ranks for start in range(0, len(rank), size)]
         groups_per_replica = len(planned[0].groups)
         if len(groups) != groups_per_replica * len(planned):
-            raise DeployError(f"{role}: {len(groups)} TP groups run, {groups_per_replica * len(planned)} were planned")
+            raise DeployError(
+                f"{role}: {counted(len(groups), 'TP group runs', 'TP groups run')}, "
+                f"{groups_per_replica * len(planned)} were planned"
+            )
         if any(len(rank) % size for rank in ranks):
             raise DeployError(f"{role}: {[len(rank) for rank in ranks]} bundles per replica do not make TP {size}")
         replicas += [

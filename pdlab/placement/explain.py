@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 
 from pdlab.core.deployment import FLAG_PREFIX, Deployment, Disaggregated, Fluid, Pool
 from pdlab.core.errors import UsageError
-from pdlab.core.nodes import ClusterNode, ClusterView
+from pdlab.core.nodes import ClusterNode, ClusterView, Role
 from pdlab.core.schema import validate
 from pdlab.core.text import counted, listed
 from pdlab.core.vllm_limits import check_divisibility
@@ -21,7 +22,6 @@ MAX_MORE_NODES = 64
 MAX_ATTEMPTS = 400
 # Each search visits at most about this many (node, prefill units, decode units): about a second of work.
 MAX_WORK = 1_000_000
-# Prefix of the launcher's flags for a pool.
 
 
 def explain(deployment: Deployment, view: ClusterView, fits: Fits) -> str:
@@ -87,7 +87,7 @@ def _fewer_at_most(deployment: Deployment, view: ClusterView, fits: Fits) -> str
     if not isinstance(topology, Fluid):
         return None
     for most in range(topology.most - 1, topology.pool.replicas - 1, -1):
-        if fits(deployment.model_copy(update={"topology": topology.model_copy(update={"max_replicas": most})}), view):
+        if fits(deployment.with_topology(max_replicas=most), view):
             return f"--max {most} ({most * topology.pool.gpus_per_replica} {_unit(view)}s)"
     return None
 
@@ -114,7 +114,7 @@ def _short_of_cpus(deployment: Deployment, node: ClusterNode) -> str:
     groups = len(node.slots) // tp
     if not per_group or not groups or node.available_cpus >= groups * per_group:
         return ""
-    return f"but only {node.available_cpus:g} CPUs (a TP group of {tp} takes {per_group})"
+    return f"but only {counted(node.available_cpus, 'CPU')} (a TP group of {tp} takes {per_group})"
 
 
 def _smaller(deployment: Deployment, view: ClusterView, fits: Fits) -> str | None:
@@ -130,7 +130,7 @@ def _smaller(deployment: Deployment, view: ClusterView, fits: Fits) -> str | Non
             for (a, flag_a), (b, flag_b) in itertools.product(reductions_a, reductions_b)
         ]
 
-        def worth(attempt: tuple[dict[str, Pool], str]) -> tuple[int, float]:
+        def worth(attempt: tuple[dict[Role, Pool], str]) -> tuple[int, float]:
             a, b = attempt[0].values()
             return -a.gpus - b.gpus, abs(math.log(a.gpus / b.gpus) - log_ratio)
 
@@ -140,7 +140,8 @@ def _smaller(deployment: Deployment, view: ClusterView, fits: Fits) -> str | Non
         room = max((len(node.slots) for node in view.engine_nodes), default=0)
     tried = 0
     for pools, flags in attempts:
-        changed = _with_pools(deployment, pools)
+        fields = {"pool" if role in ("collocated", "fluid") else role: pool for role, pool in pools.items()}
+        changed = deployment.with_topology(**fields)
         if changed.gpus > room or not _worth_advising(changed, deployment):
             continue
         if fits(changed, view):
@@ -151,7 +152,7 @@ def _smaller(deployment: Deployment, view: ClusterView, fits: Fits) -> str | Non
     return None
 
 
-def _reductions(role: str, pool: Pool, view: ClusterView) -> Iterator[tuple[Pool, str]]:
+def _reductions(role: Role, pool: Pool, view: ClusterView) -> Iterator[tuple[Pool, str]]:
     """Every smaller pool that differs in one number and has enough slots in the view, with its flag."""
     prefix = FLAG_PREFIX[role]
     nodes = eligible(pool, view.engine_nodes)
@@ -164,12 +165,6 @@ def _reductions(role: str, pool: Pool, view: ClusterView) -> Iterator[tuple[Pool
         for smaller in range(getattr(pool, name) - 1, 0, -1):
             if getattr(pool, name) % smaller == 0:
                 yield pool.model_copy(update={name: smaller}), f"--{prefix}{name} {smaller}"
-
-
-def _with_pools(deployment: Deployment, pools: dict[str, Pool]) -> Deployment:
-    topology = deployment.topology
-    update = {"pool" if role in ("collocated", "fluid") else role: pool for role, pool in pools.items()}
-    return deployment.model_copy(update={"topology": topology.model_copy(update=update)})
 
 
 def _worth_advising(changed: Deployment, requested: Deployment) -> bool:
@@ -188,8 +183,7 @@ def _other_placement(deployment: Deployment, view: ClusterView, fits: Fits) -> s
     if not isinstance(topology, Disaggregated):
         return None
     placement = "spread" if topology.placement == "pack" else "pack"
-    changed = deployment.model_copy(update={"topology": topology.model_copy(update={"placement": placement})})
-    return f"--pd-{placement}" if fits(changed, view) else None
+    return f"--pd-{placement}" if fits(deployment.with_topology(placement=placement), view) else None
 
 
 def _freed_by_others(deployment: Deployment, view: ClusterView, fits: Fits) -> str | None:
@@ -222,7 +216,7 @@ def _freed_by_others(deployment: Deployment, view: ClusterView, fits: Fits) -> s
     if len(to_free) <= 3:
         places = listed([f"{count} on {node_id}" for node_id, count in to_free.items()])
     else:
-        places = f"{sum(to_free.values())} on {len(to_free)} nodes"
+        places = f"{sum(to_free.values())} on {counted(len(to_free), 'node')}"
     return f"others release {unit}s: {places}"
 
 
@@ -248,8 +242,6 @@ def _more_nodes(deployment: Deployment, view: ClusterView, fits: Fits) -> str | 
 
     if not fits(deployment, with_more(MAX_MORE_NODES)):
         return None
-    low, high = 1, MAX_MORE_NODES
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(deployment, with_more(middle)) else (middle + 1, high)
-    return f"{counted(low, 'more node')} with {biggest.total_slots} free {_unit(view)}s{'' if low == 1 else ' each'}"
+    fewest = 1 + bisect_left(range(1, MAX_MORE_NODES), True, key=lambda count: fits(deployment, with_more(count)))
+    each = "" if fewest == 1 else " each"
+    return f"{counted(fewest, 'more node')} with {biggest.total_slots} free {_unit(view)}s{each}"

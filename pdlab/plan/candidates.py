@@ -18,6 +18,7 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, PlacementKind, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterView
+from pdlab.core.text import counted
 from pdlab.core.vllm_limits import check_divisibility, check_request_fits
 from pdlab.core.workload import Workload
 from pdlab.placement.copies import copies_of
@@ -83,8 +84,9 @@ def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Wo
         if refused is not None:
             raise refused
     raise UsageError(
-        f"{shape.name} with a request of {request} tokens fits no TP degree of {TP_DEGREES} and no whole nodes with PP "
-        f"or expert parallel within {gpus} GPUs of {hardware.gpu}; give more GPUs or shorter requests"
+        f"{shape.name} with a request of {counted(request, 'token')} fits no TP degree of {TP_DEGREES} and no whole "
+        f"nodes with PP or expert parallel within {counted(gpus, 'GPU')} of {hardware.gpu}; give more GPUs or shorter "
+        "requests"
     )
 
 
@@ -207,7 +209,7 @@ def on_two_types(deployment: Deployment, hardware: Hardware) -> Deployment | Non
         "prefill": topology.prefill.model_copy(update={"gpu_type": hardware.gpu_type}),
         "decode": topology.decode.model_copy(update={"gpu_type": hardware.beside[0].gpu_type}),
     }
-    return deployment.model_copy(update={"topology": topology.model_copy(update=pools)})
+    return deployment.with_topology(**pools)
 
 
 def view_gpus(view: ClusterView, gpus: int) -> int:

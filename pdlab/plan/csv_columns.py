@@ -11,22 +11,34 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from pdlab.core.errors import UsageError
+from pdlab.core.text import counted
 
-# Arguments of vLLM's engines that change a prediction. They are simulated with vLLM's defaults.
-ENGINE_SETTINGS = (
-    "max_num_batched_tokens",
-    "max_num_seqs",
-    "enable_prefix_caching",
-    "enable_chunked_prefill",
-    "gpu_memory_utilization",
-    "block_size",
-    "enforce_eager",
-    "kv_offloading_size",
-    "cpu_offload_gb",
-    "attention_backend",
-    "moe_backend",
-    "stream_interval",
-)
+# Cells of a feature that is off. For the size of a group of ranks, 1 is off too.
+OFF = {"0", "0.0", "1", "1.0", "false", "no", "off"}
+_ON, _OFF, _ONE = ("true", "yes", "on", "1", "1.0"), ("false", "no", "off", "0", "0.0"), ("1", "1.0")
+# Arguments of vLLM's engines that change a prediction and are simulated with vLLM's own value -> the cells that are
+# that value (vllm/config of 0.11 and 0.29); none where it depends on the GPU or the version.
+ENGINE_SETTINGS: dict[str, tuple[str, ...]] = {
+    "max_num_batched_tokens": (),
+    "enable_prefix_caching": _ON,
+    "enable_chunked_prefill": _ON,
+    "gpu_memory_utilization": (),
+    "block_size": (),
+    "enforce_eager": _OFF,
+    "kv_offloading_size": _OFF,
+    "cpu_offload_gb": _OFF,
+    "attention_backend": (),
+    "moe_backend": (),
+    "stream_interval": _ONE,
+}
+
+
+def _lengths(side: str) -> tuple[str, ...]:
+    """Names of the number of tokens of a request on that side, as load generators write them."""
+    units = ("tokens", "len", "length", "seq_len", "sequence_length")
+    return tuple(f"{before}{side}_{unit}" for before in ("", "random_", "avg_", "mean_") for unit in units)
+
+
 # Name of a column here -> other names that people give it.
 ALIASES: dict[str, tuple[str, ...]] = {
     "config": ("label", "configuration", "experiment", "name", "exp"),
@@ -66,10 +78,10 @@ ALIASES: dict[str, tuple[str, ...]] = {
             "dp_attention": ("{role}_attention_dp", "{p}_attention_dp"),
         }.items()
     },
-    "itl": ("isl", "input_tokens", "input_len", "input_length"),
-    "otl": ("osl", "output_tokens", "output_len", "output_length"),
-    "concurrency": ("max_concurrency", "conc"),
-    "request_rate": ("rate", "rate_rps", "rps"),
+    "itl": ("isl", *_lengths("input"), *_lengths("prompt")),
+    "otl": ("osl", *_lengths("output"), *_lengths("generated")),
+    "concurrency": ("max_concurrency", "conc", "num_concurrency", "concurrent_requests", "streams"),
+    "request_rate": ("rate", "rate_rps", "rps", "qps"),
     "num_prompts": ("prompts_per_level", "num_requests", "requests"),
     "prompts": (
         "reused_prompts",
@@ -86,8 +98,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "lengths": ("length_distribution",),
     "burstiness": (),
     "disaggregated": ("disagg", "is_disaggregated"),
-    "gpus": ("num_gpus", "total_gpus", "gpus_total", "gpu_count", "n_gpus"),
-    "hardware": ("gpu", "gpu_type", "gpu_name", "accelerator"),
+    "gpus": ("num_gpus", "total_gpus", "gpus_total", "gpu_count", "n_gpus", "accelerators", "num_accelerators"),
+    "hardware": tuple(f"{chip}{what}" for chip in ("gpu", "accelerator") for what in ("", "_type", "_name", "_model")),
     "framework": ("engine", "inference_engine", "serving_engine"),
     "framework_version": ("engine_version", "vllm_version"),
     "precision": ("quantization", "quant", "weight_dtype"),
@@ -95,6 +107,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "spec_decoding": ("speculative_decoding", "speculative", "spec", "spec_method", "mtp"),
     "dp_attention": ("attention_dp", "enable_dp_attention", "dpa"),
     "context_parallel": ("cp", "dcp", "pcp", "decode_context_parallel", "prefill_context_parallel"),
+    "max_num_seqs": ("max_num_sequences", "max_running_requests"),
     "range_ratio": ("random_range_ratio",),
     "prefix_hit_rate": ("prefix_cache_hit_rate", "cache_hit_rate", "prefix_cache_hits"),
     **{name: () for name in ENGINE_SETTINGS},
@@ -102,8 +115,6 @@ ALIASES: dict[str, tuple[str, ...]] = {
 # If a row has several columns of one of these names, their cells may differ. The first column counts.
 MAY_DIFFER = {"config", "mode", "num_prompts", "placement", "model"}
 EMPTY = {"", "-", "nan", "none", "null", "na", "n/a"}
-# Cells of a feature that is off. For the size of a group of ranks, 1 is off too.
-OFF = {"0", "0.0", "1", "1.0", "false", "no", "off"}
 
 
 class NotSimulated(Exception):
@@ -168,7 +179,8 @@ def read_table(text: str, source: str) -> CsvTable:
     for line, cells in rest:
         if any(cell.strip() for cell in cells[len(header) :]):
             raise UsageError(
-                f"{source}, line {line}: {len(cells)} cells for {len(header)} columns; quote a cell that has a comma"
+                f"{source}, line {line}: {counted(len(cells), 'cell')} for {counted(len(header), 'column')}; quote "
+                "a cell that has a comma"
             )
     rows = [dict(zip(header, [*cells, *[""] * len(header)], strict=False)) for _, cells in rest]
     if not rows:

@@ -17,12 +17,14 @@ from pdlab.core import defaults
 from pdlab.core.catalog import ModelShape, require_shape, whole_shape
 from pdlab.core.deployment import Deployment, Disaggregated
 from pdlab.core.errors import UsageError
+from pdlab.core.text import counted
 from pdlab.core.vllm_limits import check_divisibility, check_request_fits
 from pdlab.core.workload import Closed, Level
 from pdlab.plan import prediction_intervals
 from pdlab.plan.csv_rows import PUBLISHED_PROMPTS, RefusedRow, RequestedRow
 from pdlab.plan.error_catalog import with_stack_prior
 from pdlab.plan.extrapolation import Platform, in_flight_per_gpu, outside_fit, outside_text
+from pdlab.plan.pd_catalog import with_pd_correction
 from pdlab.plan.precisions import is_precision
 from pdlab.plan.stack_bands import band_of, no_band, saturation, why_cached
 from pdlab.plan.step_findings import step_findings
@@ -118,6 +120,8 @@ def _predicted_sweep(
     deployment, link = rows[0].deployment, rows[0].link
     shape = as_served(shape, any_model)
     hardware = with_stack_prior(any_model, shape)
+    if isinstance(deployment.topology, Disaggregated):
+        hardware = with_pd_correction(hardware, shape)
     levels = _levels(rows)
     trials = [_trial(rows[0], levels, hardware, shape, seed) for seed in seeds]
     merged: list[list[SimulatedLevel]] = []
@@ -212,9 +216,12 @@ def _caveat(deployment: Deployment, hardware: Hardware) -> str:
     """An assumption of the prediction that no real node meets; empty if there is none."""
     node = hardware.gpus_per_node
     if deployment.mode == "pd-pack" and deployment.gpus > node:
-        return f"a pack of {deployment.gpus} GPUs does not fit a node of {node}: predicted as if it did"
+        return f"a pack of {counted(deployment.gpus, 'GPU')} does not fit a node of {node}: predicted as if it did"
     if (largest_tp := max(pool.tp for pool in deployment.pools.values())) > node:
-        return f"TP {largest_tp} spans nodes of {node} GPUs: its all-reduce is predicted as if NVLink joined them"
+        return (
+            f"TP {largest_tp} spans nodes of {counted(node, 'GPU')}: its all-reduce is predicted as if NVLink joined "
+            "them"
+        )
     return ""
 
 

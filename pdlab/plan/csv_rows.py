@@ -139,12 +139,13 @@ class RequestedRow(NamedTuple):
 class CsvFile(NamedTuple):
     """A file of requested predictions. ``header``: its column names. ``rows``: cells by column name, as they are
     written. ``requested``: the meaning of each row. ``unread``: the columns that have cells, and on which no prediction
-    depends."""
+    depends. ``assumed``: which of itl and otl some row lacks, so that the defaults are predicted."""
 
     header: list[str]
     rows: list[dict[str, str]]
     requested: list[RequestedRow | RefusedRow]
     unread: list[str]
+    assumed: tuple[str, ...] = ()
 
 
 def read(text: str, source: str, model: str = defaults.MODEL, *, refuse_rows: bool = False) -> CsvFile:
@@ -153,16 +154,19 @@ def read(text: str, source: str, model: str = defaults.MODEL, *, refuse_rows: bo
     line and the column."""
     table = read_table(text, source)
     requested: list[RequestedRow | RefusedRow] = []
+    assumed: set[str] = set()
     for line, row in zip(table.lines, table.rows, strict=True):
         try:
-            requested.append(_requested_row(line, {"model": model} | table.cells(row)))
+            cells = {"model": model} | table.cells(row)
+            requested.append(_requested_row(line, cells))
+            assumed |= {"itl", "otl"} - cells.keys()
         except NotSimulated as error:
             requested.append(RefusedRow(line, str(error)))
         except UsageError as error:
             if not refuse_rows:
                 raise UsageError(f"{source}, line {line}: {error}") from error
             requested.append(RefusedRow(line, str(error)))
-    return CsvFile(table.header, table.rows, requested, table.unread)
+    return CsvFile(table.header, table.rows, requested, table.unread, tuple(sorted(assumed)))
 
 
 # The functions below raise NotSimulated, and UsageError for a wrong cell. `read` adds the line.
@@ -171,7 +175,8 @@ def read(text: str, source: str, model: str = defaults.MODEL, *, refuse_rows: bo
 def _requested_row(line: int, cells: Cells) -> RequestedRow:
     _refuse_features(cells)
     cells = _with_attention_ranks(cells)
-    deployment = Deployment(model=cells["model"], topology=_topology(cells))
+    sequences = {"max_num_seqs": _whole_number(cells, "max_num_seqs", 1)} if "max_num_seqs" in cells else {}
+    deployment = Deployment(model=cells["model"], topology=_topology(cells), engine_kwargs=sequences)
     _check_gpus(cells, deployment)
     workload = _workload(cells)
     load, requests = _load(cells)
@@ -201,9 +206,12 @@ def _refuse_features(cells: Cells) -> None:
         off = OFF - ONE if name == "prefix_hit_rate" else OFF  # a share of 1 is not off
         if (cell := cells.get(name, "")) and cell.lower() not in off:
             raise NotSimulated(f"{name} {cell!r}: {why}")
-    for name in ENGINE_SETTINGS:
-        if cell := cells.get(name, ""):
-            raise NotSimulated(f"{name} {cell!r}: engines are simulated with vLLM's own value; leave the cell empty")
+    for name, own in ENGINE_SETTINGS.items():
+        if (cell := cells.get(name, "")) and cell.lower() not in own:
+            value = f" ({own[0]})" if own else ""
+            raise NotSimulated(
+                f"{name} {cell!r}: engines are simulated with vLLM's own value{value}; leave the cell empty"
+            )
 
 
 def _with_attention_ranks(cells: Cells) -> Cells:

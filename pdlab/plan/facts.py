@@ -79,7 +79,8 @@ class PlanVerdict:
 
     ``first``: the best candidate. ``split``, ``base``: the best PD and the best collocated candidate. ``sides``: these
     two, if a rate was requested. ``extrapolated``: the candidate that is extrapolated; ``outside``: in which
-    dimensions. ``nearest``: the candidate that misses the SLO by least, if all miss it.
+    dimensions. ``nearest``: the candidate that misses the SLO by least, if all miss it. ``in_doubt``: a candidate that
+    misses the SLO by less than the model's errors, if the verdict is that it misses it.
     """
 
     code: VerdictCode
@@ -94,6 +95,7 @@ class PlanVerdict:
     extrapolated: Candidate | None = None
     outside: tuple[OutsideFit, ...] = ()
     nearest: Candidate | None = None
+    in_doubt: Candidate | None = None
     otherwise: OtherCase | None = None
 
 
@@ -173,6 +175,17 @@ class Ranking:
     def two_loops(self) -> bool:
         """Whether closed loops and Poisson arrivals were simulated."""
         return self.plan.candidates[0].goodput_rps is not None
+
+    @property
+    def shares_of_closed(self) -> tuple[float, float] | None:
+        """The lowest and the highest goodput as a share of the same row's closed-loop capacity; None: no row has
+        both."""
+        shares = [
+            each.served_per_gpu / each.capacity_per_gpu
+            for each in (row.candidate for row in self.rows)
+            if each.best and each.capacity_per_gpu
+        ]
+        return (min(shares), max(shares)) if shares else None
 
     @property
     def extrapolates(self) -> bool:
@@ -304,6 +317,7 @@ def verdict(plan: Plan, scenario: Scenario) -> PlanVerdict:
         sides: tuple[SizedForRate, ...] = (),
         extrapolated: Candidate | None = None,
         nearest: Candidate | None = None,
+        in_doubt: Candidate | None = None,
     ) -> PlanVerdict:
         no_winner = code == "extrapolated" or ttft_unbounded(plan.slo)
         compares = not no_winner and not any(outside(candidate, scenario) for candidate in plan.otherwise)
@@ -320,23 +334,31 @@ def verdict(plan: Plan, scenario: Scenario) -> PlanVerdict:
             extrapolated=extrapolated,
             outside=outside(extrapolated, scenario) if extrapolated is not None else (),
             nearest=nearest,
+            in_doubt=in_doubt,
             otherwise=_other_case(plan, scenario) if compares else None,
         )
 
     shows_both = ttft_unbounded(plan.slo) and split is not None and split.best is not None
+    none_meets = not any(candidate.best for candidate in plan.candidates)
     for candidate in (base, split):
-        if candidate is not None and not shows_both and outside(candidate, scenario):
+        if candidate is not None and not shows_both and (beyond := outside(candidate, scenario)):
+            # Requests that queue up at the requested rate leave the loads of the fit; more of them wait, not fewer.
+            if none_meets and plan.rate_rps is not None and all(each.dimension == "load" for each in beyond):
+                continue
             return with_code("extrapolated", extrapolated=candidate)
-    if not any(candidate.best for candidate in plan.candidates):
-        return with_code("no_slo_met", nearest=min(plan.candidates, key=lambda each: each.best_or_nearest.stress))
+    if none_meets:
+        nearest = min(plan.candidates, key=lambda each: each.best_or_nearest.stress)
+        return with_code("no_slo_met", nearest=nearest, in_doubt=_nearly(plan.candidates, scenario))
     if split is None:
         return with_code("pd_does_not_fit")
     if split.best is None:
-        return with_code("pd_misses_slo")
+        pd = [each for each in plan.candidates if not each.collocated]
+        return with_code("pd_misses_slo", in_doubt=_nearly(pd, scenario))
     if ttft_unbounded(plan.slo):
         return with_code("ttft_unbounded")
     if base is None or base.best is None:
-        return with_code("only_pd_meets_slo")
+        bases = [each for each in plan.candidates if each.collocated]
+        return with_code("only_pd_meets_slo", in_doubt=_nearly(bases, scenario))
     if plan.rate_rps is not None:
         sides = (_sized_for_rate(split, scenario), _sized_for_rate(base, scenario))
         fewer, more = split.total_gpus < base.total_gpus, split.total_gpus > base.total_gpus
@@ -345,6 +367,17 @@ def verdict(plan: Plan, scenario: Scenario) -> PlanVerdict:
     assert advantage is not None and advantage.interval is not None, "neither is extrapolated"
     low, high = advantage.interval
     return with_code("pays" if low > 0 else "does_not_pay" if high < 0 else "unclear", advantage)
+
+
+def _nearly(candidates: Sequence[Candidate], scenario: Scenario) -> Candidate | None:
+    """The candidate that misses the SLO by least, if shorter latencies within the model's errors would meet it."""
+    error = scenario.hardware.error
+    if error is None or not candidates:
+        return None
+    nearest = min(candidates, key=lambda each: each.best_or_nearest.stress)
+    shorter = (1 / factor for factor in factors_90(error))
+    missed = nearest.best_or_nearest.stress > 1
+    return nearest if missed and scenario.slo.stress_of(nearest.best_or_nearest.columns, *shorter) <= 1 else None
 
 
 def _sized_for_rate(candidate: Candidate, scenario: Scenario) -> SizedForRate:

@@ -21,7 +21,6 @@ from pdlab.placement.copies import whole_node_gpus
 from pdlab.plan.extrapolation import OutsideFit, Platform, in_flight_per_gpu, outside_fit
 from pdlab.plan.scattered_blocks import ScatteredBlocks
 from pdlab.plan.step_findings import step_findings
-from pdlab.results.slo import within
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.kv_transfer import depends_on_age
 from pdlab.sim.level import SimulatedLevel, Trace
@@ -238,7 +237,8 @@ class Scenario:
         )
         # An answer of one token has no TPOT.
         tpots_s = tpot_s[tokens > 1].tolist()
-        good_share = float(within(self.slo, ttft_s, tpot_s, e2el_s).mean())
+        stresses = self.slo.stress(ttft_s, tpot_s, e2el_s)
+        good_share = float((stresses <= 1).mean())
         per_s, keeps_up = _served(simulated, part, waits=trace is not None and bool(trace.requests))
         return LoadResult(
             load=load,
@@ -248,7 +248,7 @@ class Scenario:
             tpot_s=statistics.fmean(tpots_s) if tpots_s else 0.0,
             good_share=good_share,
             meets=keeps_up and good_share >= self.slo.quantile,
-            stress=self.slo.stress_of((ttft_s, tpot_s, e2el_s)),
+            stress=self.slo.at_quantile(stresses),
             bottleneck=bottleneck(simulated),
             level=simulated,
             columns=(ttft_s, tpot_s, e2el_s),

@@ -9,8 +9,8 @@
   has; if bands of left-out models or versions held less than `NEAR`; if fewer than `LEAST_LIKE` stacks have that engine
   and mode; and outside of the points' range of lengths, loads, TP and formats of weights, or of closed loops.
 - A band of tables needs at least `LEAST_STACKS` public stacks.
-- **Near saturation** prompts wait for KV memory, or nearly do. There a small error of the steps or of the memory is a
-  large error of the TTFT, and there is no band.
+- **Near saturation** prompts wait for KV memory, or nearly do, or prefill engines are busy nearly all the time. There a
+  small error of the steps or of the memory is a large error of the TTFT, and there is no band.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pdlab.core.catalog import ModelShape
-from pdlab.core.deployment import Deployment
+from pdlab.core.deployment import Deployment, Disaggregated
 from pdlab.core.findings import Finding, found
 from pdlab.core.workload import Closed, Load, Workload
-from pdlab.plan.error_catalog import NEAR, ErrorCatalog, public_errors, stack_of, weights_of
+from pdlab.plan.correction_fit import TPOT, TTFT
+from pdlab.plan.error_catalog import NEAR, CoveredRange, ErrorCatalog, public_errors, stack_of, weights_of
 from pdlab.plan.extrapolation import SLACK, OutsideFit
+from pdlab.plan.pd_catalog import PdCovered, public_pd
 from pdlab.plan.stack_prior import KINDS, LEAST_LIKE, LEAST_STACKS, Stack, group_of
 from pdlab.sim.hardware import FitError, Hardware
 from pdlab.sim.level import SimulatedLevel
@@ -60,6 +62,8 @@ def band_of(
     `pdlab.plan.extrapolation.outside_fit` for them."""
     if hardware.steps is None:
         return StackBand(None if outside else hardware.error)
+    if hardware.error is None and isinstance(deployment.topology, Disaggregated) and hardware.direct is not None:
+        return _band_of_pd(hardware, shape, deployment, workload, load, in_flight_per_gpu)
     catalog = public_errors()
     if hardware.error is not None:
         others = sorted({each.dimension for each in outside} - WITHIN)
@@ -81,6 +85,58 @@ def band_of(
         return no_band(reason)
     medians = {metric: _median(catalog, metric) for metric in catalog.components}
     error = catalog.error("public stacks, each predicted by the others", medians, catalog.components, unseen)
+    return StackBand(error, (found("band_of_public_stacks", stacks=len(catalog.stacks), unseen=words or "nothing"),))
+
+
+def _band_of_pd(
+    hardware: Hardware,
+    shape: ModelShape,
+    deployment: Deployment,
+    workload: Workload,
+    load: Load,
+    in_flight_per_gpu: Sequence[float],
+) -> StackBand:
+    """The band of P:D engines without Ray, by the public stacks of P:D."""
+    assert hardware.steps is not None
+    catalog = public_pd()
+    stack = catalog.known(stack_of(hardware, shape, deployment))
+    like, without = catalog.served_as(stack.engine), catalog.unseen(stack)
+    covered, pools = catalog.covered, list(deployment.pools.values())
+    reason = ""
+    if len(like) < LEAST_LIKE:
+        reason = f"{len(like) or 'none'} of P:D {'is' if len(like) == 1 else 'are'} of {stack.engine}"
+    elif hardware.beside:
+        reason = "none of them has pools on GPUs of two types"
+    elif hardware.speculation is not None:
+        reason = "none of them guesses tokens"
+    elif hardware.steps.mode != MEASURED:
+        reason = f"their step times are measured ones, not those of {hardware.steps.mode}"
+    elif not isinstance(load, Closed):
+        reason = "they are closed loops"
+    elif max(pool.gpus_per_replica for pool in pools) > covered.gpus_per_engine:
+        reason = f"their engines have at most {covered.gpus_per_engine} GPUs"
+    elif any(pool.pp > 1 for pool in pools):
+        reason = "none of them has pipeline ranks"
+    for kind in without:
+        shares = catalog.left_out.get(kind, {})
+        if not reason and not shares:
+            reason = f"too few of P:D show what bands of a left-out {KINDS[kind]} hold"
+        elif not reason and (held := min(shares.values())) < NEAR[0]:
+            reason = f"bands of a left-out {KINDS[kind]} of P:D held {held:.0%}"
+    reason = reason or _outside(covered, workload, in_flight_per_gpu)
+    if reason:
+        return no_band(reason)
+    parts = {metric: part for metric, each in catalog.components.items() if (part := each.parts(without)) is not None}
+    error = FitError(
+        tpot_percent=catalog.median_percent[TPOT],
+        ttft_percent=catalog.median_percent[TTFT],
+        requests_per_s_percent=catalog.median_percent[TPOT],
+        points=catalog.points,
+        how="public stacks of P:D, each predicted by the others; requests/s as TPOT",
+        parts={**parts, "requests/s": parts[TPOT]},
+    )
+    names = {"model": stack.model, "gpu": stack.gpu, "engine": f"{stack.engine} {stack.version}"}
+    words = ", ".join(names[each] for each in without)
     return StackBand(error, (found("band_of_public_stacks", stacks=len(catalog.stacks), unseen=words or "nothing"),))
 
 
@@ -164,6 +220,11 @@ def _not_covered(
         return "none of them spreads experts over more than one node"
     if any(pool.pp > 1 or pool.dp > 1 for pool in pools):
         return "none of them has pipeline or data parallel ranks"
+    return _outside(covered, workload, in_flight_per_gpu)
+
+
+def _outside(covered: CoveredRange | PdCovered, workload: Workload, in_flight_per_gpu: Sequence[float]) -> str:
+    """In what lengths or load a prediction is outside of the points' range; empty: in none."""
     sides = (
         (workload.longest[0], covered.input_tokens, "input tokens"),
         (workload.longest[1], covered.output_tokens, "output tokens"),
@@ -179,7 +240,15 @@ def saturation(
     levels: Sequence[SimulatedLevel], hardware: Hardware, shape: ModelShape, deployment: Deployment
 ) -> Finding | None:
     """Whether prompts of these levels, one of each seed, wait for KV memory, or would if it held `TIGHT` of what it is
-    predicted to hold. The latter only of engines that do both: of others it is not known which one holds a request."""
+    predicted to hold. The latter only of engines that do both: of others it is not known which one holds a request.
+    And whether engines that only prefill are busy for more than `TIGHT` of the time, until the last prompt is
+    prefilled."""
+    if isinstance(deployment.topology, Disaggregated):
+        busy = statistics.fmean(
+            each.busy["prefill"] * each.duration_s / max(each.prefill_end_s) for each in levels if each.duration_s
+        )
+        if busy > TIGHT:
+            return found("prefill_near_saturation", share=min(busy, 1.0))
     full = statistics.fmean(each.kv_full for each in levels)
     if deployment.transport is None:
         tokens = sum(

@@ -16,6 +16,7 @@ import numpy as np
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool
 from pdlab.core.errors import UsageError
+from pdlab.core.text import counted
 from pdlab.core.vllm_limits import check_divisibility
 from pdlab.core.workload import Closed, Level, Workload
 from pdlab.plan.accuracy import MeasuredSweep, name_of
@@ -243,7 +244,7 @@ def calibration_text(calibration: StackCalibration) -> str:
     assert correction.covariance is not None
     host, factor, prefill, sync = (math.sqrt(row[index]) for index, row in enumerate(correction.covariance))
     lines = [
-        f"correction of the tabulated steps after {correction.fitted_levels} levels:",
+        f"correction of the tabulated steps after {counted(correction.fitted_levels, 'level')}:",
         f"  host {correction.host_ms:.2f} ms per step (+-{host:.2f}), decode x {correction.factor:.3f} "
         f"(+-{factor:.0%}), prefill x {correction.prefill_factor:.3f} (+-{prefill:.0%}), {correction.sync_us:.1f} us "
         f"per layer and doubling of TP (+-{sync:.1f})",

@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import cast
 
 from pdlab.cluster import local_nodes
 from pdlab.cluster.local_nodes import LocalNodes
@@ -16,7 +15,7 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment
 from pdlab.core.engine_cache import EngineCache
 from pdlab.core.errors import UsageError
-from pdlab.core.files import cache_dir
+from pdlab.core.files import built_once, cache_dir
 from pdlab.core.nodes import Role
 from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.served_model import require_served_shape
@@ -24,7 +23,7 @@ from pdlab.core.workload import Closed, Level, Workload
 from pdlab.deploy.cpu_engine.tiny_model import build_tokenizer
 from pdlab.deploy.options import LaunchRequest
 from pdlab.deploy.prepared import Prepared
-from pdlab.deploy.serve_config import ServeApp, engine_kwargs
+from pdlab.deploy.serve_config import ServeApp, engine_configs, engine_kwargs
 from pdlab.rehearsal import stand_ins
 from pdlab.rehearsal.spec import ENGINE_CLASS, SPEC, EngineSpec, write_spec
 from pdlab.results.schema import Manifest
@@ -87,9 +86,9 @@ class RehearsalSubstitutes:
             write_spec(self._spec(prepared.deployment, role, folder / "shared"), files[role])
         return with_simulated_engines(prepared.app, files, self._slow_down)
 
-    def _spec(self, deployment: Deployment, role: str, shared: Path) -> EngineSpec:
+    def _spec(self, deployment: Deployment, role: Role, shared: Path) -> EngineSpec:
         shape = self._shape
-        length = engine_kwargs(deployment, cast(Role, role), shape, cpu=False).get("max_model_len", shape.max_context)
+        length = engine_kwargs(deployment, role, shape, cpu=False).get("max_model_len", shape.max_context)
         return EngineSpec(
             rehearsal=self._rehearsal,
             role=role,
@@ -144,19 +143,16 @@ def serve_env(slow_down: float) -> dict[str, str]:
     return {"RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S": f"{10 * slow_down:g}"}
 
 
-def with_simulated_engines(app: ServeApp, files: dict[str, Path], slow_down: float = 1.0) -> ServeApp:
-    """The application with simulated engines, ``slow_down`` times slower. ``files``: role -> specification's file."""
+def with_simulated_engines(app: ServeApp, files: Mapping[Role, Path], slow_down: float = 1.0) -> ServeApp:
+    """The application with simulated engines, ``slow_down`` times slower. ``files``: role -> specification's file,
+    in the order of the deployment's pools.
+    """
     args = copy.deepcopy(app.args)
     args.pop("kv_guard", None)  # needs vLLM's engines, and its sources would hide the rest of pdlab on the nodes
     if "roles" in args:
         args["roles"]["slow_down"] = slow_down
-    one_pool = "fluid" if "roles" in args else "collocated"
-    configs = {one_pool: [*args.get("llm_configs", []), *([args["llm_config"]] if "llm_config" in args else [])]}
-    configs |= {role: [args[f"{role}_config"]] for role in ("prefill", "decode") if f"{role}_config" in args}
-    for role, of_role in configs.items():
-        for config in of_role:
-            env = config.setdefault("runtime_env", {}).setdefault("env_vars", {})
-            env |= {ENGINE_CLASS_ENV: ENGINE_CLASS, SPEC: str(files[role])}
+    for file, config in zip(files.values(), engine_configs(args), strict=True):
+        config["runtime_env"]["env_vars"] |= {ENGINE_CLASS_ENV: ENGINE_CLASS, SPEC: str(file)}
     return app.model_copy(update={"args": args})
 
 
@@ -190,10 +186,4 @@ def best_rate_rps(deployment: Deployment, workload: Workload, hardware: Hardware
 def ensure_tokenizer(cache: Path) -> Path:
     """Folder of the tokenizer of all rehearsals; builds it at the first call (about 1 s)."""
     folder = cache / "models" / f"rehearsal-tokenizer-{VOCABULARY}"
-    if not folder.exists():
-        part = folder.with_name(f".{folder.name}.part")
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        build_tokenizer(part, VOCABULARY)
-        part.rename(folder)
-    return folder
+    return built_once(folder, lambda part: build_tokenizer(part, VOCABULARY))

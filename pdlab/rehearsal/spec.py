@@ -10,6 +10,7 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.commands import LAUNCH
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import UsageError, reason_of
+from pdlab.core.nodes import Role
 from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.schema import Frozen, validate
 from pdlab.sim.hardware import Hardware
@@ -19,12 +20,12 @@ ENGINE_CLASS = "pdlab.rehearsal.engine.SimulatedEngine"
 
 
 class EngineSpec(Frozen):
-    """Engines of one pool. ``role``: collocated, prefill, decode or fluid. ``folder``: of all engines of the deployment
-    (`pdlab.rehearsal.shared_state`). ``tokenizer``: a file of the library tokenizers. ``lease_s``: simulated seconds
-    for which prefilled KV is held, as vLLM's ``kv_lease_duration``."""
+    """Engines of one pool. ``folder``: of all engines of the deployment (`pdlab.rehearsal.shared_state`).
+    ``tokenizer``: a file of the library tokenizers. ``lease_s``: simulated seconds for which prefilled KV is held, as
+    vLLM's ``kv_lease_duration``."""
 
     rehearsal: Rehearsal
-    role: str
+    role: Role
     hardware: Hardware
     shape: ModelShape
     deployment: Deployment

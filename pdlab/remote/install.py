@@ -17,6 +17,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from pdlab.remote.weights import last_line
+
 INSTALL_TIMEOUT_S = 50.0
 IMPORT = "import importlib, sys; print(importlib.import_module(sys.argv[1]).__file__)"
 
@@ -66,7 +68,8 @@ def _pip(wheel: Path, target: str | None) -> str | None:
         return f"the installation did not end within {INSTALL_TIMEOUT_S:g} s"
     if completed.returncode == 0:
         return None
-    return f"{Path(command[0]).name}: {(completed.stderr or completed.stdout or 'no message').strip().splitlines()[-1]}"
+    message = last_line(completed.stderr) or last_line(completed.stdout) or "no message"
+    return f"{Path(command[0]).name}: {message}"
 
 
 def _compare(wheel: Path, where: Path, module: str | None) -> dict[str, Any]:
@@ -89,7 +92,7 @@ def _compare(wheel: Path, where: Path, module: str | None) -> dict[str, Any]:
         env = {**os.environ, "PYTHONPATH": f"{where}:{os.environ.get('PYTHONPATH', '')}"}
         imported = subprocess.run([sys.executable, "-c", IMPORT, module], capture_output=True, text=True, env=env)
         if imported.returncode:
-            return {"error": f"import {module}: {(imported.stderr.strip() or 'no message').splitlines()[-1]}"}
+            return {"error": f"import {module}: {last_line(imported.stderr) or 'no message'}"}
         loaded = imported.stdout.strip()
         if not Path(loaded).is_relative_to(where):
             return {"error": f"{module} is loaded from {loaded}, not from {where}"}

@@ -94,10 +94,10 @@ class RdmaDevice(NamedTuple):
     active: bool
 
 
-def rdma_devices(folder: Path | None = None) -> list[RdmaDevice]:
-    """The RDMA devices, sorted by name. ``folder``: replaces that of sysfs."""
+def rdma_devices() -> list[RdmaDevice]:
+    """The RDMA devices, sorted by name."""
     devices = []
-    for path in sorted((folder or CLASS_RDMA).glob("*")):
+    for path in sorted(CLASS_RDMA.glob("*")):
         driver = (path / "device" / "driver").resolve().name
         infiniband = read(path / "ports/1/link_layer") == "InfiniBand"
         kind = "efa" if driver == "efa" else "infiniband" if infiniband else "roce"

@@ -39,6 +39,7 @@ LIBRARIES = re.compile(
     r"/lib(ucp|uct\w*|ucs|ucm|ibverbs|efa|rdmacm|nl-3|nl-route-3|fabric|nixl|plugin_[A-Za-z_]+)\b[^/]*\.so"
 )
 LOAD_TIMEOUT_S = 60.0
+DEVICE_FILES = Path("/dev/infiniband")
 
 # Runs in its own process, so that a library that crashes does not end the doctor.
 LOADER = """
@@ -205,7 +206,7 @@ def _rdma() -> list[dict[str, Any]]:
                 "driver": device.driver,
                 "kind": device.kind,
                 "active": device.active,
-                "given": any(Path(file).exists() for file in files),
+                "given": any(file.exists() for file in files),
                 "usable": _may_open(files),
                 "gbit_per_s": line_rate(device),
             }
@@ -213,12 +214,12 @@ def _rdma() -> list[dict[str, Any]]:
     return devices
 
 
-def _device_files(device: RdmaDevice, folder: str = "/dev/infiniband") -> list[str]:
+def _device_files(device: RdmaDevice) -> list[Path]:
     """Device files of the device. A container sees all devices of its machine in sysfs, but not all device files."""
-    return [f"{folder}/{path.name}" for path in (device.path / "device" / "infiniband_verbs").glob("uverbs*")]
+    return [DEVICE_FILES / path.name for path in (device.path / "device" / "infiniband_verbs").glob("uverbs*")]
 
 
-def _may_open(files: list[str]) -> bool:
+def _may_open(files: list[Path]) -> bool:
     return any(os.access(file, os.R_OK | os.W_OK) for file in files)
 
 
@@ -393,18 +394,17 @@ def machine_facts() -> dict[str, Any]:
     return {**node_facts(), "gpus": gpu_facts()}
 
 
-def node_facts(devices: str | None = None, files: str = "/dev/infiniband") -> dict[str, Any]:
+def node_facts() -> dict[str, Any]:
     """Host name and network of this machine: the best kind of RDMA devices with a link, else Ethernet.
 
     ``count``: devices with a device file in this container, which UCX can use; without any file, all devices.
-    ``devices``, ``files``: replace sysfs's folder of devices and the folder of device files.
     """
-    linked = [device for device in rdma_devices(Path(devices) if devices else None) if device.active]
+    linked = [device for device in rdma_devices() if device.active]
     kind = next((kind for kind in ("efa", "infiniband", "roce") if any(one.kind == kind for one in linked)), None)
     if kind is None:
         return {"host": socket.gethostname(), "nic": {"kind": "ethernet"}}
     of_kind = [device for device in linked if device.kind == kind]
-    usable = sum(_may_open(_device_files(device, files)) for device in of_kind)
+    usable = sum(_may_open(_device_files(device)) for device in of_kind)
     nic: dict[str, Any] = {"kind": kind, "count": usable or len(of_kind)}
     rates = {line_rate(device) for device in of_kind}
     if len(rates) == 1 and (rate := rates.pop()):

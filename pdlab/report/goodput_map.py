@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from pdlab.analysis.goodput_map import GoodputMap
 from pdlab.report.figure import Axis, Block, Figure, PlotPanel
+from pdlab.report.paper import quiet_import
 from pdlab.report.style import HUES
 
 PANEL, COLUMNS = (4.2, 3.6), 3  # inches
@@ -40,8 +41,9 @@ def _bounds(name: str, bounds_s: Sequence[float]) -> Axis:
 
 
 def _heat(goodputs: GoodputMap, number: int, price: float | None) -> PlotPanel:
-    from matplotlib import colormaps
-    from matplotlib.colors import to_hex
+    with quiet_import():
+        from matplotlib import colormaps
+        from matplotlib.colors import to_hex
 
     each = goodputs.served[number]
     # One scale for all, so that panels compare.

@@ -24,6 +24,7 @@ from pdlab.core.environment import env_variable
 from pdlab.core.errors import WriteError
 from pdlab.core.files import replace
 from pdlab.core.rendering import Macros, rendered
+from pdlab.core.text import counted
 from pdlab.core.version import __version__
 from pdlab.report import chaos as chaos_report
 from pdlab.report import replays, soaks, tables, timelines, ttft_parts, verdicts
@@ -304,7 +305,7 @@ def _excluded(points: Sequence[tuple[Curve, Point]]) -> Iterator[dict[str, str]]
         if point.reasons:
             subject = tables.load_name(point)
             if point.valid:
-                subject += f", {point.excluded} of {point.repeats + point.excluded} repeats"
+                subject += f", {point.excluded} of {counted(point.repeats + point.excluded, 'repeat')}"
             yield {"label": curve.label, "subject": subject, "why": "; ".join(point.reasons)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import math
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -26,15 +27,29 @@ GROUP_CHARS_PER_IN, LEAST_GROUP_CHARS = 16.5, 6
 
 
 @contextmanager
+def quiet_import() -> Iterator[None]:
+    """matplotlib is imported without its remarks: where the home folder is read-only it takes a temporary folder, and
+    its list of fonts is made anew."""
+    logger = logging.getLogger("matplotlib")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@contextmanager
 def picture(path: Path, **figure_options: Any) -> Iterator[Any]:
     """A new matplotlib figure in pdlab's style, written to ``path`` (png, svg or pdf by its suffix) at the end.
 
     Raises WriteError if it cannot be written.
     """
-    import matplotlib
+    with quiet_import():
+        import matplotlib
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
 
     with plt.style.context(STYLE_FILE):
         figure = plt.figure(**figure_options)

@@ -29,6 +29,7 @@ def slo_section(ranked: SloRanking, curves: Sequence[Curve], view: View) -> Sect
     members = {
         *(each.label for each in ranked.capacities),
         *ranked.missed,
+        *ranked.unsure,
         *ranked.unknown,
         *ranked.elsewhere,
     }

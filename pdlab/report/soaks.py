@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 from pdlab.analysis.loading import Loaded
 from pdlab.core import text as core_text
 from pdlab.core.rendering import macro
+from pdlab.core.text import counted
 from pdlab.core.workload import title
 from pdlab.report.figure import DASHED, Figure, Line, PlotPanel, line_panel, stacked
 from pdlab.report.section import WORDS, Section
@@ -38,7 +39,7 @@ class SoakRun(NamedTuple):
     @property
     def sentence(self) -> str:
         assert self.run.soak is not None
-        return f"{self.label}, {len(self.windows)} minutes: {changes(self.run.soak)}"
+        return f"{self.label}, {counted(len(self.windows), 'minute')}: {changes(self.run.soak)}"
 
     def line(self, metric: SoakMetric, statistic: str) -> list[tuple[float, float | None]]:
         """(minute, ms) in the middle of each window that has answers."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pdlab.analysis.loading import Loaded
 from pdlab.analysis.ttft_parts import PartsAround, SlowRequest, TtftParts, shown_parts, ttft_parts
-from pdlab.core.text import number
+from pdlab.core.text import counted, number
 from pdlab.report.figure import Axis, Block, Figure, PlotPanel
 from pdlab.report.section import Section, of_macro
 from pdlab.results.store import MANIFEST, Store
@@ -133,8 +133,8 @@ def left_out(levels: Sequence[TtftParts]) -> str:
     """What the pictures leave out; may be empty."""
     loads = len({(level.kind, level.load) for level in levels})
     curves = len(_highest(levels))
-    lacks = [f"{MOST_LOADS} of {loads} loads"] if loads > MOST_LOADS else []
-    lacks += [f"the slowest of {MOST_CURVES} of {curves} curves"] if curves > MOST_CURVES else []
+    lacks = [f"{MOST_LOADS} of {counted(loads, 'load')}"] if loads > MOST_LOADS else []
+    lacks += [f"the slowest of {MOST_CURVES} of {counted(curves, 'curve')}"] if curves > MOST_CURVES else []
     return f" ({', '.join(lacks)})" if lacks else ""
 
 

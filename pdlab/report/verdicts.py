@@ -15,7 +15,7 @@ from pdlab.analysis.ranking import BoundsRanking, Ranked
 from pdlab.analysis.view import View
 from pdlab.core import text
 from pdlab.core.rendering import macro
-from pdlab.core.text import ROUNDING, percent, plain
+from pdlab.core.text import ROUNDING, counted, percent, plain
 from pdlab.report import tables
 from pdlab.report.section import WORDS
 from pdlab.report.tuning import baseline_text
@@ -274,7 +274,8 @@ class BoundAnswer:
     def needs(self) -> list[str]:
         """How many requests the bounded percentiles take."""
         return [
-            f"{bound.metric.upper()} {bound.statistic} takes {requests_for(bound.statistic)} requests in every repeat"
+            f"{bound.metric.upper()} {bound.statistic} takes {counted(requests_for(bound.statistic), 'request')} in "
+            "every repeat"
             for bound in self.bounds_ranking.bounds.bounds
             if is_tail(bound.statistic)
         ]
@@ -306,11 +307,13 @@ class SloAnswer:
     def code(self) -> AnswerCode:
         if not self.slo_ranking.capacities:
             return "none"
-        if len(self.slo_ranking.ranking) < 2:
+        if len(self.slo_ranking.ranking) < 2 and not self.slo_ranking.unsure:
             return "one_alone"
         if self.slo_ranking.slo.ttft_s is None and self.slo_ranking.slo.e2el_s is None:
             return "ttft_unbounded"
-        return "undecided" if any(ranked.tied for ranked in self.slo_ranking.ranking[1:]) else "best"
+        if any(ranked.tied for ranked in self.slo_ranking.ranking[1:]):
+            return "undecided"
+        return "within_noise" if self.slo_ranking.unsure else "best"
 
     @property
     def bounds(self) -> str:

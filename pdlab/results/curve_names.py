@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
+from pdlab.core.text import counted
+
 MOST_SHOWN = 40  # characters of a value
 # Keys whose values need no key beside them, in the order of a name.
 _GPU_KEYS = ("gpu", "gpu_type", "hw", "hardware")
@@ -65,7 +67,7 @@ def _name(values: Mapping[str, str], keys: Sequence[str], bare: Sequence[str], t
         elif key in _COUNTS and value is not None:
             words.append(f"{key}{text}")
         elif key == _GPUS and value is not None:
-            words.append(f"{text} GPU{'' if text == '1' else 's'}")
+            words.append(counted(int(text), "GPU") if text.isdecimal() else f"{text} GPUs")
         elif key in bare:
             texts.append(value or "")
         else:

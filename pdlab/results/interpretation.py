@@ -59,7 +59,7 @@ class InterpretedCurve:
             return None
         name = self.folder.resolve().name
         if len(self.matches) > MOST_FLAGS:
-            return f"--gpus {shlex.quote(f'{name}=N')} if all its curves used N GPUs, or pdlab describe"
+            return f"--gpus {shlex.quote(f'{name}=N')} if all its curves used N GPUs, or pdlab describe --write"
         patterns = [name if match == "*" else match for match in self.matches]
         return " ".join(f"--gpus {shlex.quote(f'{pattern}=N')}" for pattern in patterns)
 

@@ -162,7 +162,7 @@ class LevelData:
         for row in records:
             finish_s = row.finish_s if row.ok else None
             times = (row.arrival_s, row.first_token_s, finish_s, row.output_tokens, row.input_tokens, row.finish_s)
-            values = map(_or_nan, (*times, row.lateness_s, *(row.asked or (None, None))))
+            values = map(_or_nan, (*times, row.lateness_s, *(row.requested or (None, None))))
             counts = (len(row.itl_s), numbers.setdefault(row.error, len(numbers)))
             table.add((*values, *counts))
             gaps_s.extend(row.itl_s)

@@ -145,7 +145,7 @@ def _level(
         num_requests=num_requests,
         completed=completed,
         failed=failed,
-        asked_tokens=lengths.requested,
+        requested_tokens=lengths.requested,
         whole=whole,
         validity=Validity(findings=tuple(faults), notes=notes),
     )
@@ -340,7 +340,7 @@ def _lengths(folder: FolderName, file: FileName, completed: int, input_tokens: f
             nominal[side] = max(1, tokens or expected)
         elif side == "output" and sent[side] < expected:
             requested = (float(nominal["input"]), float(expected))
-            notes.append(found("answers_ended_early", asked=expected, actual=output_tokens / completed))
+            notes.append(found("answers_ended_early", requested=expected, actual=output_tokens / completed))
         else:
             whose = "file" if getattr(file, f"{side}_tokens") is not None else "folder"
             faults.append(found("file_tokens_differ", whose=whose, side=side, named=expected, actual=sent[side]))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from pdlab.core.commands import BENCH, VIZ
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, unguarded
 from pdlab.core.errors import StoreError, UsageError
-from pdlab.core.text import choices, listed, printable
+from pdlab.core.text import choices, counted, listed, printable
 from pdlab.results.description import DESCRIPTION, DescribedResults, Stated, description_for, of_folder
 from pdlab.results.published_curves import BARE, Difference, PublishedCurve, separated
 from pdlab.results.published_files import FileLevels, PublishedLevel, read_levels
@@ -50,7 +50,7 @@ def load_experiment(path: Path, stated: Stated | int | None = None) -> Experimen
     experiments = load_experiments(path, stated)
     if len(experiments) > 1:
         parts = listed([each.part for each in experiments])
-        raise StoreError(f"{path} holds {len(experiments)} curves: {parts}; give each a folder of its own")
+        raise StoreError(f"{path} holds {counted(len(experiments), 'curve')}: {parts}; give each a folder of its own")
     return experiments[0]
 
 
@@ -114,7 +114,9 @@ def _pdlab_experiment(path: Path, gpus: int | None) -> Experiment:
             f"{path}: {MANIFEST} contradicts itself: gpus is {manifest.gpus}, but its deployment uses {stated}"
         )
     if gpus is not None and stated not in (None, gpus):
-        raise UsageError(f"{path}: its {MANIFEST} has {stated} GPUs, --gpus has {gpus}; leave --gpus out for it")
+        raise UsageError(
+            f"{path}: its {MANIFEST} has {counted(stated, 'GPU')}, --gpus has {gpus}; leave --gpus out for it"
+        )
     if stated is None and gpus is None:
         raise StoreError(f"{path}: {MANIFEST} does not record how many GPUs were used; add {_gpus_flag(path)}")
     if not experiment.runs:
@@ -190,8 +192,8 @@ def _require_one_size(
     raise StoreError(
         f"{path} holds results of several deployments ({several[0].text}), and the number of GPUs of each is unknown; "
         "give each a folder whose name ends in its configuration (4xtp2, or 1xtp2-1xtp2 for prefill-decode), or add "
-        f"{VIZ}'s {_gpus_flag(path)} if each used N GPUs; or run pdlab describe, which writes a file where you state "
-        "it for each"
+        f"{VIZ}'s {_gpus_flag(path)} if each used N GPUs; or run pdlab describe with --write, which makes a file "
+        "where you state it for each"
     )
 
 

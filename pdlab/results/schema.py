@@ -70,8 +70,8 @@ class RequestRecord(Row):
 
     ``itl_s``: gaps between received chunks. ``lateness_s``: delay between the due time and the sending; None if
     unknown. An open loop takes the due time from its schedule, or from the end of the requests waited for. In a closed
-    loop a request is due when the previous answer has freed its place. ``asked``: input and output tokens asked of this
-    request where lengths vary; None: the workload's lengths. ``timed_out``: no complete answer came within the client's
+    loop a request is due when the previous answer has freed its place. ``requested``: input and output tokens of this
+    request, if lengths vary; None: the workload's lengths. ``timed_out``: no complete answer came within the client's
     limit.
 
     TTFT, TPOT and E2EL are defined here once. They begin when the request is sent.
@@ -85,7 +85,7 @@ class RequestRecord(Row):
     itl_s: tuple[float, ...] = ()
     error: str | None = None
     lateness_s: float | None = None
-    asked: tuple[int, int] | None = None
+    requested: tuple[int, int] | None = None
     timed_out: bool = False
     replayed: ReplayedRequest | None = None
 
@@ -374,10 +374,10 @@ class Change(Frozen):
 
 
 class Soak(Frozen):
-    """A load that was meant to be held for ``asked_s``, over time (`pdlab.results.soak`). ``changes`` is keyed ttft,
-    tpot."""
+    """A load that was meant to be held for ``requested_s``, over time (`pdlab.results.soak`). ``changes`` is keyed
+    ttft, tpot."""
 
-    asked_s: float
+    requested_s: float
     windows: tuple[SoakWindow, ...]
     changes: dict[str, Change]
 
@@ -388,8 +388,8 @@ class Run(Frozen):
     ``steady``: figures of the window without ramp-up and drain (rule in docs/metrics.md); None if the level is too
     short. ``steady_window_s``: begin and end of that window, seconds since the first arrival. ``engines_before`` and
     ``engines_after`` are keyed by pool: collocated, prefill, decode. ``front_cores``: cores that ingress and proxy used
-    on their busiest node, if Ray exported them. ``asked_tokens``: mean input and output tokens asked of the requests,
-    where lengths vary. An imported level also has them if its answers ended before the length in its name.
+    on their busiest node, if Ray exported them. ``requested_tokens``: mean input and output tokens of the
+    requests, if lengths vary. An imported level also has them if its answers ended before the length in its name.
     ``pool_age``: tokens given to an engine before the level, over its KV pool's size, of the engine with the least
     (None: unknown); below 1 the pool was fresh. ``rehearsal``: real serving path, simulated engines; all times are
     simulated.
@@ -410,7 +410,7 @@ class Run(Frozen):
     seed: int | None = None
     completed: int
     failed: int
-    asked_tokens: tuple[float, float] | None = None
+    requested_tokens: tuple[float, float] | None = None
     whole: Summary
     steady: Summary | None = None
     validity: Validity = Validity()

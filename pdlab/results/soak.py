@@ -52,7 +52,7 @@ def soak(requests: LevelData, load: Load, requested_s: float) -> Soak:
         e2el_s = float(np.median(requests.e2el_s[judged]))
         values = list(zip(requests.arrival_s[known].tolist(), values_s[known].tolist(), strict=True))
         changes[name] = change(values, window.opens_s, window.closes_s, PER_E2EL * e2el_s)
-    return Soak(asked_s=requested_s, windows=windows(requests), changes=changes)
+    return Soak(requested_s=requested_s, windows=windows(requests), changes=changes)
 
 
 def load_window(requests: LevelData, load: Load) -> metrics.LoadWindow | None:

@@ -160,7 +160,7 @@ class RequestTimeline(Row):
         return self.ttft_s - self.t["first_byte"] / 1e3
 
 
-_PD = frozenset({"call", "answer", "queued", "admitted", "posted", "seen", "told", "usable", "scheduled", "first"})
+_PD = frozenset({"call", "answer", "queued", "admitted", "posted", "seen", "reported", "usable", "scheduled", "first"})
 _ENGINE = frozenset({"queued", "scheduled", "first", "first_byte"})
 
 

@@ -28,7 +28,7 @@ class EngineReport(Message):
     """From an engine to the board.
 
     Now: ``waiting_prompt_tokens`` of prompts to prefill for other engines; ``coming``: sequences that it will decode
-    after their prefill; ``running``: sequences that it decodes; ``kv_used_share``: of its KV pool.
+    after their prefill; ``running``: sequences that it decodes.
 
     Since its last report: ``prefilled_tokens``, and ``computed_tokens`` of them that were not cached;
     ``prefill_busy_s``: seconds with a prefill; ``generated_tokens``. By size class of the prompt: ``prompts``
@@ -40,7 +40,6 @@ class EngineReport(Message):
     waiting_prompt_tokens: int = 0
     coming: int = 0
     running: int = 0
-    kv_used_share: float | None = None
     prefilled_tokens: int = 0
     computed_tokens: int = 0
     prefill_busy_s: float = 0.0

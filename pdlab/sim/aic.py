@@ -185,8 +185,8 @@ class _LatentAttention(NamedTuple):
     decode_s: Callable[[float, float], float]
 
 
-def _filled(of: Mapping[str, str], asked: _TableSource) -> Tabulated:
-    what = f"step times of {asked.model.name} on {of['system']}, {of['engine']} {of['version']}, {of['parallel']}"
+def _filled(of: Mapping[str, str], source: _TableSource) -> Tabulated:
+    what = f"step times of {source.model.name} on {of['system']}, {of['engine']} {of['version']}, {of['parallel']}"
     try:
         installed = importlib.metadata.version(PACKAGE)
     except importlib.metadata.PackageNotFoundError as error:
@@ -195,11 +195,11 @@ def _filled(of: Mapping[str, str], asked: _TableSource) -> Tabulated:
         raise UsageError(f"{what}: {PACKAGE} {installed} is installed, and its tables are others; {INSTALL}")
     with TemporaryDirectory() as temporary, _quiet(), _refused(what, of["mode"]):
         folder = Path(temporary) / f"model-{of['model']}"
-        replace(folder / CONFIG, json.dumps(asked.files.config).encode())
-        if asked.files.modelopt is not None:
-            replace(folder / MODELOPT, json.dumps(asked.files.modelopt).encode())
-        compiled = _compiled(folder, of, asked.pool, asked.formats)
-        _check_format(compiled, folder, of, asked, what)
+        replace(folder / CONFIG, json.dumps(source.files.config).encode())
+        if source.files.modelopt is not None:
+            replace(folder / MODELOPT, json.dumps(source.files.modelopt).encode())
+        compiled = _compiled(folder, of, source.pool, source.formats)
+        _check_format(compiled, folder, of, source, what)
         return _grid(
             compiled,
             f"{PACKAGE} {VERSION}: {of['engine']} {compiled.literal}, {of['mode']} tables",
@@ -575,11 +575,11 @@ def all_reduces(config: Mapping[str, Any], pool: Pool) -> int:
     return 3 if norms_all_heads(config, pool) else 2
 
 
-def _check_format(compiled: _Compiled, folder: Path, of: Mapping[str, str], asked: _TableSource, what: str) -> None:
+def _check_format(compiled: _Compiled, folder: Path, of: Mapping[str, str], source: _TableSource, what: str) -> None:
     """Raises UsageError where a decode step in 8 bits is slower than in 16, which is a fault of the tables."""
     if compiled.gemm != DOUBTED:
         return
-    plain = _compiled(folder, of, asked.pool, {**asked.formats, "gemm": PLAIN})
+    plain = _compiled(folder, of, source.pool, {**source.formats, "gemm": PLAIN})
     eight_ms, sixteen_ms = (each.handle.predict_decode_latency(*COMPARED_AT, 2) for each in (compiled, plain))
     if eight_ms > SLOWER * sixteen_ms:
         raise UsageError(

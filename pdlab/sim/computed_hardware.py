@@ -20,16 +20,16 @@ from pdlab.core.catalog import BYTES_PER_VALUE, GpuType, ModelShape, known_gpu, 
 from pdlab.core.errors import UsageError
 from pdlab.core.files import CONFIGS
 from pdlab.core.schema import Frozen, load_yaml
-from pdlab.core.text import choices
+from pdlab.core.text import choices, counted
 from pdlab.sim import aic
-from pdlab.sim.hardware import Constant, Hardware, StepTables, TableMode, load_hardware, steps_in_flight
+from pdlab.sim.hardware import Constant, DirectRouting, Hardware, StepTables, TableMode, load_hardware, steps_in_flight
 from pdlab.sim.step_source import SEQUENCE_US, Correction
 
 OF_RAY = ("overhead_ms", "pd_overhead_ms", "frontend_ms", "ingress_us", "stream_us", "client_gap_ms", "admit_us")
 # The path of a request to an engine's own server: HTTP, and the tokenizer per prompt token. In P:D it includes the way
 # from prefill to decode, without the KV transfer.
 BARE_PATH = {"overhead_ms": 10.0, "pd_overhead_ms": 170.0, "ingress_us": 5.0}
-ONE_ROUTER = "without Ray one process routes to all engines, and sees every request (Dynamo, SGLang's router)"
+ONE_ROUTER = "without Ray one process routes to all engines"
 BARE_SOURCE = (
     "least mean error of TTFT over 12 public stacks, each left out once: 18 % without a path, 14 % for 10 ms and 5 us "
     "a prompt token, 15 % for 5 ms more (python benchmarks/score_model.py)"
@@ -50,10 +50,11 @@ class HostTime(Frozen):
 
 
 class EngineHost(Frozen):
-    """An engine's host times, by major and minor version."""
+    """An engine's host times, by major and minor version. ``direct``: how requests find its ranks without Ray."""
 
     engine: str
     versions: dict[str, HostTime]
+    direct: DirectRouting
 
     def of(self, version: str) -> HostTime:
         """The host time of one version. For an unknown version, it is that of the nearest version, with the standard
@@ -121,7 +122,8 @@ def computed(
     home = load_hardware(defaults.HARDWARE)
     tables = aic.literal_version(system, engine)
     planned = version or ".".join(tables.split(".")[:2])
-    host = host_of(engine).of(planned)
+    known = host_of(engine)
+    host = known.of(planned)
     served = "without Ray" if bare else "Ray"
     steps = StepTables(
         system=system,
@@ -160,6 +162,7 @@ def computed(
         gpus_per_node=gpus_per_node or type_.gpus_per_node,
         stack=f"{engine} {planned}, {served}",
         steps=steps,
+        direct=known.direct if bare else None,
         constants={**assumed, **own},
     )
 
@@ -195,8 +198,8 @@ def hardware_of(
     home = load_hardware(defaults.HARDWARE)
     fit = home.fit
     known = load_model(model)  # by its id too
-    asked = (word.upper(), known.name if known is not None else model, engine or "vllm", version)
-    if fit and not (quant or bare or mode != "SILICON") and asked == (fit.gpu, fit.model, fit.engine, fit.version):
+    wanted = (word.upper(), known.name if known is not None else model, engine or "vllm", version)
+    if fit and not (quant or bare or mode != "SILICON") and wanted == (fit.gpu, fit.model, fit.engine, fit.version):
         return home
     return computed(word, engine or "vllm", version, quant=quant, mode=mode, bare=bare, gpus_per_node=gpus_per_node)
 
@@ -209,7 +212,7 @@ def beside(prefill: Hardware, decode: Hardware) -> Hardware:
         return decode
     if prefill.gpus_per_node != decode.gpus_per_node:
         raise UsageError(
-            f"--p-hardware {prefill.gpu_type} has nodes of {prefill.gpus_per_node} GPUs, --d-hardware "
+            f"--p-hardware {prefill.gpu_type} has nodes of {counted(prefill.gpus_per_node, 'GPU')}, --d-hardware "
             f"{decode.gpu_type} of {decode.gpus_per_node}: a plan needs nodes of one size"
         )
     return prefill.model_copy(

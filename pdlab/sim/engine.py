@@ -136,11 +136,11 @@ class Engine:
     inbound: deque[int] = field(default_factory=deque)  # prefilled requests without room here yet for their KV
     steps_in_flight: int = 0
     hand_over: HandOver = VLLMS
-    coming: int = 0  # requests whose KV has arrived: those in ``arrived``, ``seen``, ``told`` and ``joining``
+    coming: int = 0  # requests whose KV has arrived: those in ``arrived``, ``seen``, ``known`` and ``joining``
     arrived: list[int] = field(default_factory=list)  # KV has arrived, and no launch of a step has looked since
     # Arrived KV that the launch of each unfinished step has seen; empty: none has seen any.
     seen: deque[list[int]] = field(default_factory=deque)
-    told: list[int] = field(default_factory=list)  # the scheduler knows their KV, but has scheduled the next step
+    known: list[int] = field(default_factory=list)  # the scheduler knows their KV, but has scheduled the next step
     unscheduled: int = 0  # the last ones of ``waiting``, without which the next step is scheduled
     joining: list[int] = field(default_factory=list)  # requests that can decode in the next step
     joined: list[int] = field(default_factory=list)  # requests that joined the running step
@@ -226,11 +226,6 @@ class Engine:
         return padding + left - self.window_tokens * len(contexts)
 
     @property
-    def is_full(self) -> bool:
-        """Whether as many sequences run as may."""
-        return len(self.running) >= self.most_sequences
-
-    @property
     def decoding(self) -> int:
         """The number of sequences in the decode phase, whose tokens are streamed."""
         return len(self.running)
@@ -240,18 +235,27 @@ class Engine:
         when the step ends; None if nothing can run."""
         running, costs = self.running, self.costs
         batch = len(running)
-        comes = self.coming or self.stall_s or self.late
         room = self.usable - self.held_tokens - self.block_tokens * batch
         # The first two branches are most steps. The last one would give the same.
-        if batch and room >= 0 and not (comes or self.waiting):
-            # Nothing arrived and nothing is full.
-            self.starved, self.unscheduled = len(self.inbound) > 0 and not self.is_full, 0
-            steps = running[0][0] - self.step
-            if room < steps * batch:
-                steps = self._steps_with_room(steps, system)
-            mean = self.context / batch
-            step_s = costs.step_s(batch, 0.0, mean + steps / 2 if steps > 1 else mean, 0.0)
-        elif not (batch or comes):
+        if batch and room >= 0 and not (self.late or self.waiting):
+            # No prompt waits, and nothing is full.
+            self.starved, self.unscheduled = batch < self.most_sequences and len(self.inbound) > 0, 0
+            joined, comes, stall_s, mean = 0, False, self.stall_s, self.context / batch
+            if self.coming:
+                comes = self._learn(now_s, system)
+                if self.joining or self.known:
+                    joined = self._join(batch)
+            if joined or comes or stall_s:
+                steps = 1
+                tokens_in = system.joining_tokens(self.joined) if joined else 0.0
+                step_s = costs.step_s(batch + joined, 0.0, mean, 0.0) + (stall_s + costs.admit_s * tokens_in)
+                self.stall_s = 0.0
+            else:
+                steps = running[0][0] - self.step
+                if room < steps * batch:
+                    steps = self._steps_with_room(steps, system)
+                step_s = costs.step_s(batch, 0.0, mean + steps / 2 if steps > 1 else mean, 0.0)
+        elif not (batch or self.coming or self.late or self.stall_s):
             # At most prompts, as in every engine that only prefills.
             if self.steps_in_flight < 2 or not self._scheduled_ahead():
                 self.unscheduled = 0
@@ -266,50 +270,28 @@ class Engine:
             steps = 1
             step_s = costs.step_s(0, prefill, 0.0, context_sum / prefill) + costs.admit_s * tokens_in
         else:
-            in_flight = self.steps_in_flight
-            if in_flight:
-                if self.arrived or self.seen:
-                    self._look(system, now_s)
-                if in_flight == 1 or not self._scheduled_ahead():
-                    self.unscheduled = 0
-                    if self.told:
-                        self.joining += self.told
-                        self.told = []
-            else:
-                self.unscheduled = 0
-                if self.arrived:
-                    self._know(self.arrived, system, now_s)
-                    self.joining += self.arrived
-                    self.arrived = []
-            joining, most = self.joining, self.most_sequences
-            joined = len(joining)
-            too_many: list[int] = []
-            if batch + joined > most:
-                joined = max(most - batch, 0)
-                joining, too_many = joining[:joined], joining[joined:]
+            comes = self._learn(now_s, system)
             preempts = frees = False
             if self.late:
-                if not (batch or joined or self.promised):
+                if not (batch or self.joining or self.promised):
                     self.late = self.outside = self.outside_before = 0.0  # the next step was not scheduled before
                 preempts = batch > 0 and room < self.late and self._make_room(system)
                 frees = self._windows_move() and len(self.waiting) > 0
             elif room < 0 and batch:
                 preempts = self._make_room(system)
                 frees = self.late > 0
-            self.starved = bool(self.inbound) and batch < most
+            self.starved = preempts or (bool(self.inbound) and batch < self.most_sequences)
             prefill = context_sum = tokens_in = 0.0
+            joined = 0
             if preempts:  # vLLM then admits no request in this step
-                batch, joined, self.starved = len(running), 0, True
-                self.joining, self.told = self.joining + self.told, []
+                comes = comes or (bool(self.joining) and batch < self.most_sequences)
+                batch, self.joining, self.known = len(running), self.joining + self.known, []
             else:
                 if self.waiting:
                     prefill, context_sum, tokens_in = self._prefill(self.step_tokens - batch, system, now_s)
-                if joined or self.told:
-                    self.joined, self.joining, self.told = joining, too_many + self.told, []
-                    self.coming -= joined
-            between_steps = frees or (
-                in_flight and (self.seen or len(self.joining) > len(too_many) or self.unscheduled)
-            )
+                if self.joining or self.known:
+                    joined = self._join(batch)
+            between_steps = frees or (self.steps_in_flight and (comes or self.unscheduled))
             self.unscheduled = 0
             if self.late:
                 self.late = self.outside + self.outside_before
@@ -318,7 +300,7 @@ class Engine:
                 steps = 1
                 step_s = costs.step_s(batch + joined, prefill, mean, context_sum / prefill if prefill else 0.0)
                 if joined:
-                    tokens_in += system.joining_tokens(joining)
+                    tokens_in += system.joining_tokens(self.joined)
                 step_s += stall_s + costs.admit_s * tokens_in
                 self.stall_s = 0.0
             elif batch:
@@ -333,9 +315,9 @@ class Engine:
                     return self.plan(now_s, system)
                 if self.joining or self.seen:
                     # Empty steps follow one another until the workers have reported all KV that they saw.
-                    told = [request for each in self.seen for request in each]
-                    self._know(told, system, now_s)
-                    self.joining += told
+                    known = [request for each in self.seen for request in each]
+                    self._know(known, system, now_s)
+                    self.joining += known
                     self.seen.clear()
                     return self.plan(now_s, system)
                 return None
@@ -360,18 +342,38 @@ class Engine:
         rounds, more = divmod(int(free) // block, batch)
         return min(steps, 1 + rounds * block + int(padding[more]))
 
-    def _look(self, system: EngineSurroundings, now_s: float) -> None:
-        """A step is launched: its workers see which KV has arrived. The scheduler may learn what earlier ones saw."""
-        seen = self.seen
-        seen.append(self.arrived)
-        self.arrived = []
-        if len(seen) > self.hand_over.known * self.steps_in_flight:
-            told = seen.popleft()
-            if told:
-                self._know(told, system, now_s)
-                self.told += told
-                if not any(seen):
-                    seen.clear()  # no launch need look before more arrives
+    def _learn(self, now_s: float, system: EngineSurroundings) -> bool:
+        """A step is launched: its workers see which KV has arrived. The scheduler may learn what earlier ones saw.
+        Returns whether it learns of some too late for this step."""
+        in_flight, seen = self.steps_in_flight, self.seen
+        if self.arrived or seen:
+            seen.append(self.arrived)
+            self.arrived = []
+            if len(seen) > self.hand_over.known * in_flight:
+                known = seen.popleft()
+                if known:
+                    self._know(known, system, now_s)
+                    self.known += known
+                    if not any(seen):
+                        seen.clear()  # no launch need look before more arrives
+        if in_flight < 2 or not self._scheduled_ahead():
+            self.unscheduled = 0
+            if self.known:
+                self.joining += self.known
+                self.known = []
+        return len(seen) > 0 or len(self.known) > 0
+
+    def _join(self, batch: int) -> int:
+        """Requests that can decode join a step of ``batch`` sequences. The others, and those of which the scheduler
+        learned too late, can join the next one. Returns the number of those that join."""
+        joining, most = self.joining, self.most_sequences
+        joined = len(joining)
+        if batch + joined > most:
+            joined = max(most - batch, 0)
+            joining, self.known = joining[:joined], joining[joined:] + self.known
+        self.joined, self.joining, self.known = joining, self.known, []
+        self.coming -= joined
+        return joined
 
     def _know(self, requests: list[int], system: EngineSurroundings, now_s: float) -> None:
         """The scheduler learns that the KV of these requests has arrived."""
@@ -410,7 +412,9 @@ class Engine:
                     waiting.popleft()
                     continue
                 system.prefill_begins(head.request, now_s)
-            elif not self._continues(head, min(left, budget), system):
+            elif (
+                window_tokens or self.held_tokens + held - head.held > most_held  # else the whole prompt fits
+            ) and not self._continues(head, min(left, budget), system):
                 self.starved = True
                 break
             take = left

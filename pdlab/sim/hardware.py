@@ -14,6 +14,7 @@ from pdlab.core.catalog import find_config
 from pdlab.core.deployment import Mode, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen, load_yaml
+from pdlab.core.text import counted
 from pdlab.sim.step_source import NO_CORRECTION, Correction
 
 TableMode = Literal["SILICON", "HYBRID", "EMPIRICAL", "SOL"]
@@ -131,9 +132,21 @@ class Speculation(Frozen):
     def _within_the_draft(self) -> Speculation:
         if self.acceptance_length > self.draft_tokens + 1:
             raise ValueError(
-                f"{self.acceptance_length:g} tokens per step are more than {self.draft_tokens} guessed and one"
+                f"{counted(self.acceptance_length, 'token')} per step are more than {self.draft_tokens} guessed and one"
             )
         return self
+
+
+RankRule = Literal["random", "in-turn", "least-loaded"]
+
+
+class DirectRouting(Frozen):
+    """How requests find an engine without Ray: replicas get them in turn, whatever their queues. ``prefill``,
+    ``decode``: which data parallel rank of a replica gets it, by the engine's own rule."""
+
+    prefill: RankRule = "least-loaded"
+    decode: RankRule = "least-loaded"
+    source: str
 
 
 class Hardware(Frozen):
@@ -142,7 +155,8 @@ class Hardware(Frozen):
     ``gpu`` describes the GPU, ``gpu_type`` is its type as Ray names it (None: engines on CPUs). ``fit``: the range of
     the fit of the constants; None: they are not the result of a fit, and ``error`` is None too. ``steps``: tables of
     step times, which replace the constants of a step. ``speculation``: that of its engines (None: none). ``beside``:
-    other GPU types of the same cluster; a pool of such a type has their step times and memory.
+    other GPU types of the same cluster; a pool of such a type has their step times and memory. ``direct``: the routing
+    of engines without Ray (None: Ray routes).
     """
 
     name: str
@@ -158,6 +172,7 @@ class Hardware(Frozen):
     fit: FitDomain | None = None
     steps: StepTables | None = None
     speculation: Speculation | None = None
+    direct: DirectRouting | None = None
     beside: tuple[Hardware, ...] = ()
     constants: dict[str, Constant]
     error: FitError | None = None

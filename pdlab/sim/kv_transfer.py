@@ -30,7 +30,9 @@ class Links:
         costs = self.costs
         sends_s, receives_s = size / costs.prefill_bytes_per_s, size / costs.decode_bytes_per_s
         takes_s = sends_s if sends_s > receives_s else receives_s
-        begins_s = max(now_s, sender.link_free_s, receiver.link_free_s)
+        begins_s = sender.link_free_s if sender.link_free_s > now_s else now_s
+        if receiver.link_free_s > begins_s:
+            begins_s = receiver.link_free_s
         if costs.shared:
             begins_s = max(begins_s, self.free_s)
             self.free_s = begins_s + takes_s

@@ -331,7 +331,7 @@ def to_run(simulated: SimulatedLevel, label: str, workload: Workload) -> Run:
         seed=level.seed,
         completed=len(everything),
         failed=0,
-        asked_tokens=(fmean(simulated.input_tokens), fmean(simulated.output_tokens)) if workload.varied else None,
+        requested_tokens=(fmean(simulated.input_tokens), fmean(simulated.output_tokens)) if workload.varied else None,
         whole=_summary(simulated, everything, everything, 0.0, simulated.duration_s).model_copy(
             update={"itl": gaps(simulated)}
         ),

@@ -11,7 +11,7 @@ With direct streaming the answering replica is the next one in turn, whatever it
 streaming, routers also count down when one of their requests ends (`decrement_queue_len_cache` of 2.60).
 
 A pool may have a policy of its own (`PolicyRouter`): each of its routers takes the replicas in turn, or all of them
-know the replica of a session.
+know the replica of a session. Without Ray replicas are taken in turn, and the engine chooses the rank (`DirectRouter`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from pdlab.core.deployment import Routing
+from pdlab.sim.hardware import RankRule
 
 # The number of requests in a replica's last report to a router, and its time. A plain tuple, because every request
 # makes one.
@@ -46,8 +47,30 @@ class Router:
 
     def choose(self, replicas: Sequence[R], now_s: float, router: int | None = None) -> R:
         """The replica for a prompt, which counts in its load from now on. ``router``: of the prompt (None: any)."""
-        chosen = replicas[0] if len(replicas) == 1 else self._two_choices(replicas, now_s, router)
+        count = len(replicas)
+        if count == 1:
+            chosen = replicas[0]
+            chosen.load += 1
+            return chosen
+        drawn, memory_s = self.random.random, self.memory_s
+        if router is None:
+            router = int(drawn() * self.count)
+        first_index = int(drawn() * count)
+        second_index = int(drawn() * (count - 1))
+        second_index += second_index >= first_index
+        replica_a, replica_b = replicas[first_index], replicas[second_index]
+        reported_a, reported_b = replica_a.reported_loads.get(router), replica_b.reported_loads.get(router)
+        known_a = reported_a[0] if reported_a is not None and now_s - reported_a[1] < memory_s else None
+        known_b = reported_b[0] if reported_b is not None and now_s - reported_b[1] < memory_s else None
+        if known_a is None and known_b is None:
+            takes_a = replica_a.load <= replica_b.load
+        else:
+            takes_a = known_b is None or (known_a is not None and known_a <= known_b)
+        chosen, other, known = (replica_a, replica_b, known_b) if takes_a else (replica_b, replica_a, known_a)
+        if known is None:  # the other one is polled
+            other.reported_loads[router] = (other.load, now_s)
         chosen.load += 1
+        chosen.reported_loads[router] = (chosen.load, now_s)
         return chosen
 
     def leaves(self, replica: RoutedReplica, router: int | None = None, now_s: float = 0.0) -> None:
@@ -55,32 +78,6 @@ class Router:
         replica.load -= 1
         if router is not None and (known := self._known(replica, router, now_s)) is not None:
             replica.reported_loads[router] = (max(known - 1, 0), now_s)
-
-    def _two_choices(self, replicas: Sequence[R], now_s: float, router: int | None) -> R:
-        count, drawn = len(replicas), self.random.random
-        if router is None:
-            router = int(drawn() * self.count)
-        first_index = int(drawn() * count)
-        second_index = int(drawn() * (count - 1))
-        second_index += second_index >= first_index
-        replica_a, replica_b = replicas[first_index], replicas[second_index]
-        memory_s = self.memory_s
-        known_a = known_b = None
-        reported_a, reported_b = replica_a.reported_loads.get(router), replica_b.reported_loads.get(router)
-        if reported_a is not None and now_s - reported_a[1] < memory_s:
-            known_a = reported_a[0]
-        else:
-            replica_a.reported_loads[router] = (replica_a.load, now_s)
-        if reported_b is not None and now_s - reported_b[1] < memory_s:
-            known_b = reported_b[0]
-        else:
-            replica_b.reported_loads[router] = (replica_b.load, now_s)
-        if known_a is None and known_b is None:
-            known_a, known_b = replica_a.load, replica_b.load
-        takes_a = known_b is None or (known_a is not None and known_a <= known_b)
-        chosen = replica_a if takes_a else replica_b
-        chosen.reported_loads[router] = (chosen.load + 1, now_s)
-        return chosen
 
     def _known(self, replica: RoutedReplica, router: int, now_s: float) -> int | None:
         """The load that the router remembers; None: it remembers none, or its memory is too old."""
@@ -124,6 +121,32 @@ def of_session(replicas: Iterable[int], session: str) -> int:
     """The replica number of a session, with equal chances, by rendezvous hashing. A new or removed replica moves only
     its own sessions."""
     return max(replicas, key=lambda index: hashlib.blake2b(f"{index} {session}".encode()).digest())
+
+
+class DirectRouter:
+    """Replicas of ``ranks`` engines (DP ranks) in turn, whatever their queues, and of a replica the rank that the rule
+    of its engine takes (`pdlab.sim.hardware.DirectRouting`)."""
+
+    def __init__(self, rng: random.Random, rule: RankRule, ranks: int) -> None:
+        self.random, self.rule, self.ranks = rng, rule, ranks
+        self._chosen = 0
+
+    def choose(self, engines: Sequence[R], session: str | None = None, router: int | None = None) -> R:
+        """The engine for a prompt, which counts in its load from now on. ``engines``: those of all replicas, in order.
+        Neither the session nor the router matters."""
+        ranks = self.ranks
+        turn, replica = divmod(self._chosen, len(engines) // ranks)
+        self._chosen += 1
+        if self.rule == "random":
+            rank = self.random.randrange(ranks)
+        elif self.rule == "in-turn":
+            rank = turn % ranks
+        else:
+            loads = [each.load for each in engines[replica * ranks : (replica + 1) * ranks]]
+            rank = loads.index(min(loads))
+        chosen = engines[replica * ranks + rank]
+        chosen.load += 1
+        return chosen
 
 
 class InTurn:

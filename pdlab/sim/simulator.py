@@ -11,7 +11,7 @@ The parts of the simulation:
   these times grow as 1 / (1 - share), with the share of its time in which the front end streams tokens.
 - **Routing** is that of Ray Serve (`pdlab.sim.router`): a router takes, of two random replicas, the one with fewer
   requests in its memory. The decode replica is chosen when prefill has answered. With direct streaming replicas are
-  taken in turn, and the decode replica is chosen before it calls prefill.
+  taken in turn, and the decode replica is chosen before it calls prefill. Without Ray replicas are taken in turn too.
 - **Engines**: vLLM's scheduler (`pdlab.sim.engine`) with the step times of `pdlab.sim.steps`.
 - **KV transfer**: first come, first served into a decode engine; a node's link is shared. The decode engine stalls
   while blocks move that do not merge: from the time when its pool has wrapped (``scattered`` None), always, or never.
@@ -29,12 +29,14 @@ import random
 from collections import deque
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush, heappushpop
+from operator import add
 from typing import Literal
 
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool, Transport
 from pdlab.core.engine_cache import EngineCache
 from pdlab.core.errors import UsageError
+from pdlab.core.text import counted
 from pdlab.core.workload import Closed, Level, Replay, Workload
 from pdlab.roles.prefixes import CHUNK_TOKENS
 from pdlab.sim.engine import Engine, PendingPrefill, PrefixCache, most_sequences_of
@@ -45,7 +47,7 @@ from pdlab.sim.host_memory import HostMemory
 from pdlab.sim.ingress import Ingress
 from pdlab.sim.kv_transfer import LinkKind, Links, link_of, transfer_costs
 from pdlab.sim.level import SimulatedLevel, Trace, empty_level, open_arrivals, trace_of
-from pdlab.sim.router import InTurn, PolicyRouter, Router
+from pdlab.sim.router import DirectRouter, InTurn, PolicyRouter, Router
 from pdlab.sim.step_source import FARTHEST
 from pdlab.sim.step_time import engine_cache, kv_capacity_tokens
 from pdlab.sim.stepping import ARRIVES, ENTERS, LOADED, STEP_ENDS, Stepping
@@ -140,10 +142,10 @@ class System(Stepping):
     # Python 3.11 calls methods of an object with more than 30 attributes slowly, unless it has slots.
     __slots__ = (
         "all_engines",
-        "asked_by",
         "block_tokens",
         "blocks",
         "caches",
+        "chosen_by",
         "closed",
         "contention",
         "count",
@@ -220,11 +222,18 @@ class System(Stepping):
         of_front = next(iter(pools.values()))
         count = 1 if self.in_turn is not None else self.router.count
         # With direct streaming one router picks the replica that answers, and each decode replica calls prefill itself.
-        self.front_routing = PolicyRouter.of(pools.get("prefill", of_front).routing, self.random, count)
-        self.decode_routing = PolicyRouter.of(pools.get("decode", of_front).routing, self.random, count)
-        self.asked_by: dict[int, int] = {}  # request -> the router that chose its prefill engine, and counts its end
+        self.front_routing = self._routing(pools.get("prefill", of_front), count, prefills="prefill" in pools)
+        self.decode_routing = self._routing(pools.get("decode", of_front), count, prefills=False)
+        self.chosen_by: dict[int, int] = {}  # request -> the router that chose its prefill engine, and counts its end
         self.gap_s = value("client_gap_ms") * 1e-3
         self.outputs_kept = 0
+
+    def _routing(self, pool: Pool, count: int, *, prefills: bool) -> PolicyRouter | DirectRouter | None:
+        """The routing of a pool by ``count`` routers. None: power of two choices, which `Router` makes."""
+        direct = self.hardware.of(pool).direct
+        if direct is not None and pool.routing == "power-of-two":
+            return DirectRouter(self.random, direct.prefill if prefills else direct.decode, pool.dp * pool.pp)
+        return PolicyRouter.of(pool.routing, self.random, count)
 
     def _engines(self, pool: Pool, role: str) -> list[Engine]:
         # Pipeline stages work on as many batches as there are stages, each at the whole latency.
@@ -319,18 +328,18 @@ class System(Stepping):
         self.host = HostMemory.of(self.deployment, self.hardware, self.shape) if requests else None
 
     def _check_fit(self) -> None:
-        longest = max(map(sum, zip(self.log.input_tokens, self.log.output_tokens, strict=True)), default=0)
+        longest = max(map(add, self.log.input_tokens, self.log.output_tokens), default=0)
         held = FARTHEST * min(engine.costs.limits.context for engine in self.all_engines)
         if longest > held:
             raise UsageError(
-                f"one request of {longest} tokens is too long for the step times of {self.hardware.name}, which are "
-                f"extrapolated to {held:.0f} tokens; use shorter requests"
+                f"one request of {counted(longest, 'token')} is too long for the step times of {self.hardware.name}, "
+                f"which are extrapolated to {held:.0f} tokens; use shorter requests"
             )
         smallest = min(engine.capacity for engine in self.all_engines)
         if longest > smallest:
             raise UsageError(
-                f"one request of {longest} tokens does not fit the {smallest:.0f} tokens of KV cache of an engine; "
-                "use a larger TP, or shorter requests"
+                f"one request of {counted(longest, 'token')} does not fit the {smallest:.0f} tokens of KV cache of an "
+                "engine; use a larger TP, or shorter requests"
             )
 
     def _prompt_numbers(self, count: int) -> list[int]:
@@ -379,7 +388,7 @@ class System(Stepping):
             else:
                 decoder = self.decode_routing.choose(self.decode, self._session(request))
                 index = self.decode.index(decoder)
-            self.asked_by[request] = index
+            self.chosen_by[request] = index
             return self._front_engine(request, now_s, index) if self.links else decoder, decoder
         if self.front_routing is None:
             engine = self.router.choose(self.front, now_s)
@@ -399,7 +408,7 @@ class System(Stepping):
 
     def _decode_engine(self, engine: Engine, request: int, now_s: float) -> Engine:
         """The engine that decodes a request which ``engine`` has prefilled."""
-        self.router.leaves(engine, self.asked_by.get(request), now_s)
+        self.router.leaves(engine, self.chosen_by.get(request), now_s)
         if self.in_turn is not None:
             return self.target[request][1]
         if self.decode_routing is None:
@@ -423,9 +432,10 @@ class System(Stepping):
     def fetched_hit_tokens(self, engine: Engine, request: int, tokens: float) -> float:
         if self.requests:
             return self.oracles[engine].compute(self.blocks.of(request)[0])
+        if not self.repeated:
+            return self.hit_rate * self.log.input_tokens[request]
         hit = self.hit_tokens(engine, request, tokens)
-        if self.repeated:  # decode keeps what it fetched, as prefill does
-            self._keep_prompt(engine, request)
+        self._keep_prompt(engine, request)  # decode keeps what it fetched, as prefill does
         return hit
 
     def keep(self, engine: Engine, request: int) -> None:
@@ -443,7 +453,9 @@ class System(Stepping):
             engine.cache.keep(WINDOWS + number, engine.kept_window, engine.uncached)
 
     def loads(self, engine: Engine, waiting: PendingPrefill, now_s: float) -> bool:
-        comes_s = self.host.loads(engine, waiting, now_s) if self.host else None
+        if self.host is None:
+            return False
+        comes_s = self.host.loads(engine, waiting, now_s)
         if comes_s is not None:
             self.push(comes_s, LOADED, engine, waiting.request)
         return comes_s is not None

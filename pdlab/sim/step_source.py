@@ -24,6 +24,7 @@ from pydantic import Field, model_validator
 
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen
+from pdlab.core.text import counted
 
 LEAST_CHUNK = 16.0  # prefill tokens: the attention of fewer tokens counts as that of this number
 SHORT_CHUNK = 32.0  # prefill tokens: a step with fewer has one prompt, whatever its context
@@ -80,7 +81,7 @@ class LinearTable(Frozen):
     @model_validator(mode="after")
     def _is_one(self) -> LinearTable:
         if len(self.xs) != len(self.ys):
-            raise ValueError(f"has {len(self.xs)} arguments and {len(self.ys)} values")
+            raise ValueError(f"has {counted(len(self.xs), 'argument')} and {counted(len(self.ys), 'value')}")
         _check_growing("xs", self.xs)
         return self
 
@@ -102,7 +103,7 @@ class BilinearTable(Frozen):
     @model_validator(mode="after")
     def _is_one(self) -> BilinearTable:
         if len(self.z) != len(self.xs) or any(len(row) != len(self.ys) for row in self.z):
-            raise ValueError(f"needs {len(self.xs)} rows of {len(self.ys)} values")
+            raise ValueError(f"needs {counted(len(self.xs), 'row')} of {counted(len(self.ys), 'value')}")
         _check_growing("xs", self.xs)
         _check_growing("ys", self.ys)
         return self

@@ -105,19 +105,21 @@ class Stepping(EngineSurroundings):
             self.log.queued_s[number] = now_s
             engine.waiting.append(PendingPrefill(number, self.log.input_tokens[number]))
             engine.unscheduled += 1
-            self.wake(engine, now_s)
         elif kind == KV_ARRIVED:  # decode can start on the request as soon as its scheduler knows
             self.log.kv_arrived_s[number] = now_s
             self.release(number, now_s)
             engine.arrived.append(number)
             engine.coming += 1
-            self.wake(engine, now_s)
         elif kind == STEP_ENDS:
             ends_s = self.step_ends(engine, number, now_s)
             if ends_s is not None:
                 self.push(ends_s, STEP_ENDS, engine, engine.version)
-        elif kind == LOADED:
+            return
+        else:
             self.loaded(engine, number, now_s)
+            return
+        if engine.steps > 1 or not engine.busy:  # else the engine sees it when its step ends
+            self.wake(engine, now_s)
 
     def wake(self, engine: Engine, now_s: float) -> None:
         """A request has arrived: an idle engine begins a step, an engine in a run of equal steps ends the run."""
@@ -149,21 +151,21 @@ class Stepping(EngineSurroundings):
     def _post(self, decoder: Engine, now_s: float) -> None:
         if decoder.waiting and (decoder.waiting[0].preempted or decoder.waiting[0].held):
             return  # vLLM first schedules what it preempted; a part of a prompt takes the whole step
-        if decoder.is_full:
+        batch, block = len(decoder.running), decoder.block_tokens
+        if batch >= decoder.most_sequences:
             return
-        block = decoder.block_tokens
         while decoder.inbound:
             request = decoder.inbound[0]
             tokens = self.log.input_tokens[request]
             held = tokens + -tokens % block + decoder.window_tokens
-            ample = decoder.held_tokens + decoder.late + held + block * len(decoder.running) <= decoder.usable
+            ample = decoder.held_tokens + decoder.late + held + block * batch <= decoder.usable
             if not (ample or decoder.has_room(held, self)) and decoder.held_tokens > 0:
                 return
             decoder.inbound.popleft()
             decoder.held_tokens += held
             moved = tokens - self.fetched_hit_tokens(decoder, request, tokens)
             arrives_s, stall_s = self.carry(decoder, request, moved, now_s)
-            if stall_s and decoder.running:
+            if stall_s and batch:
                 decoder.stall_s += stall_s
                 self.wake(decoder, now_s)
             self.push(arrives_s, KV_ARRIVED, decoder, request)
@@ -179,8 +181,9 @@ class Stepping(EngineSurroundings):
         arrives_s = links.carry(sender, decoder, size, now_s)
         if not tokens:
             return arrives_s, 0.0
-        wrapped = decoder.allocated > decoder.capacity or sender.allocated > sender.capacity
-        fragmented = costs.always_fragmented or (wrapped if self.scattered is None else self.scattered)
+        fragmented = costs.always_fragmented or self.scattered
+        if fragmented is None:
+            fragmented = decoder.allocated > decoder.capacity or sender.allocated > sender.capacity
         stall_s = (costs.stall_s_per_token if fragmented else costs.post_s_per_token) * tokens
         return arrives_s + stall_s, stall_s
 
@@ -220,11 +223,13 @@ class Stepping(EngineSurroundings):
         if joined:
             engine.joined = []
             for request in joined:
-                first_s = log.first_token_s[request]
-                if first_s and self.keeps_gaps:  # the first token came from prefill
-                    log.gap_s.append(now_s - first_s)
-                    log.gap_tokens.append(1)
-                self._first_token(engine, request, log.input_tokens[request] + bool(first_s), now_s)
+                first_s, context = log.first_token_s[request], log.input_tokens[request]
+                if first_s:  # it came from prefill
+                    context += 1
+                    if self.keeps_gaps:
+                        log.gap_s.append(now_s - first_s)
+                        log.gap_tokens.append(1)
+                self._first_token(engine, request, context, now_s)
         if engine.inbound and engine.steps_in_flight:
             engine.steps = 1  # the steps have ended: none is left to interrupt
             self._post(engine, now_s)

@@ -18,6 +18,7 @@ from typing import Any
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment, Fluid, Pool
 from pdlab.core.errors import UsageError
+from pdlab.core.text import counted
 from pdlab.core.workload import Level, Workload
 from pdlab.guard import first_token
 from pdlab.sim.engine import Engine, PrefixCache, most_sequences_of
@@ -155,12 +156,12 @@ class VllmEngine(Engine):
             self._hear()
         self._take_firsts(step.received)
         names = list(step.output.num_scheduled_tokens)
-        told = KVConnectorOutput(finished_sending=step.sent or None, finished_recving=step.received or None)
+        transfers = KVConnectorOutput(finished_sending=step.sent or None, finished_recving=step.received or None)
         made_up = ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
             sampled_token_ids=[[MADE_UP] if name in step.sampled else [] for name in names],
-            kv_connector_output=None if told.is_empty() else told,
+            kv_connector_output=None if transfers.is_empty() else transfers,
         )
         self.news = self.news or bool(names or step.received or step.sent)
         return [
@@ -231,7 +232,9 @@ class VllmSystem(System):
     def _finish(self) -> SimulatedLevel:
         left = self.log.finish_s.count(0.0)
         if left:
-            raise UsageError(f"vLLM never had KV memory for {left} of {self.count} requests; use a larger TP")
+            raise UsageError(
+                f"vLLM never had KV memory for {left} of {counted(self.count, 'request')}; use a larger TP"
+            )
         return super()._finish()
 
     def _common(self, input_tokens: int) -> int:

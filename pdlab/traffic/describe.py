@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from pdlab.core.text import aligned
+from pdlab.core.text import aligned, counted
 from pdlab.traffic.bounded import LatestKeys, percentile_of
 from pdlab.traffic.requests import TrafficHead, TrafficRequest
 
@@ -65,7 +65,7 @@ class WorkloadFigures(NamedTuple):
             ("ticks", "none" if head.ticks_s is None else f"{head.ticks_s:g} s, {'' if head.spread else 'not '}spread"),
         ]
         if head.left_out:
-            rows.append(("left out", f"{head.left_out} requests of the source that were not answered"))
+            rows.append(("left out", f"{counted(head.left_out, 'request')} of the source that were not answered"))
         if head.inferred:
             rows.append(("parents", "inferred from shared blocks"))
         return "\n".join(aligned(rows, left={0, 1}))

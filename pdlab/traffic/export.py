@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from pdlab.core.errors import UsageError
+from pdlab.core.text import counted
 from pdlab.traffic.blocks import drawn_words
 from pdlab.traffic.formats.texts import load_tokenizer
 from pdlab.traffic.requests import TrafficHead, TrafficRequest
@@ -35,7 +36,9 @@ def vocabulary(folder: str | None) -> Sequence[str]:
     encoded = tokenizer.encode_batch([text for _, text in words], add_special_tokens=False)
     kept = [text for (number, text), back in zip(words, encoded, strict=True) if back.ids == [number]]
     if len(kept) < LEAST_WORDS:
-        raise UsageError(f"--tokenizer {folder}: has {len(kept)} whole words, at least {LEAST_WORDS} are needed")
+        raise UsageError(
+            f"--tokenizer {folder}: has {counted(len(kept), 'whole word')}, at least {LEAST_WORDS} are needed"
+        )
     return kept
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from pdlab.core.errors import TransferError
 from pdlab.core.findings import Finding
+from pdlab.core.text import counted
 from pdlab.remote.network import RankHost
 from pdlab.transfer.plan import RequestSize, TransferPlan
 from pdlab.transfer.rank.codes import Inspection
@@ -129,7 +130,7 @@ def verdict_of(observed: ObservedTransfer, findings: Sequence[Inspection]) -> Ve
     worst = next((finding for finding in findings if finding.wrong_words), None)
     if worst is None:
         return verdict
-    text = f"CORRUPT: {worst.patterns[0][0]}, {worst.wrong_words} wrong words; the wire: {verdict.text}"
+    text = f"CORRUPT: {worst.patterns[0][0]}, {counted(worst.wrong_words, 'wrong word')}; the wire: {verdict.text}"
     return replace(verdict, code=CORRUPT, text=text)
 
 
@@ -338,7 +339,7 @@ _WHILE = {
 
 
 def _size_text(size: RequestSize) -> str:
-    return f"{size.tokens} tokens" if size.tokens else f"{size.blocks} blocks"
+    return counted(size.tokens, "token") if size.tokens else counted(size.blocks, "block")
 
 
 def _tls(log: str) -> str | None:

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from pdlab.core.errors import TransferError
-from pdlab.core.text import aligned, byte_size, ms
+from pdlab.core.text import aligned, byte_size, counted, ms
 from pdlab.transfer.check import BackendResult, SizeResult
 from pdlab.transfer.plan import TransferPlan
 from pdlab.transfer.rank.layout import KvShape
@@ -49,11 +49,11 @@ def render(plan: TransferPlan, result: BackendResult, model: KvShape, *, verbose
     lines = [
         f"{result.backend}: {plan.strategy}, prefill TP{plan.prefill_tp} on {where['prefill']} -> decode TP"
         f"{plan.decode_tp} on {where['decode']}, {plan.direction}",
-        f"  KV cache of {shape.name}: {shape.regions} regions, {byte_size(pages, 4)} per descriptor, "
+        f"  KV cache of {shape.name}: {counted(shape.regions, 'region')}, {byte_size(pages, 4)} per descriptor, "
         f"{'scattered' if plan.scattered else 'contiguous'} blocks, {plan.concurrent} request"
         f"{'s' * (plan.concurrent > 1)} at a time" + (f", UCX {result.ucx_version}" if result.ucx_version else ""),
-        f"  cold: handshake {ms(result.handshake_s)} ms, first transfer of the pair {ms(result.cold_s)} ms; "
-        f"warm, {plan.repeats} repeats:",
+        f"  cold: handshake {ms(result.handshake_s)} ms, first transfer of the pair {ms(result.cold_s)} ms; warm, "
+        f"{counted(plan.repeats, 'repeat')}:",
         *_table(plan, result.sizes),
         *_compared(result.sizes),
         "  ceilings: " + "; ".join(_ceilings(result)),
@@ -180,14 +180,14 @@ def _integrity(result: BackendResult) -> str:
     if corrupt is not None:
         return corrupt.text()
     return (
-        f"{byte_size(result.checked_bytes, 4)} compared in {len(result.findings)} checks, every word exact, no change "
-        "outside the transferred blocks"
+        f"{byte_size(result.checked_bytes, 4)} compared in {counted(len(result.findings), 'check')}, every word exact, "
+        "no change outside the transferred blocks"
     )
 
 
 def _wire(result: BackendResult) -> str:
-    counted = ", ".join(f"{nic} {share:.0%}" for nic, share in result.traffic.items()) or "none"
-    counters = f"interfaces counted {counted} of {byte_size(result.payload_bytes, 4)}"
+    moved = ", ".join(f"{nic} {share:.0%}" for nic, share in result.traffic.items()) or "none"
+    counters = f"interfaces counted {moved} of {byte_size(result.payload_bytes, 4)}"
     if result.wire is None:
         return counters
     evidence = f"{result.wire.operations} operations" if result.wire.counted else "UCX's candidate for that size"
@@ -196,8 +196,8 @@ def _wire(result: BackendResult) -> str:
 
 def _for_pd(prediction: PdPrediction) -> str:
     return (
-        f"a prompt of {prediction.tokens:,} tokens of {prediction.model} moves {byte_size(prediction.bytes, 4)}: "
-        f"predicted {ms(prediction.added_ttft_s)} ms more TTFT, and {prediction.saturates_at_rps:.3g} such requests/s "
-        f"saturate this wire (at the {prediction.gb_per_s:.3g} GB/s measured with "
-        f"{byte_size(prediction.measured_bytes, 4)})"
+        f"a prompt of {counted(prediction.tokens, 'token', form=',')} of {prediction.model} moves "
+        f"{byte_size(prediction.bytes, 4)}: predicted {ms(prediction.added_ttft_s)} ms more TTFT, and "
+        f"{prediction.saturates_at_rps:.3g} such requests/s saturate this wire (at the {prediction.gb_per_s:.3g} GB/s "
+        f"measured with {byte_size(prediction.measured_bytes, 4)})"
     )

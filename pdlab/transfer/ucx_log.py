@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from pdlab.core.text import counted
+
 Operation = Literal["read", "write", "message"]
 
 _SCOPE = re.compile(r"\b(self|intra-node|inter-node) cfg#\d+$")
@@ -130,7 +132,11 @@ class Wire:
     def name(self) -> str:
         """The lanes as ``srd/rdmap79s0:1 + srd/rdmap80s0:1``; of more than four the number of devices."""
         names = list(dict.fromkeys(lane.name for lane in self.lanes))
-        return " + ".join(names) if len(names) <= 4 else f"{'/'.join(self.transports)} on {len(self.devices)} devices"
+        return (
+            " + ".join(names)
+            if len(names) <= 4
+            else f"{'/'.join(self.transports)} on {counted(len(self.devices), 'device')}"
+        )
 
     @property
     def emulated(self) -> bool:

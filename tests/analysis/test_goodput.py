@@ -54,6 +54,33 @@ def point(
     return made.point(load, *samples)
 
 
+def test_who_misses_by_the_noise_alone_does_not_lose() -> None:
+    """90 % must be within. One curve has 91 % at its level; the others have 89 % on average, or clearly less."""
+    meets = curve("meets", point(2, 2, [shared(0.95), shared(0.94), shared(0.96)]))
+    near = curve("near", point(2, 2, [shared(0.99), shared(0.79), shared(0.89)]))
+    far = curve("far", point(2, 2, [shared(0.5), shared(0.52), shared(0.48)]))
+    slower = curve("slower", point(2, 0.2, [shared(0.99), shared(0.79), shared(0.89)]))
+    ranked = slo_ranking([meets, near, far, slower], SLO, View(), "closed")
+    assert (ranked.unsure, ranked.missed, ranked.best) == (("near",), ("far", "slower"), None)
+    answer = verdicts.SloAnswer(ranked, "tokens/s", "GPU")
+    assert answer.code == "within_noise"
+    assert slo_ranking([meets, far, slower], SLO, View(), "closed").best == "meets"
+    nobody = slo_ranking([near, far], SLO, View(), "closed")
+    assert (nobody.unsure, nobody.missed) == ((), ("near", "far")), "there is no winner to doubt"
+
+    def tails(*ttft_ms: float) -> Point:
+        samples = (made.sample(20, {"ttft": each, "tpot": 10}, r, statistic="p90") for r, each in enumerate(ttft_ms))
+        return made.point(2, *samples)
+
+    known = [
+        curve("meets", tails(300, 310, 305)),
+        curve("near", tails(400, 700, 520)),
+        curve("far", tails(900, 910, 905)),
+    ]
+    ranked = slo_ranking(known, SLO, View(), "closed")
+    assert (ranked.unsure, ranked.missed) == (("near",), ("far",)), "percentiles have noise too"
+
+
 def test_a_request_meets_every_bound_or_is_not_good() -> None:
     five = requests([0.1, 0.6, 0.1, 0.6, 0.5], [0.01, 0.01, 0.03, 0.03, 0.02])
     assert met_share(five, SLO) == pytest.approx(2 / 5), "the bounds themselves are within"

@@ -34,10 +34,8 @@ def test_notations(text: str, label: str, gpus: tuple[int, int]) -> None:
     assert (deployment.label, (deployment.prefill.gpus, deployment.decode.gpus)) == (label, gpus)
 
 
-def test_collocated_and_instances() -> None:
+def test_collocated_and_other_nodes() -> None:
     assert isinstance(notation.parse("4xTP2"), Collocated)
-    deployment = notation.parse("3P1D", prefill_instance="tp4", decode_instance="dp8ep", placement="pack")
-    assert deployment.label == "pd-pack-p3xtp4-d1xdp8ep"
     assert notation.parse("P2D1", gpus_per_node=4, tp=4).label == "pd-spread-p1xtp4dp2ep-d1xtp4"
 
 

@@ -99,7 +99,7 @@ def test_records_that_are_all_alike_are_read_as_others_are(
             output_tokens=tokens_out,
             itl_s=(0.5,) * (tokens_out - 1),
             lateness_s=arrival / 1e6 if varied else None,
-            asked=(tokens_in, tokens_out) if varied else None,
+            requested=(tokens_in, tokens_out) if varied else None,
         )
         for arrival, first, finish, tokens_in, tokens_out in rows
     ]
@@ -170,7 +170,7 @@ def test_several_gzip_members_are_read_to_the_end(tmp_path: Path) -> None:
 
 
 def test_a_large_file_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    records = [each.model_copy(update={"asked": (5, 3 + n % 2)}) for n, each in enumerate(simple(40))]
+    records = [each.model_copy(update={"requested": (5, 3 + n % 2)}) for n, each in enumerate(simple(40))]
     store, run = kept(tmp_path, records)
     at_once = requests.load_requests(store.folder, run)
     monkeypatch.setattr(requests, "AT_ONCE_BYTES", 0)
@@ -210,12 +210,18 @@ def test_damaged_records_are_named(damage: Callable[[bytes], bytes], message: st
 
 def test_answers_of_other_lengths_than_requested_are_counted() -> None:
     records = [
-        RequestRecord(arrival_s=0.0, first_token_s=1.0, finish_s=2.0, input_tokens=5, output_tokens=3, asked=(5, 3)),
-        RequestRecord(arrival_s=0.0, first_token_s=1.0, finish_s=2.0, input_tokens=5, output_tokens=2, asked=(5, 3)),
-        RequestRecord(arrival_s=0.0, first_token_s=1.0, finish_s=2.0, input_tokens=4, output_tokens=3, asked=(5, 3)),
-        RequestRecord(arrival_s=0.0, input_tokens=5, output_tokens=0, asked=(5, 3), error="no answer"),
+        RequestRecord(
+            arrival_s=0.0, first_token_s=1.0, finish_s=2.0, input_tokens=5, output_tokens=3, requested=(5, 3)
+        ),
+        RequestRecord(
+            arrival_s=0.0, first_token_s=1.0, finish_s=2.0, input_tokens=5, output_tokens=2, requested=(5, 3)
+        ),
+        RequestRecord(
+            arrival_s=0.0, first_token_s=1.0, finish_s=2.0, input_tokens=4, output_tokens=3, requested=(5, 3)
+        ),
+        RequestRecord(arrival_s=0.0, input_tokens=5, output_tokens=0, requested=(5, 3), error="no answer"),
     ]
     text = "\n".join(record.model_dump_json(exclude_defaults=True) for record in records).encode()
     assert requests.wrong_counts(text) == 2
-    assert requests.wrong_counts(text.replace(b'"asked":[5,3]', b'"lateness_s":0.0')) == 0
+    assert requests.wrong_counts(text.replace(b'"requested":[5,3]', b'"lateness_s":0.0')) == 0
     assert len(requests.parse(text)) == 4

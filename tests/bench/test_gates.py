@@ -137,10 +137,7 @@ def turns(foreseen: int | None = 0, **of_last: Any) -> dict[str, Any]:
     return {"records": (*records[:-1], last), "load": Replay()}
 
 
-def unsent(session: str = "b", wave: int = 11) -> ReplayedRequest:
-    return ReplayedRequest(
-        id=f"{session}{wave}", session=session, turn=wave + 1, parent=f"{session}{wave - 1}", sent=False
-    )
+UNSENT = ReplayedRequest(id="b11", session="b", turn=12, parent="b10", sent=False)
 
 
 def replayed(record: RequestRecord, **changes: Any) -> RequestRecord:
@@ -159,7 +156,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("failed_requests", {"num_requests": 25}, "24 of 25 requests were recorded"),
     (
         "failed_requests",
-        turns(replayed=unsent(), error="not sent: b10 failed", finish_s=None, first_token_s=None),
+        turns(replayed=UNSENT, error="not sent: b10 failed", finish_s=None, first_token_s=None),
         "1 of 24 requests were not sent, because the requests before them have no answer",
     ),
     (
@@ -186,7 +183,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("token_counts", {"records": changed(output_tokens=6)}, "1 of 24 answers have a wrong output token count (6, not"),
     ("kv_transfers", nixl(failed_transfers=5), "3 KV transfers failed"),
     ("kv_transfers", nixl(failed_notifications=1), "1 KV-transfer notifications failed"),
-    ("kv_transfers", nixl(kv_expired_requests=2), "the KV blocks of 1 requests expired before decode read them"),
+    ("kv_transfers", nixl(kv_expired_requests=2), "the KV blocks of 1 request expired before decode read them"),
     ("kv_transfers", nixl(bytes_transferred=10), "no KV bytes were transferred, by vLLM's counters"),
     ("kv_transfers", nixl(bytes_transferred=None), "no KV bytes were transferred, by vLLM's counters"),
     (
@@ -209,7 +206,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("kv_connections", guarded(guard_failed_reads=1), "a connection between prefill and decode failed: 0 KV reads fa"),
     ("guard_deadline", guarded(guard_deadlines=2), "the KV guard ended 2 KV receives at their deadline"),
-    ("guard_deadline", guarded(guard_errors=1), "1 requests failed, because late KV receives held the memory"),
+    ("guard_deadline", guarded(guard_errors=1), "1 request failed, because late KV receives held the memory"),
     ("restarts", nixl(transfers=0), "an engine was restarted during the level: its counters decreased"),
     ("restarts", {"engines_before": engines(requests=30)}, "an engine was restarted during the level"),
     (
@@ -436,7 +433,7 @@ def test_sessions_stuck_if_nearly_all_replicas_are_named(unnamed: int, judged: b
 def test_a_failed_request_and_what_follows_it_fail_one_gate() -> None:
     records = list(turns()["records"])
     records[-3] = records[-3].model_copy(update={"error": "HTTP 500", "finish_s": None})
-    gone = {"replayed": unsent(), "error": "not sent: b10 failed", "finish_s": None, "first_token_s": None}
+    gone = {"replayed": UNSENT, "error": "not sent: b10 failed", "finish_s": None, "first_token_s": None}
     records[-1] = records[-1].model_copy(update=gone)
     validity = validate_level(evidence(records=tuple(records), load=Replay()))
     assert validity.failed_gates == ("failed_requests",)
@@ -509,12 +506,12 @@ class TestVariedLengths:
     WORKLOAD = WORKLOAD.model_copy(update={"lengths": parse_lengths("uniform:0.5-1.5")})
 
     def test_answers_as_long_as_requested_are_right(self) -> None:
-        short = request(22.0, gaps=(0.5, 0.5), input_tokens=60, asked=(60, 3))
-        records = (*waves(asked=(100, 5))[:-1], short)
+        short = request(22.0, gaps=(0.5, 0.5), input_tokens=60, requested=(60, 3))
+        records = (*waves(requested=(100, 5))[:-1], short)
         assert validate_level(evidence(records=records, workload=self.WORKLOAD)).valid
 
     def test_the_nominal_length_is_wrong_where_another_was_requested(self) -> None:
-        records = (*waves(asked=(100, 5))[:-1], request(22.0, asked=(101, 4)))
+        records = (*waves(requested=(100, 5))[:-1], request(22.0, requested=(101, 4)))
         judged = validate_level(evidence(records=records, workload=self.WORKLOAD))
         assert judged.failed_gates == ("token_counts",)
         assert judged.reasons == (
@@ -523,7 +520,7 @@ class TestVariedLengths:
         )
 
     def test_context_and_prefix_are_those_of_the_requests(self) -> None:
-        records = tuple(r.model_copy(update={"input_tokens": 50, "asked": (50, 5)}) for r in waves())
+        records = tuple(r.model_copy(update={"input_tokens": 50, "requested": (50, 5)}) for r in waves())
         decode = self.WORKLOAD.model_copy(update={"mode": "decode-only"})
         filled = engines(external_cache_hits=24 * 49)
         assert validate_level(evidence(records=records, workload=decode, engines_after=filled)).valid
@@ -634,7 +631,9 @@ def in_turns(longer: float, rounds: int) -> Evidence:
         prompt, answer = lengths[int(arrival_s // 60) % 2]
         tpot_s = 0.06 + longer * arrival_s / moments[-1] / answer
         records.append(
-            request(arrival_s, gaps=(tpot_s,) * (answer - 1), input_tokens=prompt, asked=(prompt, answer), ttft_s=0.1)
+            request(
+                arrival_s, gaps=(tpot_s,) * (answer - 1), input_tokens=prompt, requested=(prompt, answer), ttft_s=0.1
+            )
         )
     return evidence(records=tuple(records), load=Open(rate_rps=2), num_requests=len(moments), workload=workload)
 
@@ -683,8 +682,9 @@ def test_drifting_closed_loops_are_found(concurrency: int) -> None:
     assert sum(drifts(records, load) for records in loops) >= 19
 
 
-def queue(rng: random.Random, rate: float, served: float, requests: int, servers: int = 8) -> list[RequestRecord]:
+def queue(rng: random.Random, rate: float, served: float, requests: int) -> list[RequestRecord]:
     """Poisson arrivals at ``rate`` before ``servers`` that together serve ``served`` requests/s."""
+    servers = 8
     free = [0.0] * servers
     clock = 0.0
     records = []
@@ -780,7 +780,7 @@ def test_the_guards_gates_apply_where_there_is_a_guard() -> None:
 
 def timeline(number: int = 0, **changes: Any) -> RequestTimeline:
     """Of a request whose KV cache was read once."""
-    order = ("call", "answer", "queued", "admitted", "posted", "seen", "told", "usable", "scheduled", "first")
+    order = ("call", "answer", "queued", "admitted", "posted", "seen", "reported", "usable", "scheduled", "first")
     marks = {mark: float(at) for at, mark in enumerate((*order, "first_byte"))}
     fields = {"id": str(number), "path": "pd", "t": marks, "wire": [(0, 4, 5, 900.0, 64)], "ttft_s": 0.02, **changes}
     return RequestTimeline.model_validate(fields)

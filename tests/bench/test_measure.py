@@ -149,6 +149,26 @@ def page(**requests: int) -> str:
     return "".join(PAGE.format(replica=replica, requests=count) for replica, count in requests.items())
 
 
+def exports(
+    monkeypatch: pytest.MonkeyPatch, pages: Iterable[str], every_s: float = 0.001, delayed: bool = False
+) -> None:
+    """One page after another where counters are read; ``delayed``: of an exporter that writes now and then."""
+    reads = iter(pages)
+
+    def read(urls: Any, replicas: Any, pools: Any) -> Snapshot:
+        return parse_snapshot([next(reads)], replicas, pools).model_copy(update={"delayed": delayed})
+
+    monkeypatch.setattr(measure, "read_snapshot", read)
+    monkeypatch.setattr(measure, "SETTLE_POLL_S", every_s)
+
+
+def counted(label: str = "collocated-1xtp1") -> Driver:
+    """A driver that has read its engines' counters once, as the warm-up does."""
+    driver = made(Client(), label, ("http://h/metrics",))
+    driver._read_counters(0)
+    return driver
+
+
 def test_counters_of_a_level_are_read_when_every_pool_has_counted_it(monkeypatch: pytest.MonkeyPatch) -> None:
     nixl = "".join(
         f'vllm:nixl_{name}{{{{ReplicaId="r0"}}}} {{0}}\n'
@@ -157,16 +177,8 @@ def test_counters_of_a_level_are_read_when_every_pool_has_counted_it(monkeypatch
     pages = [page(r0=8, r1=8) + nixl.format(8)] * 3
     pages += [page(r0=20, r1=8) + nixl.format(30), page(r0=48, r1=20) + nixl.format(48)]
     pages += [page(r0=48, r1=48) + nixl.format(48)] * 2
-    reads = iter(pages)
-
-    def read(urls: Any, replicas: Any, pools: Any) -> Snapshot:
-        return parse_snapshot([next(reads)], replicas, pools)
-
-    monkeypatch.setattr(measure, "read_snapshot", read)
-    monkeypatch.setattr(measure, "SETTLE_POLL_S", 0.001)
-    pd = made(Client(), "pd-pack-p1xtp1-d1xtp1", ("http://h/metrics",))
-    pd._read_counters(0)
-    run, _ = pd.measure(level())
+    exports(monkeypatch, pages)
+    run, _ = counted("pd-pack-p1xtp1-d1xtp1").measure(level())
     assert run.validity.valid, run.validity
     for pool in ("prefill", "decode"):
         before, after = run.engines_before[pool], run.engines_after[pool]
@@ -177,15 +189,7 @@ def test_counters_of_a_level_are_read_when_every_pool_has_counted_it(monkeypatch
 
 def test_what_others_had_finished_is_not_the_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests of others before the level are not counted to it; those of others in it fail it."""
-    counts = [8, 30, 30, 30, 80, 90]
-    reads = iter([*counts, *[90] * 20])
-
-    def read(urls: Any, replicas: Any, pools: Any) -> Snapshot:
-        snapshot = parse_snapshot([page(r0=next(reads))], replicas, pools)
-        return snapshot.model_copy(update={"delayed": True})
-
-    monkeypatch.setattr(measure, "read_snapshot", read)
-    monkeypatch.setattr(measure, "SETTLE_POLL_S", 0.001)
+    exports(monkeypatch, [page(r0=count) for count in (8, 30, 30, 30, 80, *[90] * 21)], delayed=True)
     alone = made(Client(), urls=("http://h/metrics",))
     alone._export_s = 0.01
     alone._read_counters(0)
@@ -194,30 +198,18 @@ def test_what_others_had_finished_is_not_the_levels(monkeypatch: pytest.MonkeyPa
     assert run.validity.reasons[0].startswith("the engines finished 60 requests during the level, but this client")
 
 
-def exports(monkeypatch: pytest.MonkeyPatch, pages: Iterable[str], every_s: float = 0.001) -> None:
-    """One page after another where counters are read."""
-    reads = iter(pages)
-
-    def read(urls: Any, replicas: Any, pools: Any) -> Snapshot:
-        return parse_snapshot([next(reads)], replicas, pools)
-
-    monkeypatch.setattr(measure, "read_snapshot", read)
-    monkeypatch.setattr(measure, "SETTLE_POLL_S", every_s)
-
-
 def test_requests_that_an_exporter_counts_late_are_those_of_their_own_level(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exporter that is late when a level is judged: neither that level nor the next one is called strange."""
     moving = iter(range(9, 40))
-    counted = [8, 8]
-    exports(monkeypatch, (page(r0=counted.pop(0) if counted else next(moving)) for _ in itertools.count()))
+    earlier = [8, 8]
+    exports(monkeypatch, (page(r0=earlier.pop(0) if earlier else next(moving)) for _ in itertools.count()))
     monkeypatch.setattr(measure, "SETTLE_TIMEOUT_S", 0.005)
-    late = made(Client(), urls=("http://h/metrics",))
-    late._read_counters(0)
+    late = counted()
     first, _ = late.measure(level())
     assert first.engines_after["collocated"].requests < 48
     assert first.validity.valid, first.validity
     assert {"other_requests", "preemptions", "prefix_cache"} <= set(first.validity.unchecked)
-    counted += [48, 48, *[88] * 20]
+    earlier += [48, 48, *[88] * 20]
     second, _ = late.measure(level())
     assert second.engines_before["collocated"].requests == 48
     assert second.validity.valid and "other_requests" not in second.validity.unchecked, second.validity
@@ -226,8 +218,7 @@ def test_requests_that_an_exporter_counts_late_are_those_of_their_own_level(monk
 def test_what_was_late_before_a_level_is_not_called_another_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     exports(monkeypatch, [page(r0=count) for count in (8, 8, *range(9, 24), *[95] * 200)], every_s=0.002)
     monkeypatch.setattr(measure, "SETTLE_TIMEOUT_S", 0.004)
-    late = made(Client(), urls=("http://h/metrics",))
-    late._read_counters(0)
+    late = counted()
     late.measure(level())
     second, _ = late.measure(level())
     assert second.validity.valid and "other_requests" in second.validity.unchecked, second.validity
@@ -237,8 +228,7 @@ def test_an_unpublished_replica_that_does_the_work_fails_the_level(monkeypatch: 
     """A replica that Ray Serve put in the place of a published one, before the level began."""
     exports(monkeypatch, [page(r0=8, r9=8), page(r0=8, r9=8), *[page(r0=8, r9=48)] * 20])
     monkeypatch.setattr(measure, "SHORT_STILL_S", 0.01)
-    replaced = made(Client(), urls=("http://h/metrics",))
-    replaced._read_counters(0)
+    replaced = counted()
     run, _ = replaced.measure(level())
     assert run.validity.failed_gates == ("restarts",), run.validity
     assert run.validity.reasons[0].startswith("a replica was replaced: r9 answers")
@@ -246,8 +236,7 @@ def test_an_unpublished_replica_that_does_the_work_fails_the_level(monkeypatch: 
 
 def test_another_applications_replica_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     exports(monkeypatch, [page(r0=8, r9=8), page(r0=8, r9=8), *[page(r0=48, r9=60)] * 20])
-    beside = made(Client(), urls=("http://h/metrics",))
-    beside._read_counters(0)
+    beside = counted()
     run, _ = beside.measure(level())
     assert run.validity.valid, run.validity
 
@@ -303,9 +292,7 @@ def test_a_rehearsal_is_sent_in_slow_time_and_kept_in_simulated_time() -> None:
 @pytest.mark.parametrize("rehearsal", [None, Rehearsal(slow_down=5)])
 def test_a_spoiled_level_has_the_origin_of_others(rehearsal: Rehearsal | None) -> None:
     driver = made(Client(), rehearsal=rehearsal)
-    died_level, whole = (
-        driver.died_level(level(), found("replica_died", why="a replica died"))[0],
-        driver.measure(level())[0],
-    )
+    died_level, _ = driver.died_level(level(), found("replica_died", why="a replica died"))
+    whole, _ = driver.measure(level())
     assert (died_level.origin, died_level.rehearsal) == (whole.origin, whole.rehearsal)
     assert (died_level.completed, died_level.failed) == (0, 40) and not died_level.validity.valid

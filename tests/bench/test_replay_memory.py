@@ -58,7 +58,7 @@ def messages(part):
             records.append({
                 "arrival_s": due_s, "first_token_s": due_s + 0.1, "finish_s": due_s + 0.11 + n % 5 / 1e3,
                 "input_tokens": 320, "output_tokens": tokens, "itl_s": [k / 1e3 for k in range(1, tokens)],
-                "lateness_s": n % 11 / 1e3, "asked": [320, tokens], "replayed": replayed,
+                "lateness_s": n % 11 / 1e3, "requested": [320, tokens], "replayed": replayed,
             })
             timelines.append({
                 "id": f"{prefix}r{n}", "path": "collocated", "role_d": f"replica{n % 10 % 9 % 2}", "t": marks,

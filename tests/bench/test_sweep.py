@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support import records as made
+from support.launched import running
 from support.validity import failing
 
 from pdlab.bench import levels, measure, target
@@ -23,7 +24,6 @@ from pdlab.core.lengths import Uniform
 from pdlab.core.settings import parse
 from pdlab.core.workload import Closed, Level, Load, Open, Ramp, RunKey, Slo, Workload
 from pdlab.deploy import canary
-from pdlab.deploy.endpoint import Running
 from pdlab.deploy.options import LaunchSettings, deployment_from
 from pdlab.deploy.serve_config import engine_kwargs
 from pdlab.results.schema import CanaryResult, Manifest, NixlCounters, RequestRecord, Run, Summary
@@ -322,7 +322,7 @@ def test_a_closed_loop_is_soaked_for_as_many_requests_as_a_first_round_shows(tmp
     assert (first.num_requests, held.num_requests) == (20, pytest.approx(60 * pace_rps, abs=1))
     assert first.seed != held.seed == level.seed, "no prompt of the first round is sent again"
     (run,) = Store(tmp_path).runs()
-    assert run.soak and run.soak.asked_s == 60 and len(run.soak.windows) == 1
+    assert run.soak and run.soak.requested_s == 60 and len(run.soak.windows) == 1
     assert _todo(Store(tmp_path), planned, options) == []
     with pytest.raises(StoreError, match="was measured with 500 requests, this command has 20"):
         _todo(Store(tmp_path), planned, options.model_copy(update={"soak_s": 120.0}))
@@ -381,10 +381,7 @@ def test_decode_only_needs_engines_that_fill_their_cache(monkeypatch: pytest.Mon
     monkeypatch.setattr(target, "_served_models", lambda url: {"m": {}})
 
     def resolve(mode: Any, deployment: Deployment | None) -> target.Target:
-        known = deployment and Running(
-            base_url="http://h:1", model_id="m", tokenizer="t",
-            manifest=Manifest(origin="measured", label=deployment.label, deployment=deployment),
-        )  # fmt: skip
+        known = deployment and running("http://h:1", deployment=deployment)
         monkeypatch.setattr(target, "load_running", lambda url: known)
         return target.resolve_target("http://h:1", workload=Workload(mode=mode), name="x", gpus=1)
 

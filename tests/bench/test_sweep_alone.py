@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import urllib.request
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from support.processes import wait_for
-from support.sweep import BUSY_MACHINE, ROOT, Oracle, ended_well, environment, pd_deployment, publish, run_bm
+from support.sweep import BUSY_MACHINE, Oracle, ended_well, pd_deployment, publish, run_bm, start_bm
 
 from pdlab.results.store import Store
 
@@ -27,20 +26,13 @@ def published(oracle: Oracle, tokenizer: Path, tmp_path: Path) -> Oracle:
     return oracle
 
 
-def started(oracle: Oracle, cache: Path, *more: str) -> subprocess.Popen[str]:
-    command = [str(ROOT / "run_bm.sh"), "-u", oracle.url, *LEVEL, *more]
-    return subprocess.Popen(
-        command, env=environment(cache), cwd=cache, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
 def wait_for_level(oracle: Oracle, name: str) -> None:
     wait_for(lambda: len(oracle.log_of(name)) >= 4)
 
 
 def test_the_second_of_two_sweeps_is_refused_and_the_first_is_valid(published: Oracle, tmp_path: Path) -> None:
     out = str(tmp_path / "bm")
-    with started(published, tmp_path, "-c", "2,3", "-e", "one", "--out", out) as first:
+    with start_bm("-u", published.url, *LEVEL, "-c", "2,3", "-e", "one", "--out", out, cache=tmp_path) as first:
         wait_for_level(published, "concurrency2-")
         second = run_bm("-u", published.url, *LEVEL, "-c", "4", "-e", "two", "--out", out, cache=tmp_path)
         output, errors = first.communicate(timeout=100)
@@ -55,7 +47,7 @@ def test_the_second_of_two_sweeps_is_refused_and_the_first_is_valid(published: O
 def test_requests_that_no_lock_keeps_out_make_the_level_invalid(published: Oracle, tmp_path: Path) -> None:
     """As those of a user, or of a sweep from another machine."""
     body = json.dumps({"prompt": "not of the sweep", "max_tokens": 2, "stream": True}).encode()
-    with started(published, tmp_path, "-c", "2,3", "-e", "one", "--out", "bm") as first:
+    with start_bm("-u", published.url, *LEVEL, "-c", "2,3", "-e", "one", "--out", "bm", cache=tmp_path) as first:
         wait_for_level(published, "concurrency2-")
         for _ in range(5):
             urllib.request.urlopen(f"{published.url}/v1/completions", body, timeout=30).read()
@@ -117,7 +109,7 @@ def test_damaged_requests_are_not_resumed_upon(published: Oracle, tmp_path: Path
 
 def test_a_full_disk_names_the_file_and_how_to_go_on(published: Oracle, tmp_path: Path, small_disk: Path) -> None:
     sweep = ("-u", published.url, *LEVEL, "-c", "2,3", "-e", "one", "--out", str(small_disk))
-    with started(published, tmp_path, *sweep[2 + len(LEVEL) :]) as process:
+    with start_bm(*sweep, cache=tmp_path) as process:
         wait_for_level(published, "concurrency3-")
         room = os.statvfs(small_disk)
         (small_disk / "ballast").write_bytes(bytes(room.f_bavail * room.f_frsize))
@@ -140,7 +132,7 @@ def test_a_server_that_falls_silent_ends_the_level(published: Oracle, tmp_path: 
     """Requests have 600 s each; the level ends by what the watcher sees. Stopped, the kernel goes on accepting."""
     published.configure({"concurrency2-": {"hang_every": 1}})
     flags = ("-c", "2", "--recover-s", "0", "-e", "one", "--out", "bm")
-    with started(published, tmp_path, *flags) as process:
+    with start_bm("-u", published.url, *LEVEL, *flags, cache=tmp_path) as process:
         wait_for(lambda: published.log_of("concurrency2-"))
         published.process.send_signal(signal.SIGSTOP if way == "stopped" else signal.SIGKILL)
         _, errors = process.communicate(timeout=120)

@@ -9,8 +9,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from support.processes import alive, wait_for
-from support.sweep import BUSY_MACHINE, ROOT, Oracle, ended_well, environment, pd_deployment, publish
+from support.processes import alive, title, wait_for, with_children
+from support.sweep import BUSY_MACHINE, Oracle, ended_well, pd_deployment, publish, start_bm
 
 from pdlab.results.store import Store
 
@@ -20,27 +20,13 @@ LEVELS = ("concurrency2", "concurrency3", "concurrency4")
 
 
 def start(oracle: Oracle, cache: Path, *more: str, warm: bool = True) -> subprocess.Popen[str]:
-    command = [str(ROOT / "run_bm.sh"), "-u", oracle.url, "-c", "2,3,4", "--itl", "32", "--otl", "16"]
-    command += ["--prompts-per-level", "24", "--out", str(cache / "bm"), *more]
-    return subprocess.Popen(
-        command, env=environment(cache, warm=warm), cwd=cache, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    levels = ("-c", "2,3,4", "--itl", "32", "--otl", "16", "--prompts-per-level", "24")
+    return start_bm("-u", oracle.url, *levels, "--out", str(cache / "bm"), *more, cache=cache, warm=warm)
 
 
 def clients(pid: int) -> list[int]:
     """Load generators that process ``pid`` has started and that live."""
-    pids = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-                command = (entry / "cmdline").read_text()
-            except OSError:
-                continue
-            if int(fields[1]) == pid and fields[0] != "Z" and "pdlab.bench.client.worker" in command:
-                pids.append(int(entry.name))
-    return pids
+    return [child for child in with_children(pid)[1:] if "pdlab.bench.client.worker" in title(child)]
 
 
 def test_killed_interrupted_and_resumed(oracle: Oracle, tokenizer: Path, tmp_path: Path) -> None:

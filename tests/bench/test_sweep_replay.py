@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.completions import completions_server
+from support.launched import running
 
 from pdlab.bench import traffic
 from pdlab.bench.experiment.file import configurations, load_experiment_file, loads_and_searches
@@ -16,8 +17,7 @@ from pdlab.core.deployment import Collocated, Deployment, Pool
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.replayed import COMPILED, Replayed
 from pdlab.core.workload import Closed, Open, Replay, Workload
-from pdlab.deploy.endpoint import Running, save_running
-from pdlab.results.schema import Manifest
+from pdlab.deploy.endpoint import save_running
 from pdlab.results.store import Store
 from pdlab.traffic.requests import TrafficHead, TrafficRequest, write_requests
 
@@ -106,8 +106,7 @@ def test_a_replay_is_a_level(tmp_path: Path, tokenizer: Path, monkeypatch: pytes
     text = path.read_bytes()
     deployment = Deployment(model="tiny-gptoss", topology=Collocated(pool=Pool()))
     with completions_server() as server:
-        manifest = Manifest(origin="measured", label=deployment.label, deployment=deployment, gpus=1)
-        save_running(Running(base_url=server.url, model_id="m", tokenizer=str(tokenizer), manifest=manifest))
+        save_running(running(server.url, deployment=deployment, tokenizer=str(tokenizer), gpus=1))
         sweep = options(["--workload", str(path), "-u", server.url, "--out", str(tmp_path / "out"), "-e", "chat"])
         result = run_sweep(sweep)
         with pytest.raises(StoreError, match="use another --exp-name"):
@@ -122,7 +121,7 @@ def test_a_replay_is_a_level(tmp_path: Path, tokenizer: Path, monkeypatch: pytes
     assert run.validity.unchecked["steady_state"].code == "replay_load"
     assert "dependencies" not in run.validity.unchecked
     assert run.key.stem == "replay1" and run.completed == 8 and run.steady is None
-    assert run.asked_tokens == (pytest.approx((4 * 20 + 6 + 4 * 28 + 6) / 8), 4.5)
+    assert run.requested_tokens == (pytest.approx((4 * 20 + 6 + 4 * 28 + 6) / 8), 4.5)
     folder = tmp_path / "out" / "chat"
     manifest = Store(folder).read_manifest()
     assert manifest.traffic is not None and manifest.workload is not None
@@ -132,7 +131,7 @@ def test_a_replay_is_a_level(tmp_path: Path, tokenizer: Path, monkeypatch: pytes
     assert manifest.workload.lengths.sha256 == sweep.workload.lengths.identity.split()[1]
     records = {each.replayed.id: each for each in Store(folder).read_records(run.key) if each.replayed}
     assert records["c1t1"].replayed and records["c1t1"].replayed.turn == 2
-    assert records["c1t1"].asked == (21 + 5 + 3, 4) == (records["c1t1"].input_tokens, 4)
+    assert records["c1t1"].requested == (21 + 5 + 3, 4) == (records["c1t1"].input_tokens, 4)
     assert records["c1t1"].due_s is not None
     assert records["c1t1"].due_s == pytest.approx((records["c1t0"].finish_s or 0.0) + 0.1, abs=1e-3)
 

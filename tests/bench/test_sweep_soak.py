@@ -33,11 +33,11 @@ def test_a_server_that_gets_slower_is_seen_to(
     assert done.returncode in (0, 3), done.stderr  # 3: a closed loop that gets slower is in no steady state
     assert "KV pools: not filled first, because a soak shows the changes while they fill" in done.stderr
     run = Run.model_validate_json((tmp_path / "bm" / "collocated-1xtp1" / f"{kind}.json").read_text())
-    assert run.soak and run.soak.asked_s == pytest.approx(9) and run.pool_age is not None and run.pool_age < 1
+    assert run.soak and run.soak.requested_s == pytest.approx(9) and run.pool_age is not None and run.pool_age < 1
     assert run.num_requests >= 60
     tpot = run.soak.changes["tpot"]
     assert tpot.verdict == "longer" and tpot.low and tpot.low > 1.1
-    assert f"{kind} over 1 minutes: TTFT " in done.stdout and "TPOT longer in the last third: +" in done.stdout
+    assert f"{kind} over 1 minute: TTFT " in done.stdout and "TPOT longer in the last third: +" in done.stdout
 
 
 @pytest.mark.usefixtures("warm_starts")

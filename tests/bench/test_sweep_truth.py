@@ -248,7 +248,7 @@ def test_seeds_and_client_load_are_kept(swept: Swept) -> None:
 
 def test_the_printed_table_and_the_next_command(swept: Swept) -> None:
     lines = swept.done.stdout.splitlines()
-    assert lines[0].split()[:2] == ["level", "ok/asked"]
+    assert lines[0].split()[:2] == ["level", "ok/sent"]
     names = [f"concurrency{value}" for value in sorted({**CLEAN, **FAULTS})]
     assert [line.split()[0] for line in lines[1 : 1 + len(names)]] == names
     assert lines[-1] == f"next: python viz.py --exps {swept.store.folder} --use-normalized"
@@ -302,9 +302,9 @@ def test_requests_have_the_lengths_that_the_workload_draws(varied: Swept) -> Non
         served = [entry for entry in varied.log if entry["id"].startswith(f"concurrency{concurrency}-")]
         sent = [(len(entry["prompt"].split()), entry["body"]["max_tokens"]) for entry in served]
         assert Counter(sent) == Counter(drawn) and len(set(drawn)) > 10
-        assert run.asked_tokens == pytest.approx(tuple(np.mean(drawn, axis=0)))
+        assert run.requested_tokens == pytest.approx(tuple(np.mean(drawn, axis=0)))
         kept = gzip.decompress(varied.store.records_path(run.key).read_bytes()).splitlines()
-        assert Counter(tuple(json.loads(line)["asked"]) for line in kept) == Counter(drawn)
+        assert Counter(tuple(json.loads(line)["requested"]) for line in kept) == Counter(drawn)
 
 
 def test_each_answer_is_judged_by_the_length_that_it_was_to_have(varied: Swept) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -11,14 +10,14 @@ from typing import Any
 
 import pytest
 import tokenizers
-from support.web import web_server
+from support.launched import running
+from support.web import body_of, reply, web_server
 
 from pdlab.bench.target import PROBE, completion_error, require_answering, resolve_target
 from pdlab.core.errors import BenchError, UsageError
 from pdlab.core.workload import Workload
 from pdlab.deploy.cpu_engine.tiny_model import build_tokenizer
-from pdlab.deploy.endpoint import Running, save_running
-from pdlab.results.schema import Manifest
+from pdlab.deploy.endpoint import save_running
 
 
 @pytest.fixture
@@ -69,12 +68,9 @@ def served(counted: object) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     def answer(call: BaseHTTPRequestHandler) -> None:
         content: object = {"data": [{"id": "m"}]}
         if call.command == "POST":
-            body = json.loads(call.rfile.read(int(call.headers["content-length"])))
-            bodies.append({**body, "key": call.headers.get("authorization")})
+            bodies.append({**body_of(call), "key": call.headers.get("authorization")})
             content = {"choices": [{"text": " x"}], "usage": {"prompt_tokens": counted}}
-        call.send_response(200)
-        call.end_headers()
-        call.wfile.write(json.dumps(content).encode())
+        reply(call, content)
 
     with web_server(answer) as url:
         yield url, bodies
@@ -110,8 +106,7 @@ def test_a_tokenizer_is_compared_with_the_published_one_without_a_request(
     (tmp_path / "other").mkdir()
     build_tokenizer(tmp_path / "other", vocabulary)
     with served(1) as (url, bodies):
-        manifest = Manifest(origin="measured", label="x", gpus=1)
-        save_running(Running(base_url=url, model_id="m", tokenizer=str(tokenizer), manifest=manifest))
+        save_running(running(url, tokenizer=str(tokenizer), gpus=1))
         if vocabulary == 4096:  # the same one in another folder
             resolve_target(url, workload=Workload(), tokenizer=str(tmp_path / "other"))
         else:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 
 import pytest
-from support.web import web_server
+from support.web import reply, web_server
 
 from pdlab.bench import watch
 from pdlab.bench.watch import Watch, front_cpu, replica_health
@@ -47,10 +47,10 @@ def server() -> Iterator[Server]:
     made = Server()
 
     def answer(request: BaseHTTPRequestHandler) -> None:
-        shown = request.path == "/metrics"
-        request.send_response(200 if shown else made.status)
-        request.end_headers()
-        request.wfile.write((made.page if shown else '{"data": []}').encode())
+        if request.path == "/metrics":
+            reply(request, made.page.encode())
+        else:
+            reply(request, {"data": []}, made.status)
 
     with web_server(answer) as url:
         made.url = url

@@ -39,6 +39,7 @@ from pdlab.core.files import CONFIGS
 from pdlab.core.workload import Level
 from pdlab.plan.correction_fit import TPOT, TTFT, LevelSetting, Response
 from pdlab.plan.error_catalog import NEAR, public_errors
+from pdlab.plan.pd_catalog import public_pd
 from pdlab.plan.stack_prior import LEAST_STACKS, EffectSds, ErrorComponents, Stack, prior_of
 from pdlab.sim import aic
 from pdlab.sim.hardware import Hardware
@@ -337,3 +338,30 @@ def test_no_stack_is_predicted_worse_than_the_stored_scores(tmp_path: Path) -> N
                 worse.append(f"{kind}: {metric} {before:.0%} -> {share:.0%} in the band")
     assert not worse
     assert (CONFIGS / "errors" / "public.yaml").exists()
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not TABLES, reason="PDLAB_PUBLIC_TABLES names no folder of public tables")
+@pytest.mark.skipif(importlib.util.find_spec("aiconfigurator_core") is None, reason="needs the extra perf")
+def test_no_stack_of_pd_is_predicted_worse_than_the_stored_scores(tmp_path: Path) -> None:
+    """As of collocated stacks. Points near saturation do not count; more of them than before are named too."""
+    tables = [path for path in sorted(Path(TABLES).glob("inferencex_*.csv"))]
+    assert tables, f"{TABLES} has no inferencex_*.csv"
+    out = tmp_path / "points.csv"
+    command = [sys.executable, "benchmarks/score_model.py", *map(str, tables), "--disaggregated", "--csv", str(out)]
+    subprocess.run(command, cwd=ROOT, check=True)
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    kept = [row for row in rows if row["near_saturation"] == "False"]
+    worse = []
+    for known in public_pd().stacks:
+        own = [row for row in kept if row["stack"] == known.stack.label]
+        for metric, name, allowed in (("TPOT", "tpot", 2.0), ("mean TTFT", "ttft", 5.0)):
+            errors = [
+                100 * abs(float(row[f"predicted_{name}_s"]) / float(row[f"measured_{name}_s"]) - 1) for row in own
+            ]
+            now, before = statistics.median(errors), known.errors_percent[metric]
+            if now > before + allowed:
+                worse.append(f"{known.stack.label}: {metric} {before} -> {now:.1f} %")
+    assert not worse
+    labels = {each.stack.label for each in public_pd().stacks}
+    assert sum(row["stack"] in labels for row in kept) >= public_pd().points

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 from support.chaos import example
+from support.launched import running
 
 from pdlab.cli import chaos
 from pdlab.cluster import two_hosts
 from pdlab.core.errors import ClusterError, UsageError
-from pdlab.deploy.endpoint import Running, save_running
+from pdlab.deploy.endpoint import save_running
 from pdlab.faults import launched
 from pdlab.faults import run as faults_run
 from pdlab.faults.plan import load_plan
 from pdlab.results import chaos as results
 from pdlab.results.chaos import Chaos
-from pdlab.results.schema import Manifest
 from pdlab.steps.runner import StepRunner
 
 URL = "http://127.0.0.1:8000"
@@ -28,7 +28,7 @@ def orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[faults_run.C
     monkeypatch.setenv("PDLAB_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("PDLAB_API_KEY", raising=False)
     monkeypatch.chdir(tmp_path)
-    save_running(Running(base_url=URL, model_id="m", tokenizer="t", manifest=Manifest(origin="measured", label="x")))
+    save_running(running(URL))
     given: list[faults_run.ChaosOrder] = []
 
     def execute(order: faults_run.ChaosOrder) -> None:

@@ -73,37 +73,37 @@ if words[0] == "launch_gptoss.py":
         (state / "up").unlink()
         sys.exit(0)
     mode = next(word for word in words if word in ("--pd-spread", "--pd-pack", "--collocated"))
-    told = plan.get("launch " + mode, {{}})
+    planned = plan.get("launch " + mode, {{}})
     (state / "up").touch()
     (state / "serves").write_text(mode)
-    if "error" in told:
-        fail(told["error"], state / "cache-logs")
-    if "interrupt" in told:
+    if "error" in planned:
+        fail(planned["error"], state / "cache-logs")
+    if "interrupt" in planned:
         until_interrupted()
     sys.exit(0)
 from support import folders
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool
 name = words[words.index("-e") + 1]
-told = plan.get("sweep " + name, {{}})
+planned = plan.get("sweep " + name, {{}})
 if name.startswith("pd-"):
     topology = Disaggregated(prefill=Pool(), decode=Pool(), placement=name.split("-")[1])
 else:
     topology = Collocated(pool=Pool(replicas=2))
 loads = tuple(int(text) for text in words[words.index("-c") + 1].split(","))
 out = Path(words[words.index("--out") + 1]) / name
-bad = told.get("bad", [])
-kept = loads[: told.get("levels", len(loads))]
+bad = planned.get("bad", [])
+kept = loads[: planned.get("levels", len(loads))]
 if kept:
     folders.write(out, Deployment(model="tiny-gptoss", topology=topology), loads=kept, repeats=1,
                   reasons={{(load, 0): ("load generator saturated",) for load in bad}})
-if "interrupt" in told:
+if "interrupt" in planned:
     until_interrupted()
-if "ends anyway" in told:
+if "ends anyway" in planned:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.kill(os.getppid(), signal.SIGINT)
     time.sleep(1.0)
-if "error" in told:
-    fail(told["error"])
+if "error" in planned:
+    fail(planned["error"])
 sys.exit(3 if bad else 0)
 """
 
@@ -195,7 +195,7 @@ def test_a_deployment_that_does_not_start(fake: Fake, capsys: pytest.CaptureFixt
 
 
 def test_a_sweep_that_fails_midway(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its finished levels are drawn; with a valid level of each deployment that is success, and the failure is told."""
+    """Its finished levels are drawn; success needs one valid level of each deployment. The failure is printed."""
     assert fake.run({f"sweep {PACK}": {"levels": 2, "error": "http://x no longer answers"}}) == 0
     output = capsys.readouterr().out
     assert f"2 of 5 levels measured: {PACK}: its sweep failed: http://x no longer answers" in output

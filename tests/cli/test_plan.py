@@ -24,10 +24,11 @@ from pdlab.analysis.regimes import ThroughputPoint, stretches
 from pdlab.cli import bench, launch, plan, viz
 from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Deployment, Disaggregated, Pool, launch_words, parse_label
+from pdlab.core.rendering import rendered
 from pdlab.core.settings import parse
 from pdlab.core.workload import Open, Slo, Workload
 from pdlab.placement.copies import copies_of
-from pdlab.plan import csv_predictions, csv_rows, facts, open_loop, planner
+from pdlab.plan import TEMPLATES, csv_predictions, csv_rows, facts, open_loop, planner
 from pdlab.plan import scenario as scenario_module
 from pdlab.plan.candidates import SizedDeployment, engine_shapes, shortlist, units
 from pdlab.plan.facts import regimes
@@ -265,6 +266,35 @@ class TestRanking:
         ranking = facts.ranking(planned, bounded, nodes(1))
         assert ranking.two_loops and ranking.best_screened in planned.screened and not ranking.screened_may_win
 
+    def test_goodput_and_closed_loop_are_compared_by_the_rows_own_figures(self) -> None:
+        """In one of these rows open-loop traffic reaches more than the closed loop."""
+        bounded = scenario(tpot_s=0.012, ttft_s=2.0)
+        planned = planner.plan(bounded, MODEL, nodes(1), 2)
+        first, *others = planned.candidates
+        assert first.capacity_rps is not None and first.best is not None
+        above = replace(first, goodput_rps=1.5 * first.capacity_rps)
+        for candidates, highest in (((first, *others), None), ((above, *others), 150), ((above,), 150)):
+            text = facts.ranking_text(replace(planned, candidates=candidates, otherwise=()), bounded, nodes(1))
+            rows = [line.split() for line in text.splitlines() if re.match(r"\d+  [cp]", line)]
+            shares = [100 * float(row[5]) / float(row[6]) for row in rows]
+            (told,) = re.findall(r"In (?:this row|these rows) goodput is (?:(\d+) to )?(\d+) % of it", text)
+            assert len(rows) == len(candidates)
+            assert float(told[0] or told[1]) == pytest.approx(min(shares), abs=1.5)
+            assert float(told[1]) == pytest.approx(highest or max(shares), abs=1.5) and "rarely" not in text
+        nothing = replace(first, goodput_rps=0.0, best=None)
+        text = facts.ranking_text(replace(planned, candidates=(nothing,), otherwise=()), bounded, nodes(1))
+        assert "goodput is" not in text
+
+    def test_a_stretch_of_one_load_has_one_figure(self) -> None:
+        bounded = scenario(tpot_s=0.012, ttft_s=2.0)
+        planned = planner.plan(bounded, MODEL, nodes(1), 2, concurrencies=[2, 4])
+        alone = replace(planned.candidates[0], outcomes=planned.candidates[0].outcomes[:1])
+        made = facts.ranking(replace(planned, otherwise=()), bounded, nodes(1))
+        one = replace(made, map=facts.regime_map(replace(planned, candidates=(alone,)), bounded))
+        text = rendered(TEMPLATES / "ranking.txt", r=one)
+        (row,) = re.findall(r"as good\n-.*\n(.*)\n", text)
+        assert re.fullmatch(rf"\d+ +{alone.deployment.label} +[\d.]+ *", row), row
+
     def test_what_closed_loops_serve_is_called_their_capacity(self) -> None:
         bounded = scenario(tpot_s=0.012)
         planned = planner.plan(bounded, MODEL, nodes(1), 8, concurrencies=[16, 48])
@@ -398,6 +428,33 @@ class TestRanking:
         )
         assert low.best and high.best
         assert low.total_gpus < high.total_gpus <= 16
+
+    def test_what_misses_by_less_than_the_models_errors_is_in_doubt(self) -> None:
+        """One request at a time has a mean TPOT of 6.60 ms with TP1, 5.58 ms with TP2. The errors of TPOT are 3.5 % in
+        90 % of cases."""
+        for tpot_s, code, doubt in (
+            (0.0065, "pd_misses_slo", "pd-pack-p1xtp1-d1xtp1"),
+            (0.0060, "pd_misses_slo", None),
+            (0.0055, "no_slo_met", "collocated-1xtp2"),
+            (0.0050, "no_slo_met", None),
+        ):
+            bounded = scenario(tpot_s=tpot_s, ttft_s=2.0)
+            planned = planner.plan(bounded, MODEL, nodes(1), 2, concurrencies=[1])
+            found = facts.verdict(planned, bounded)
+            assert (found.code, found.in_doubt.deployment.label if found.in_doubt else None) == (code, doubt)
+            text = facts.ranking_text(planned, bounded, nodes(1))
+            assert ("misses it by less than the errors of the model" in text) is (doubt is not None)
+            assert ("PD does not pay here" in text) is (code == "pd_misses_slo" and doubt is None)
+
+    def test_a_rate_beyond_all_deployments_is_told_although_queues_leave_the_fit(self) -> None:
+        bounded = scenario(tpot_s=0.012, ttft_s=2.0)
+        planned = planner.plan(bounded, MODEL, nodes(1), 2, rate_rps=6.0)
+        assert any(each.dimension == "load" for each in planner.outside(planned.candidates[0], bounded))
+        assert facts.verdict(planned, bounded).code == "no_slo_met"
+        assert "plan for more GPUs" in facts.ranking_text(planned, bounded, nodes(1))
+        short = replace(bounded, workload=Workload(input_tokens=200, output_tokens=50))
+        planned = planner.plan(short, MODEL, nodes(1), 2, rate_rps=600.0)
+        assert facts.verdict(planned, short).code == "extrapolated", "the lengths are outside, whatever the load"
 
     def test_an_slo_that_nothing_meets(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert plan.main(["--gpus", "4", "--slo-tpot-ms", "0.5", "--concurrency", "8"]) == 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.launched import running
 
 from pdlab.bench.experiment import schedule
 from pdlab.bench.experiment.schedule import make_schedule
@@ -16,8 +17,7 @@ from pdlab.cli import slo_start
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Slo, Workload
-from pdlab.deploy.endpoint import Running, save_running
-from pdlab.results.schema import Manifest
+from pdlab.deploy.endpoint import save_running
 
 URL = "http://127.0.0.1:9"
 SHORT = Workload(input_tokens=2000, output_tokens=4)
@@ -26,8 +26,7 @@ SHORT = Workload(input_tokens=2000, output_tokens=4)
 def publish(monkeypatch: pytest.MonkeyPatch, cache: Path, model: str = "gpt-oss-120b") -> None:
     monkeypatch.setenv("PDLAB_CACHE_DIR", str(cache))
     deployment = Deployment(model=model, topology=parse_label("collocated-1xtp8"))
-    manifest = Manifest(origin="measured", label=deployment.label, deployment=deployment, gpus=8)
-    save_running(Running(base_url=URL, model_id="m", tokenizer="t", manifest=manifest))
+    save_running(running(URL, deployment=deployment, gpus=8))
 
 
 def test_it_begins_where_the_simulator_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

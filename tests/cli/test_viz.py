@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -363,3 +366,27 @@ def test_one_slow_curve_makes_the_latency_axis_logarithmic(
     assert viz.main(["--exps", *map(str, made), *words, "--plot-path", str(tmp_path / "p.png")]) == 0
     (main_axis,) = [label for label in drawn if "is better" in label]
     assert ("log scale" in main_axis) is log
+
+
+def test_a_home_that_cannot_be_written_to_is_not_remarked_on(tmp_path: Path) -> None:
+    """matplotlib wants to keep its list of fonts there. A file stands in its way, even for root."""
+    home = tmp_path / "home"
+    home.write_text("no folder")
+    mine = {name: value for name, value in os.environ.items() if name not in ("MPLCONFIGDIR", "XDG_CONFIG_HOME")}
+    mine |= {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache")}
+    done = subprocess.run(
+        [
+            sys.executable,
+            "viz.py",
+            "--exps",
+            "bm_results/local-pack-vs-spread/pack",
+            "--plot-path",
+            str(tmp_path / "a.png"),
+        ],
+        cwd=Path(__file__).resolve().parents[2],
+        env=mine,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -126,8 +126,12 @@ FUZZ = settings(max_examples=40, deadline=None, suppress_health_check=[HealthChe
 def answered(capsys: pytest.CaptureFixture[str], folders: list[Path], report: Path) -> None:
     """Every command answers, and refuses in one line."""
     names = [str(folder) for folder in folders]
-    asked = ["--slo", "ttft_ms=2000,tpot_ms=50", "--at", "tpot_ms=50"]
-    for words in (["--exps", *names, "--no-plot", *asked], ["--audit", *names], ["--exps", *names, "--report", report]):
+    bounds = ["--slo", "ttft_ms=2000,tpot_ms=50", "--at", "tpot_ms=50"]
+    for words in (
+        ["--exps", *names, "--no-plot", *bounds],
+        ["--audit", *names],
+        ["--exps", *names, "--report", report],
+    ):
         code, out, err = shown(capsys, *map(str, words))
         assert code in (0, 2, 3), err
         if code == 2:

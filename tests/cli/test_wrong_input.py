@@ -179,21 +179,21 @@ def test_there_are_enough_of_them() -> None:
 @pytest.mark.usefixtures("untouched")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_one_line_and_nothing_touched(command: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = []
+    lines = []
     for files, line in cases(command):
         made = {place / name: text.encode().decode("unicode_escape").encode() for name, text in files.items()}
         for path, data in made.items():
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(data)
         assert pdlab.main(words_of(line)) == 2, line
-        told += [f"= {name} {text}\n" for name, text in files.items()]
-        told.append(f"$ {line}\n{shown(refused(*capsys.readouterr()), place)}")
+        lines += [f"= {name} {text}\n" for name, text in files.items()]
+        lines.append(f"$ {line}\n{shown(refused(*capsys.readouterr()), place)}")
         for path, data in made.items():
             assert path.read_bytes() == data
             path.unlink()
             if path.parent != place:
                 path.parent.rmdir()
-    golden.compare("".join(told), WRONG / f"{command}.txt")
+    golden.compare("".join(lines), WRONG / f"{command}.txt")
 
 
 @pytest.mark.usefixtures("untouched")

@@ -48,12 +48,12 @@ print(local_nodes.environment("x", "/nowhere").get(connection.WRITTEN[0]))
 """
 
 
-@pytest.mark.parametrize("asked", [None, "/asked/for"])
-def test_what_torch_writes_into_the_environment_is_not_the_nodes(asked: str | None) -> None:
+@pytest.mark.parametrize("setting", [None, "/asked/for"])
+def test_what_torch_writes_into_the_environment_is_not_the_nodes(setting: str | None) -> None:
     name, value = connection.WRITTEN
-    env = {key: each for key, each in os.environ.items() if key != name} | ({} if asked is None else {name: asked})
+    env = {key: each for key, each in os.environ.items() if key != name} | ({} if setting is None else {name: setting})
     done = subprocess.run(
         [sys.executable, "-c", AHEAD], capture_output=True, text=True, timeout=60, env={**env, "PYTHONPATH": str(ROOT)}
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [f"True {asked or value}", str(asked)]
+    assert done.stdout.splitlines() == [f"True {setting or value}", str(setting)]

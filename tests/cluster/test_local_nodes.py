@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.processes import alive, eventually
@@ -45,15 +46,8 @@ if port:
     server = socket.create_server(("127.0.0.1", int(port[0])))
 time.sleep(60)
 """
+JOINED = "print('Ray runtime started.', flush=True)"
 Spawn = Callable[..., int]
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "cache"
-    folder.mkdir()
-    monkeypatch.setenv("PDLAB_CACHE_DIR", str(folder))
-    return folder
 
 
 @pytest.fixture
@@ -187,11 +181,6 @@ class TestRunning:
         assert not alive(orphan) and alive(stranger)
         assert not (cache / "local.yaml").exists() and not Path(nodes.temp_dir).exists()
 
-    def test_round_trip(self, cache: Path, nodes: LocalNodes) -> None:
-        kept = nodes.model_copy(update={"pids": (1, 2)})
-        (cache / "local.yaml").write_text(to_yaml(kept))
-        assert load_yaml(cache / "local.yaml", LocalNodes) == kept
-
 
 class TestDamagedRecord:
     def test_a_launch_names_the_file(self, cache: Path) -> None:
@@ -254,9 +243,11 @@ class TestStart:
         monkeypatch.setattr(local_nodes.sysconfig, "get_path", lambda _: str(tool.parent))
 
     @contextlib.contextmanager
-    def up(self, folder: Path, monkeypatch: pytest.MonkeyPatch, count: int, trouble: str = "") -> Iterator[LocalNodes]:
+    def up(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, count: int, trouble: str = "", **more: Any
+    ) -> Iterator[LocalNodes]:
         self.ray(folder, monkeypatch, trouble)
-        nodes = start(count)
+        nodes = start(count, **more)
         try:
             yield nodes
         finally:
@@ -291,16 +282,14 @@ class TestStart:
     def test_what_is_to_be_made_is_announced_before_it_is(
         self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        self.ray(tmp_path, monkeypatch)
         announced: list[tuple[str, str]] = []
 
         def announce(cluster_id: str, folder: str) -> None:
             assert not Path(folder).exists() and not (cache / "local.yaml").exists()
             announced.append((cluster_id, folder))
 
-        nodes = start(1, announce=announce)
-        stop(nodes)
-        assert announced == [(nodes.id, nodes.temp_dir)]
+        with self.up(tmp_path, monkeypatch, 1, announce=announce) as nodes:
+            assert announced == [(nodes.id, nodes.temp_dir)]
 
     def test_stopping_some_leaves_the_record_of_others(
         self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -313,19 +302,16 @@ class TestStart:
     def test_a_template_starts_beside_the_nodes_and_ends_with_them(
         self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        self.ray(tmp_path, monkeypatch)
         (tmp_path / "made_up_template.py").write_text("import os, time\nprint(os.environ['MINE'])\ntime.sleep(60)\n")
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-        nodes = start(1, template=local_nodes.Template("made_up_template", "MADE_UP_SOCKET", {"MINE": "yes"}))
-        try:
+        made_of = local_nodes.Template("made_up_template", "MADE_UP_SOCKET", {"MINE": "yes"})
+        with self.up(tmp_path, monkeypatch, 1, template=made_of) as nodes:
             assert eventually(lambda: (Path(nodes.temp_dir) / "template.log").read_text() == "yes\n")
             (template,) = set(processes(nodes)) - set(nodes.pids)
             for pid in (template, nodes.pids[0]):
                 environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
                 assert f"MADE_UP_SOCKET={nodes.temp_dir}/template".encode() in environ
                 assert (b"MINE=yes" in environ) is (pid == template)
-        finally:
-            stop(nodes)
         assert not alive(template)
 
     def test_made_up_nodes_are_those_of_a_cluster(
@@ -396,13 +382,13 @@ class TestStart:
         assert not (cache / "local.yaml").exists()
 
     def test_waits_until_all_have_joined(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        last = "if '--head' not in sys.argv: time.sleep(0.6)\nprint('Ray runtime started.', flush=True)"
+        last = f"if '--head' not in sys.argv: time.sleep(0.6)\n{JOINED}"
         with self.up(tmp_path, monkeypatch, 2, last) as nodes:
             local_nodes.await_joined(nodes)
             assert "Ray runtime started." in (Path(nodes.temp_dir) / "node-2.log").read_text()
 
     def test_one_that_does_not_join(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        last = "if '--head' not in sys.argv: sys.exit('no way to the head')\nprint('Ray runtime started.', flush=True)"
+        last = f"if '--head' not in sys.argv: sys.exit('no way to the head')\n{JOINED}"
         with (
             self.up(tmp_path, monkeypatch, 2, last) as nodes,
             pytest.raises(ClusterError, match=r"local Ray node 2 of 2 did not join: .*no way to the head$"),
@@ -410,10 +396,7 @@ class TestStart:
             local_nodes.await_joined(nodes)
 
     def test_a_killed_node_starts_again(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.ray(tmp_path, monkeypatch, trouble="print('Ray runtime started.', flush=True)")
-        nodes = start(2)
-        again = nodes
-        try:
+        with self.up(tmp_path, monkeypatch, 2, JOINED) as nodes:
             os.kill(nodes.pids[1], 9)
             assert eventually(lambda: not alive(nodes.pids[1]))
             again = local_nodes.restart(nodes, 2)
@@ -421,30 +404,23 @@ class TestStart:
             assert running() == again, "whoever looks later finds and stops it"
             text = (Path(nodes.temp_dir) / "node-2.log").read_text()
             assert f"start --address={nodes.address}" in text and "--labels=pdlab/node=local-2" in text
-        finally:
-            stop(again)
         assert not any(alive(pid) for pid in again.pids)
 
     def test_a_node_whose_remainder_hangs_starts_again(
         self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Its raylet was killed, and `ray start` has not noticed it yet."""
-        self.ray(tmp_path, monkeypatch, trouble="print('Ray runtime started.', flush=True)")
-        nodes = start(2)
-        again = nodes
-        try:
+        with self.up(tmp_path, monkeypatch, 2, JOINED) as nodes:
             again = local_nodes.restart(nodes, 2)
             assert eventually(lambda: not alive(nodes.pids[1])) and alive(again.pids[1])
-        finally:
-            stop(again)
 
     def test_one_that_does_not_start_again(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         gone = "import pathlib\nonce = pathlib.Path(os.environ['TMPDIR']).parent / 'once'\n"
         gone += "if '--head' not in sys.argv and once.exists(): sys.exit('no way to the head')\n"
-        with self.up(tmp_path, monkeypatch, 2, f"{gone}print('Ray runtime started.', flush=True)") as nodes:
+        with self.up(tmp_path, monkeypatch, 2, f"{gone}{JOINED}") as nodes:
             local_nodes.await_joined(nodes)
             (Path(nodes.temp_dir) / "once").touch()
-            with pytest.raises(ClusterError, match=r"node 2 does not start again: .*no way to the head$"):
+            with pytest.raises(ClusterError, match=r"node 2 of 2 did not join: .*no way to the head$"):
                 local_nodes.restart(nodes, 2)
 
     def test_the_head_does_not_start_again_nor_another_from_inside(

@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.launched import running
 
 from pdlab.cli import launch
 from pdlab.cli import two_hosts as cli_two_hosts
@@ -30,7 +32,6 @@ from pdlab.core.schema import load_yaml, to_yaml, validate
 from pdlab.core.settings import FlagsOf, part_words
 from pdlab.deploy.endpoint import OnHost, Running, clear_on_host, load_running, reach, reshape_on_host, save_running
 from pdlab.placement.place import link_kind, links, place
-from pdlab.results.schema import Manifest
 
 NOBODY = 2**22 + 1  # a process number that Linux does not give
 PAIR = TwoHosts(
@@ -40,12 +41,6 @@ PAIR = TwoHosts(
     ),
     shape=LinkShape(gbit_per_s=1),
 )
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PDLAB_CACHE_DIR", str(tmp_path))
-    return tmp_path
 
 
 class TestShape:
@@ -122,6 +117,12 @@ class TestView:
         nic = {"kind": "ethernet", "gbit_per_s": 1.0}
         facts = connection._local_facts()
         assert facts == {"n1": {"host": "pdlab-a", "nic": nic}, "n2": {"host": "pdlab-b", "nic": nic}}
+
+    def test_metrics_pages_have_urls_also_of_nodes_with_ipv6_addresses(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        alive = [{"NodeManagerAddress": address, "MetricsExportPort": 80} for address in ("10.77.0.1", "fd00::1")]
+        connection = cluster.Cluster(None)
+        monkeypatch.setattr(connection, "alive", lambda: alive)
+        assert connection.metrics_urls() == ("http://10.77.0.1:80/metrics", "http://[fd00::1]:80/metrics")
 
     def test_the_refusal_of_a_driver_outside_names_the_command(self) -> None:
         nodes = LocalNodes(id="x", count=2, gcs_port=1, temp_dir="/nowhere", pids=(), two_hosts=PAIR)
@@ -233,13 +234,10 @@ class TestRecords:
 
     def served(self, host: OnHost | None) -> Running:
         deployment = Deployment(topology=parse_label("pd-spread-p1xtp1-d1xtp1"), model="tiny-gptoss")
-        manifest = Manifest(
-            origin="measured", label=deployment.label, deployment=deployment, gpus=2,
-            cluster=two_hosts_cluster(LinkShape(gbit_per_s=1)),
-        )  # fmt: skip
-        running = Running(base_url=self.URL, model_id="m", tokenizer="t", manifest=manifest, on_host=host)
-        save_running(running)
-        return running
+        served = running(self.URL, deployment=deployment, gpus=2, cluster=two_hosts_cluster(LinkShape(gbit_per_s=1)))
+        served = served.model_copy(update={"on_host": host})
+        save_running(served)
+        return served
 
     @pytest.mark.parametrize(
         ("program", "message"), [("", "it printed nothing"), ("echo >&2; echo broken >&2", "broken")]
@@ -259,17 +257,17 @@ class TestRecords:
         nodes = LocalNodes(id="x", count=2, gcs_port=1, temp_dir="/nowhere", pids=(1, 2), two_hosts=PAIR)
         (tmp_path / "n.yaml").write_text(to_yaml(nodes))
         assert load_yaml(tmp_path / "n.yaml", LocalNodes) == nodes
-        running = self.served(OnHost(pid=NOBODY, mark="A=b"))
-        assert load_running(self.URL) == running
+        served = self.served(OnHost(pid=NOBODY, mark="A=b"))
+        assert load_running(self.URL) == served
 
     def test_another_link_is_another_line_rate_in_the_manifest(self) -> None:
         self.served(OnHost(pid=NOBODY, mark="A=b"))
         reshape_on_host(NOBODY, LinkShape(gbit_per_s=0.02))
-        running = load_running(self.URL)
-        assert running is not None and running.manifest.cluster is not None
-        assert [node.nic.gbit_per_s for node in running.manifest.cluster.nodes] == [0.02, 0.02]
+        changed = load_running(self.URL)
+        assert changed is not None and changed.manifest.cluster is not None
+        assert [node.nic.gbit_per_s for node in changed.manifest.cluster.nodes] == [0.02, 0.02]
         reshape_on_host(NOBODY + 1, LinkShape(gbit_per_s=5))
-        assert load_running(self.URL) == running
+        assert load_running(self.URL) == changed
 
     def test_forgotten_with_its_hosts(self) -> None:
         self.served(OnHost(pid=NOBODY, mark="A=b"))
@@ -311,87 +309,77 @@ class TestRecords:
 class TestCall:
     """The near side: `run_on_host.call`, with a plain process where the host's would be."""
 
-    def test_an_interrupt_while_the_child_still_imports(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        (tmp_path / "slow.py").write_text(
-            "import sys, time\n"
-            "time.sleep(0.5)\n"
-            "from pdlab.cluster import run_on_host as inside\n"
-            "sys.exit(inside.answering(lambda text: time.sleep(60)))\n"
-        )
-        children: list[subprocess.Popen[bytes]] = []
+    IMPORTS = "import sys, time\nfrom pdlab.cluster import run_on_host\n"
+    WAITS = "sys.exit(run_on_host.answering(lambda text: time.sleep(60)))\n"
+
+    @staticmethod
+    def call(
+        folder: Path,
+        patch: pytest.MonkeyPatch,
+        program: str,
+        started: Callable[[subprocess.Popen[bytes]], None] = lambda _: None,
+    ) -> None:
+        """Call a module with that text; ``started`` gets its process. Its standard error is the file ``errors``."""
+        (folder / "on_host.py").write_text(program)
 
         def spawn(_: int, command: list[str], *, dies_with_parent: bool, **options: Any) -> subprocess.Popen[bytes]:
             assert dies_with_parent
-            children.append(subprocess.Popen(command, stderr=subprocess.PIPE, **options))
-            os.kill(os.getpid(), signal.SIGINT)
-            return children[-1]
+            with (folder / "errors").open("wb") as errors:
+                child = subprocess.Popen(command, stderr=errors, **options)
+            started(child)
+            return child
 
-        monkeypatch.setattr(run_on_host, "spawn_in", spawn)
-        others = threading.Event()  # a thread that would take the signal
-        thread = threading.Thread(target=others.wait)
+        patch.setattr(run_on_host, "spawn_in", spawn)
+        path = f"{folder}:{Path(run_on_host.__file__).parents[2]}"
+        run_on_host.call(1, "on_host", "decode", {**os.environ, "PYTHONPATH": path})
+
+    @pytest.fixture
+    def other_thread(self) -> Iterator[threading.Thread]:
+        """A thread that could take a signal."""
+        ends = threading.Event()
+        thread = threading.Thread(target=ends.wait)
         thread.start()
-        with pytest.raises(KeyboardInterrupt):
-            run_on_host.call(
-                1,
-                "slow",
-                "request",
-                {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(run_on_host.__file__).parents[2]}"},
-            )
-        others.set()
+        yield thread
+        ends.set()
         thread.join()
-        (child,) = children
-        assert child.stderr is not None
-        with child.stderr:
-            assert child.returncode == run_on_host.INTERRUPTED and not child.stderr.read()
+
+    @pytest.mark.usefixtures("other_thread")
+    def test_an_interrupt_while_the_child_still_imports(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        children: list[subprocess.Popen[bytes]] = []
+
+        def started(child: subprocess.Popen[bytes]) -> None:
+            children.append(child)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        with pytest.raises(KeyboardInterrupt):
+            self.call(tmp_path, monkeypatch, f"import time; time.sleep(0.5)\n{self.IMPORTS}{self.WAITS}", started)
+        assert children[0].returncode == run_on_host.INTERRUPTED and (tmp_path / "errors").read_text() == ""
         assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & run_on_host.HELD
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
-    def test_an_interrupt_that_another_thread_takes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_interrupt_that_another_thread_takes(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_thread: threading.Thread
+    ) -> None:
         # The kernel chose it while this thread held the signal back, and gave it the core when it no longer did.
-        (tmp_path / "long.py").write_text(
-            "import sys, time\n"
-            "from pdlab.cluster import run_on_host as inside\n"
-            "sys.exit(inside.answering(lambda text: time.sleep(60)))\n"
-        )
-        others = threading.Event()
-        thread = threading.Thread(target=others.wait)
-        thread.start()
-        late = threading.Timer(1.0, lambda: signal.pthread_kill(thread.ident or 0, signal.SIGINT))
-
-        def spawn(_: int, command: list[str], *, dies_with_parent: bool, **options: Any) -> subprocess.Popen[bytes]:
-            assert dies_with_parent
-            late.start()
-            return subprocess.Popen(command, **options)
-
-        monkeypatch.setattr(run_on_host, "spawn_in", spawn)
-        path = f"{tmp_path}:{Path(run_on_host.__file__).parents[2]}"
+        late = threading.Timer(1.0, lambda: signal.pthread_kill(other_thread.ident or 0, signal.SIGINT))
         with pytest.raises(KeyboardInterrupt):
-            run_on_host.call(1, "long", "request", {**os.environ, "PYTHONPATH": path})
-        others.set()
-        thread.join()
+            self.call(tmp_path, monkeypatch, self.IMPORTS + self.WAITS, lambda _: late.start())
         late.join()
 
     def test_an_error_comes_back_with_the_logs_that_explain_it(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        (tmp_path / "dies.py").write_text(
-            "import pathlib, sys\n"
-            "from pdlab.cluster import run_on_host as inside\n"
+        program = (
+            "import pathlib\n"
             "from pdlab.core import errors, failure\n"
             "def work(text):\n"
             "    error = errors.DeployError(f'{text} died')\n"
             "    failure.attach_logs(error, pathlib.Path('/kept'))\n"
             "    raise error\n"
-            "sys.exit(inside.answering(work))\n"
+            "sys.exit(run_on_host.answering(work))\n"
         )
-
-        def spawn(_: int, command: list[str], *, dies_with_parent: bool, **options: Any) -> subprocess.Popen[bytes]:
-            return subprocess.Popen(command, **options)
-
-        monkeypatch.setattr(run_on_host, "spawn_in", spawn)
-        path = f"{tmp_path}:{Path(run_on_host.__file__).parents[2]}"
         with pytest.raises(DeployError, match=r"^decode died$") as raised:
-            run_on_host.call(1, "dies", "decode", {**os.environ, "PYTHONPATH": path})
+            self.call(tmp_path, monkeypatch, self.IMPORTS + program)
         assert attached_logs(raised.value) == Path("/kept")
 
 

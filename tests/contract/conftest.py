@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -53,15 +53,43 @@ def quietly(module: str) -> ModuleType:
         return importlib.import_module(module)
 
 
+def printed(
+    program: str, *arguments: object, env: Mapping[str, str] | None = None, cwd: Path | str | None = None,
+    sent: bytes = b"",
+) -> list[str]:  # fmt: skip
+    """Lines that a Python process prints of its own program, and nothing failed in it.
+
+    ``env``: instead of this process's; ``sent``: its standard input.
+    """
+    words = [sys.executable, "-W", "ignore", "-c", program, *map(str, arguments)]
+    done = subprocess.run(words, input=sent, env=env, cwd=cwd, capture_output=True, timeout=300)
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    return done.stdout.decode().splitlines()
+
+
+def printed_without_pdlab(program: str, *arguments: object, cwd: Path | str = "/", sent: bytes = b"") -> list[str]:
+    """As `printed`, where an import of pdlab fails as on a node that has none of it."""
+    return printed(f"import sys\nsys.modules['pdlab'] = None\n{program}", *arguments, cwd=cwd, sent=sent)
+
+
+def by_value(what: object, *modules: str) -> bytes:
+    """The object pickled with those modules' code in it, as for nodes without pdlab."""
+    cloudpickle: Any = quietly("ray.cloudpickle")
+    new = {quietly(name) for name in modules if name not in cloudpickle.list_registry_pickle_by_value()}
+    for module in new:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        pickled: bytes = cloudpickle.dumps(what)
+    finally:
+        for module in new:
+            cloudpickle.unregister_pickle_by_value(module)
+    return pickled
+
+
 def built(plain: Sequence[Path], files: Sequence[Path], cwd: Path, pythonpath: Path) -> Any:
     """What `BUILD` prints of those exports, in one process of its own: its imports take 12 s of CPU."""
-    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    env |= {"RAY_ENABLE_AUTO_CONNECT": "0", "HF_HUB_OFFLINE": "1"}
-    env |= {"PYTHONPATH": str(pythonpath)}
-    command = [sys.executable, "-c", BUILD, str(len(plain)), *map(str, plain), *map(str, files)]
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    env = {**os.environ, "RAY_ENABLE_AUTO_CONNECT": "0", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(pythonpath)}
+    return json.loads(printed(BUILD, len(plain), *plain, *files, cwd=cwd, env=env)[-1])
 
 
 def parameters(function: Any) -> list[str]:

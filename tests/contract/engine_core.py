@@ -51,7 +51,7 @@ class Output:
 @dataclass
 class Executor:
     """``posted``, ``ended`` and ``seen``: moments of every read, by request. ``tell_at``: where the ends of reads are
-    told between steps, whenever somebody looks."""
+    reported between steps, at each poll."""
 
     clock: Clock
     step_s: float
@@ -67,8 +67,8 @@ class Executor:
     poll_s = 0.0
 
     def execute_model(self, scheduled: Any, non_block: bool = False) -> Output:
-        told, now_s = self._look(scheduled), self.clock.now_s
-        output = self._output(scheduled, told)
+        transfers, now_s = self._look(scheduled), self.clock.now_s
+        output = self._output(scheduled, transfers)
         if not scheduled.total_num_scheduled_tokens:
             return Output(self.clock, now_s, output)
         self.gpu_free_s = max(now_s, self.gpu_free_s) + self.step_s
@@ -98,13 +98,13 @@ class Executor:
     def poll_if_due(self) -> bool:
         raise NotImplementedError
 
-    def _output(self, scheduled: Any, told: Any) -> Any:
+    def _output(self, scheduled: Any, transfers: Any) -> Any:
         names = list(scheduled.num_scheduled_tokens)
         return quietly("vllm.v1.outputs").ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: at for at, name in enumerate(names)},
             sampled_token_ids=[[7] for _ in names],
-            kv_connector_output=told,
+            kv_connector_output=transfers,
         )
 
 
@@ -132,8 +132,8 @@ class VirtualCore:
         asynchronous: bool,
         step_s: float,
         wire_s: float,
-        polls: bool = False,
-        first: int | None = None,
+        polls: bool,
+        first: int | None,
     ) -> None:
         self.clock = Clock()
         self._first = {} if first is None else {FIRST_TOKEN: first}

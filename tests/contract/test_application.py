@@ -33,13 +33,6 @@ class TestWarmingAndPrefillAlone:
         assert parameters(handle.running_replicas_populated) == ["self"]
         assert "timeout_s" in parameters(quietly("ray.serve.handle").DeploymentBroadcastResponse.results)
 
-    def test_rays_own_broadcast_may_make_a_router_in_the_thread_that_asks(self) -> None:
-        """Why it is not used. Where it looks at what is there alone, it can be."""
-        broadcast = inspect.getsource(quietly(f"{SERVE}.utils.broadcast").broadcast)
-        assert "router._asyncio_router.request_router" in broadcast
-        lazily = inspect.getsource(quietly("ray.serve._private.router").AsyncioRouter.request_router.fget)
-        assert "self._request_router_class(" in lazily and "_update_running_replicas(" in lazily
-
     def test_the_prewarm_tells_its_log_what_it_did(self, pd_server: ModuleType) -> None:
         source = inspect.getsource(pd_server.PDDecodeServer._maybe_prewarm)
         assert "Pre-warm handshake done" in source and "returned empty kv_params" in source

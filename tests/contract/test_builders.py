@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from types import ModuleType
@@ -13,13 +11,13 @@ from typing import Any
 
 import pytest
 import yaml
-from contract.conftest import quietly
+from contract.conftest import printed_without_pdlab, quietly
 
 from pdlab.cli import launch
 from pdlab.core.catalog import load_cluster, load_deployment, resolve_model
 from pdlab.core.deployment import Deployment, Disaggregated, Transport, parse_label
 from pdlab.core.nodes import ClusterView, Placement
-from pdlab.deploy.serve_config import HEAD_RESOURCE, HEAD_SHARE, ServeApp, render, serve_config
+from pdlab.deploy.serve_config import HEAD_RESOURCE, HEAD_SHARE, ServeApp, engine_configs, render, serve_config
 from pdlab.deploy.serving.builders import _PDLAB
 from pdlab.deploy.serving.guard_sources import digest, sources
 from pdlab.placement.place import place
@@ -72,14 +70,6 @@ each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.deploym
 def builder_of(app: ServeApp) -> Any:
     module, _, name = app.import_path.partition(":")
     return getattr(quietly(module), name)
-
-
-def llm_configs(app: ServeApp) -> list[dict[str, Any]]:
-    args = app.args
-    return [
-        *args.get("llm_configs", []),
-        *(args[key] for key in ("llm_config", "prefill_config", "decode_config") if key in args),
-    ]
 
 
 @each_case
@@ -167,7 +157,7 @@ def test_vllm_knows_every_engine_argument(case: Rendered) -> None:
 
     known = {field.name for kind in (AsyncEngineArgs, FrontendArgs) for field in dataclasses.fields(kind)}
     transfer = {field.name for field in dataclasses.fields(KVTransferConfig)}
-    for config in llm_configs(case.app):
+    for config in engine_configs(case.app.args):
         kwargs = config["engine_kwargs"]
         assert set(kwargs) <= known
         if isinstance(case.deployment.topology, Disaggregated):
@@ -180,7 +170,7 @@ def test_vllm_knows_every_engine_argument(case: Rendered) -> None:
 def test_ray_reads_our_label_selectors(case: Rendered) -> None:
     from ray._private.label_utils import validate_label_selector
 
-    for config in llm_configs(case.app):
+    for config in engine_configs(case.app.args):
         for selector in config["deployment_config"]["placement_group_bundle_label_selector"]:
             assert validate_label_selector(selector) is None
 
@@ -213,11 +203,7 @@ def test_the_guard_is_in_front_and_needs_no_pdlab_on_the_nodes(tmp_path: Path) -
         others = [guards[name] for name in guards.keys() - {"OpenAiIngress", "Decode"}]
         assert others and all(other == engine for other in others), "they answer to Ray's handles alone"
     program = (
-        "import json, pathlib, sys\n"
-        "class Nobody:\n"
-        "    def find_spec(self, name, *_):\n"
-        "        if name.split('.')[0] == 'pdlab': raise ImportError(name)\n"
-        "sys.meta_path.insert(0, Nobody())\n"
+        "import json, pathlib\n"
         "from ray import cloudpickle\n"
         "def guards(name):\n"
         "    made = cloudpickle.loads(pathlib.Path(name).read_bytes())\n"
@@ -225,9 +211,7 @@ def test_the_guard_is_in_front_and_needs_no_pdlab_on_the_nodes(tmp_path: Path) -
         f"    return [base.__name__ for base in made.__mro__ if base.__name__ in {MIXED_IN}]\n"
         "print(json.dumps({name: guards(name) for name in sys.argv[1:]}))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, *expected], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == expected
+    assert json.loads(printed_without_pdlab(program, *expected, cwd=tmp_path)[-1]) == expected
 
 
 def guards_of(made: type) -> list[str]:

@@ -72,7 +72,7 @@ def with_flags(polls: bool, first: int | None) -> Deployment:
     """`PD` whose decode is told between steps, and is handed a first token."""
     assert PD.transport is not None
     flags = PD.transport.model_copy(update={"kv_poll_s": 0.0005 * polls, "reuse_first_token": first is not None})
-    return PD.model_copy(update={"topology": PD.topology.model_copy(update={"transport": flags})})
+    return PD.with_topology(transport=flags)
 
 
 def with_steps(steps_in_flight: int, hardware: Hardware = HOME) -> Hardware:

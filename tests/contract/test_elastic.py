@@ -137,17 +137,17 @@ def test_a_first_transfer_is_a_request_of_rays_own() -> None:
 
 def test_a_replica_that_stops_is_no_longer_told_to_routers() -> None:
     state = quietly(f"{PRIVATE}.deployment_state")
-    told = inspect.getsource(state.DeploymentState.get_running_replica_infos)
-    assert "ReplicaState.RUNNING" in told and "STOPPING" not in told
+    source = inspect.getsource(state.DeploymentState.get_running_replica_infos)
+    assert "ReplicaState.RUNNING" in source and "STOPPING" not in source
 
 
 async def test_how_first_transfers_went_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     fluid = quietly("pdlab.deploy.serving.fluid")
     made: Any = SimpleNamespace(_warmed={}, _warming=set(), _llm_config=SimpleNamespace(model_id="m"))
-    asked: list[Any] = []
+    calls_made: list[Any] = []
 
     async def answers_from(pairs: dict[str, list[str]], request: Any) -> tuple[str, dict[str, Any]]:
-        asked.append((pairs, request.model, request.prompt))
+        calls_made.append((pairs, request.model, request.prompt))
         ((own, (engine,)),) = pairs.items()
         if engine == "slow":
             await asyncio.sleep(60)
@@ -163,7 +163,7 @@ async def test_how_first_transfers_went_is_told(monkeypatch: pytest.MonkeyPatch)
     assert made._warmed.pop("well") == ""
     assert "Timeout" in made._warmed["slow"] and "no prefill" in made._warmed["dead"]
     assert made._warmed["ill"] == "it answers 'an error'"
-    assert asked[0] == ({"own": ["well"]}, "m", list(WARM_PROMPT)) and not made._warming
+    assert calls_made[0] == ({"own": ["well"]}, "m", list(WARM_PROMPT)) and not made._warming
 
 
 def test_what_the_controller_says_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

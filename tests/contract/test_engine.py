@@ -7,13 +7,11 @@ import dataclasses
 import inspect
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from contract.conftest import ROOT, SERVE, parameters, quietly
+from contract.conftest import ROOT, SERVE, parameters, printed, quietly
 
 from pdlab.deploy import serve_config
 
@@ -151,11 +149,7 @@ import pdlab.deploy.cpu_engine.worker
 print("SHARES", spinning, share("calm"))
 """
         env = {**os.environ, "PYTHONPATH": str(ROOT), "VLLM_LOGGING_LEVEL": "ERROR"}
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", program], env=env, capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, done.stderr
-        (line,) = [line for line in done.stdout.splitlines() if line.startswith("SHARES")]
+        (line,) = [line for line in printed(program, env=env) if line.startswith("SHARES")]
         spinning, calm = (float(word) for word in line.split()[1:])
         assert calm < spinning / 3, "NIXL no longer spins by itself, or the worker module no longer calms it"
 
@@ -180,5 +174,4 @@ print("SAME")
 
 
 def test_what_is_recorded_at_less_cost_is_what_ray_records() -> None:
-    done = subprocess.run([sys.executable, "-c", COST], capture_output=True, text=True, timeout=300)
-    assert done.stdout.splitlines()[-1:] == ["SAME"], done.stderr[-2000:]
+    assert printed(COST)[-1:] == ["SAME"]

@@ -11,12 +11,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from contract.conftest import quietly
+from contract.conftest import printed, quietly
 
 from pdlab.cluster import connection, fast_start, ray_names
 from pdlab.cluster.local_nodes import hold_port
@@ -36,7 +35,7 @@ print("THEN", download_utils.torch.hub.__name__, "torch" in sys.modules)
 
 
 def test_controller_proxy_and_router_import_none_of_it() -> None:
-    assert _run(PROGRAM)[-2:] == ["LOADED []", "THEN torch.hub True"]
+    assert printed(PROGRAM)[-2:] == ["LOADED []", "THEN torch.hub True"]
 
 
 COMMAND = """
@@ -51,7 +50,7 @@ print("COMMANDS", *(name for name in ("start", "job", "serve", "list") if name i
 
 
 def test_ray_start_imports_no_other_command() -> None:
-    assert _run(COMMAND)[-2:] == ["LOADED []", "COMMANDS start"]
+    assert printed(COMMAND)[-2:] == ["LOADED []", "COMMANDS start"]
 
 
 WORKER = """
@@ -118,9 +117,7 @@ print(json.dumps([sorted(new), sorted({"ray", "vllm"} & (shared | set(sys.module
 
 def test_what_is_imported_ahead_shares_no_package_with_what_is_imported_beside_it() -> None:
     """Two threads that import one package at once may see it half made."""
-    (ahead, theirs, changed), (serve, *_) = (
-        json.loads(_run(SIDE_BY_SIDE, arguments=[each])[-1]) for each in ("ahead", "serve")
-    )
+    (ahead, theirs, changed), (serve, *_) = (json.loads(printed(SIDE_BY_SIDE, each)[-1]) for each in ("ahead", "serve"))
     assert theirs == [], "Ray and vLLM read the environment of a driver, which is not there yet"
     assert changed == [connection.WRITTEN[0]], "nodes that start meanwhile would inherit another one, or not"
     assert len(ahead) > 1000 and len(serve) > 100
@@ -157,7 +154,7 @@ print(*(line for line in generate_latest(REGISTRY).decode().splitlines() if "itl
 def test_an_agent_records_a_bucket_at_once_and_shows_the_same() -> None:
     pages = []
     for argument, calls in (("stock", 2012), ("short", 8)):
-        first, *page = _run(RECORD, arguments=[argument])
+        first, *page = printed(RECORD, argument)
         assert first == f"CALLS {calls}", "the way to the histogram is another one than Ray's was"
         pages.append(page)
     stock, short = pages
@@ -178,16 +175,16 @@ controller.ServeController._update_proxy_nodes(nodes)
 print("NODES", *sorted(nodes._proxy_nodes))
 servers = [SimpleNamespace(host=host, port=1, name=host, replica_id=host) for host in ("10.0.0.1", "10.0.0.2")]
 backend = SimpleNamespace(name="b", servers=servers, ingress_request_router_servers=servers)
-asked, _ = haproxy._routers_and_targets_by_backend([backend], "10.0.0.2")
-print("ASKED", *(server.host for server in asked["b"]))
+chosen, _ = haproxy._routers_and_targets_by_backend([backend], "10.0.0.2")
+print("CHOSEN", *(server.host for server in chosen["b"]))
 """
 
 
 @pytest.mark.parametrize(
     ("address", "nodes"), [("127.0.0.1", "head other"), ("10.77.0.1", "head")], ids=["side by side", "two hosts"]
 )
-def test_a_router_that_haproxy_does_not_ask_does_not_run(address: str, nodes: str) -> None:
-    assert _run(ROUTERS, {LISTEN: address})[-2:] == [f"NODES {nodes}", "ASKED 10.0.0.2"]
+def test_a_router_that_haproxy_does_not_ask_does_notprinted(address: str, nodes: str) -> None:
+    assert printed(ROUTERS, env={**os.environ, LISTEN: address})[-2:] == [f"NODES {nodes}", "CHOSEN 10.0.0.2"]
 
 
 CHOICE = """
@@ -201,7 +198,7 @@ print(haproxy._load_lua_template().template)
 
 
 def test_haproxy_calls_no_router_where_one_replica_answers() -> None:
-    stock, changed = ("\n".join(_run(CHOICE, arguments=[each])) for each in ("stock", "changed"))
+    stock, changed = ("\n".join(printed(CHOICE, each)) for each in ("stock", "changed"))
     assert stock.count(fast_start.CHOOSES) == 1
     assert changed.replace(fast_start.ONLY_REPLICA, "") == stock and len(changed) > len(stock)
     begin, end = stock.split(fast_start.CHOOSES)
@@ -269,8 +266,8 @@ async def main():
 
     async def show(state, requests=8):
         called = router.posts
-        told = Counter(await asyncio.gather(*(ask() for _ in range(requests))))
-        answers = (f"{who}={times}" for who, times in sorted(told.items(), key=str))
+        answered = Counter(await asyncio.gather(*(ask() for _ in range(requests))))
+        answers = (f"{who}={times}" for who, times in sorted(answered.items(), key=str))
         print(state, *answers, f"router={router.posts - called}")
 
     replicas(first)
@@ -308,7 +305,7 @@ def balanced(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     for each, _ in held:
         each.close()
     with tempfile.TemporaryDirectory() as folder:  # short: HAProxy's socket is in it
-        lines = [line.split() for line in _run(BALANCED, arguments=[folder, *(str(port) for _, port in held)])]
+        lines = [line.split() for line in printed(BALANCED, folder, *(port for _, port in held))]
     return {line[0]: line[1:] for line in lines if line[0].isupper()}
 
 
@@ -370,7 +367,7 @@ print("STEPS", serve.deployment_state_manager.update.call_count, serve.shutdown.
 
 
 def test_the_control_loop_looks_seldom_only_where_everything_has_been_running_for_a_while() -> None:
-    done = _run(INTERVALS, {"RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25"})
+    done = printed(INTERVALS, env={**os.environ, "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25"})
     every = [tuple(map(float, line.split()[1:])) for line in done if line.startswith("EVERY")]
     assert [when for when, interval_s in every if interval_s == 1.0] == [46, 58]
     assert {interval_s for _, interval_s in every} == {0.25, 1.0}
@@ -378,7 +375,7 @@ def test_the_control_loop_looks_seldom_only_where_everything_has_been_running_fo
 
 
 def test_who_asks_for_a_slower_control_loop_gets_it() -> None:
-    done = _run(INTERVALS, {"RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "2"})
+    done = printed(INTERVALS, env={**os.environ, "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "2"})
     assert {line.split()[2] for line in done if line.startswith("EVERY")} == {"2.0"}
 
 
@@ -408,15 +405,7 @@ with tempfile.TemporaryDirectory() as folder:
 
 
 def test_haproxy_takes_no_core_from_an_engine_when_it_wakes() -> None:
-    assert _run(START)[-2:] == ["POLICY True True", "ENDED -9"]
-
-
-def _run(program: str, env: Mapping[str, str] | None = None, arguments: Sequence[str] = ()) -> list[str]:
-    """Lines that it prints."""
-    command = [sys.executable, "-W", "ignore", "-c", program, *arguments]
-    done = subprocess.run(command, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.splitlines()
+    assert printed(START)[-2:] == ["POLICY True True", "ENDED -9"]
 
 
 def _rounded(line: str) -> str:

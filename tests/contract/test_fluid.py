@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import subprocess
-import sys
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from contract.conftest import ROOT, SERVE, parameters, quietly
+from contract.conftest import SERVE, by_value, parameters, printed_without_pdlab, quietly
+from contract.routers import ROUTERS, Replica, new_router, pending
 from contract.test_guarded_servers import built
 
 from pdlab.deploy.serve_config import KV_DRAIN_S, SHUTDOWN_WINDOW_S
@@ -23,7 +22,6 @@ from pdlab.roles.prefixes import to_compute
 from pdlab.roles.spec import FluidSpec
 
 pytestmark = pytest.mark.usefixtures("ray_llm", "no_cluster", "import_warnings_aside")
-ROUTERS = "ray.serve._private.request_router"
 MIXINS = {"SwitchesRoles", "SplitsSequences", "CallsPrefill", "DrainsBeforeStop", "HoldsPort"} | {
     "WatchesSteps",
     "ExplainsErrors",
@@ -45,8 +43,8 @@ def test_the_built_application_plays_roles(direct: bool, monkeypatch: pytest.Mon
     config = engines._deployment_config
     assert config.num_replicas == 3 and config.graceful_shutdown_timeout_s == SHUTDOWN_WINDOW_S > KV_DRAIN_S
     assert config.request_router_config.request_router_class == FLUID_ROUTER
-    told = config.request_router_config.request_router_kwargs
-    assert told == {"board": served.board_name, "prefill": 1} and served.board_name.startswith(BOARD_PREFIX)
+    router_kwargs = config.request_router_config.request_router_kwargs
+    assert router_kwargs == {"board": served.board_name, "prefill": 1} and served.board_name.startswith(BOARD_PREFIX)
     assert served.board_spec.roles == "1:2"
     (llm_config,) = [value for value in engines.init_kwargs.values() if hasattr(value, "engine_kwargs")]
     assert llm_config.engine_kwargs["kv_transfer_config"]["kv_role"] == "kv_consumer"
@@ -75,20 +73,6 @@ def test_a_salt_keeps_prefix_caches_apart() -> None:
     assert made.model_copy(update={"cache_salt": "b", "request_id": "r"}, deep=True).cache_salt == "b"
 
 
-class Replica:
-    """Stands for Ray's RunningReplica."""
-
-    def __init__(self, name: str, node: str) -> None:
-        common = quietly("ray.serve._private.common")
-        self.replica_id = common.ReplicaID(unique_id=name, deployment_id=common.DeploymentID(name="Fluid:m"))
-        self.node_id, self.availability_zone = node, None
-        self.max_ongoing_requests = 10
-        self.multiplexed_model_ids: set[str] = set()
-
-    async def get_queue_len(self, *, deadline_s: float) -> int:
-        return 0
-
-
 def router(
     roles: dict[str, str],
     loads: dict[str, tuple[int, int]] | None = None,
@@ -97,17 +81,12 @@ def router(
     by_session: bool = False,
 ) -> Any:
     """Of engines ``a`` (node 1), ``b`` (node 1), ``c`` and ``d`` (node 2), asked by an engine of node 1."""
-    common = quietly("ray.serve._private.common")
-    found = quietly("pdlab.deploy.serving.fluid_router").FluidRouter(
-        deployment_id=common.DeploymentID(name="Fluid:m"),
-        handle_source=common.DeploymentHandleSource.REPLICA,
-        self_node_id="1",
-    )
+    found = new_router("fluid_router", "FluidRouter", self_node_id="1")
     found.initialize_state(board="nobody", prefill=1, by_session=by_session)
     found._following = SimpleNamespace(done=lambda: False)
     found._known = RoleNews(1, 1, roles, loads or {})
     found._own = own
-    found.update_replicas([Replica("a", "1"), Replica("b", "1"), Replica("c", "2"), Replica("d", "2")])
+    found.update_replicas([Replica(name, node=node) for name, node in zip("abcd", "1122", strict=True)])
     return found
 
 
@@ -117,19 +96,15 @@ def of_100_tokens(avoid: frozenset[str] = frozenset()) -> prefill_call.Route:
     return route
 
 
-def asked(ours: Any, route: prefill_call.Route | None, times: int = 40) -> set[str]:
-    request = quietly(f"{ROUTERS}.common").PendingRequest
-    metadata = quietly("ray.serve._private.common").RequestMetadata(request_id="r", internal_request_id="i")
-
-    async def ask() -> str:
-        kwargs = {} if route is None else {prefill_call.ROUTE: route}
-        made = request(args=["a prompt"], kwargs=kwargs, metadata=metadata)
-        replica = await ours._choose_replica_for_request(made)
-        assert made.kwargs == {}, "the replica's method would refuse it"
+def chosen_for(ours: Any, route: prefill_call.Route | None, times: int = 40) -> set[str]:
+    async def choose() -> str:
+        queued = pending(route)
+        replica = await ours._choose_replica_for_request(queued)
+        assert queued.kwargs == {}, "the replica's method would refuse it"
         return str(replica.replica_id.unique_id)
 
     async def several() -> set[str]:
-        return {await ask() for _ in range(times)}
+        return {await choose() for _ in range(times)}
 
     return asyncio.run(several())
 
@@ -145,30 +120,26 @@ def in_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_clients_go_to_engines_that_decode() -> None:
-    assert asked(router(ROLES), None) == {"b", "d"}
-    assert asked(router({**ROLES, "d": "draining"}), None) == {"b"}
+    assert chosen_for(router(ROLES), None) == {"b", "d"}
+    assert chosen_for(router({**ROLES, "d": "draining"}), None) == {"b"}
 
 
 @pytest.mark.parametrize("role", ["joining", "leaving", "draining"])
 def test_engines_that_take_no_work_get_none_unless_there_is_no_other(role: str) -> None:
-    assert asked(router({**ROLES, "c": role, "d": role}), None) == {"b"}
-    assert asked(router({**ROLES, "c": role, "d": role}), of_100_tokens()) == {"a"}
-    assert asked(router({"a": "prefill", "b": role, "c": role, "d": role}), None) == {"a"}
-    assert asked(router(dict.fromkeys("abcd", role), own="a"), of_100_tokens()) == {"b", "c", "d"}
-    assert asked(router({"a": "prefill", "b": "decode"}), None) == {"b"}, "of whom nobody has told"
+    assert chosen_for(router({**ROLES, "c": role, "d": role}), None) == {"b"}
+    assert chosen_for(router({**ROLES, "c": role, "d": role}), of_100_tokens()) == {"a"}
+    assert chosen_for(router({"a": "prefill", "b": role, "c": role, "d": role}), None) == {"a"}
+    assert chosen_for(router(dict.fromkeys("abcd", role), own="a"), of_100_tokens()) == {"b", "c", "d"}
+    assert chosen_for(router({"a": "prefill", "b": "decode"}), None) == {"b"}, "of whom nobody has told"
 
 
 async def test_a_session_stays_with_one_engine_that_decodes() -> None:
-    common = quietly(f"{ROUTERS}.common")
-    private = quietly("ray.serve._private.common")
-
     async def of(ours: Any, session: str) -> set[str]:
         found = set()
-        for number in range(6):
-            metadata = private.RequestMetadata(request_id=f"r{number}", internal_request_id="i", session_id=session)
-            made = common.PendingRequest(args=["a prompt"], kwargs={}, metadata=metadata)
-            found.add((await ours._choose_replica_for_request(made)).replica_id.unique_id)
-            found.add((await ours.choose_replicas([], made))[0][0].replica_id.unique_id)
+        for _ in range(6):
+            queued = pending(session=session)
+            found.add((await ours._choose_replica_for_request(queued)).replica_id.unique_id)
+            found.add((await ours.choose_replicas([], queued))[0][0].replica_id.unique_id)
         return found
 
     ours, another = router(ROLES, by_session=True), router(ROLES, by_session=True)
@@ -183,8 +154,8 @@ async def test_a_session_stays_with_one_engine_that_decodes() -> None:
 
 def test_the_engine_with_fewest_requests_decodes() -> None:
     loads = {"b": (0, 9), "d": (0, 3)}
-    assert asked(router(ROLES, loads), None, times=6) == {"d"}
-    assert asked(router(ROLES, loads), None, times=8) == {"b", "d"}, "those sent meanwhile count too"
+    assert chosen_for(router(ROLES, loads), None, times=6) == {"d"}
+    assert chosen_for(router(ROLES, loads), None, times=8) == {"b", "d"}, "those sent meanwhile count too"
 
 
 def test_prompts_and_requests_that_were_sent_are_counted_apart() -> None:
@@ -192,22 +163,22 @@ def test_prompts_and_requests_that_were_sent_are_counted_apart() -> None:
     ours = router({"a": "prefill", "b": "prefill", "c": "prefill", "d": "decode"})
     ours._count(ours._with_role("decode", frozenset())[0], 0, 500)
     ours._known = replace(ours._known, roles=ROLES)
-    assert asked(ours, None, times=40) == {"b", "d"}
+    assert chosen_for(ours, None, times=40) == {"b", "d"}
 
 
 def test_prompts_go_to_engines_that_prefill_and_never_to_oneself() -> None:
     route = of_100_tokens()
-    assert asked(router(ROLES), route) == {"a", "c"}
+    assert chosen_for(router(ROLES), route) == {"a", "c"}
     assert route.replica in {"a", "c"}
-    assert asked(router(ROLES, own="a"), of_100_tokens()) == {"c"}
-    assert asked(router(ROLES), of_100_tokens(frozenset({"c"}))) == {"a"}
+    assert chosen_for(router(ROLES, own="a"), of_100_tokens()) == {"c"}
+    assert chosen_for(router(ROLES), of_100_tokens(frozenset({"c"}))) == {"a"}
 
 
 def test_the_near_engine_prefills_unless_it_has_much_more_to_do() -> None:
     def chosen(near_tokens: int) -> set[str]:
         route = prefill_call.Route()
         route.tokens = 1000
-        return asked(router(ROLES, {"a": (near_tokens, 0), "c": (0, 0)}), route, times=1)
+        return chosen_for(router(ROLES, {"a": (near_tokens, 0), "c": (0, 0)}), route, times=1)
 
     assert chosen(1000) == {"a"}
     assert chosen(1001) == {"c"}
@@ -237,7 +208,7 @@ def test_a_prompt_goes_where_its_beginning_is_if_that_ends_earlier(
         ours._self_node_id = "3"
         route = prefill_call.Route()
         route.tokens, route.cached = 1000, cached
-        (chosen,) = asked(ours, route, times=1)
+        (chosen,) = chosen_for(ours, route, times=1)
         seen.add(chosen)
         assert ours._sent[chosen, 0] == to_compute(1000, cached.get(chosen, 0)), "what is cached is no work"
     assert seen <= to and (to == seen or len(to) > 2 or loads)
@@ -249,41 +220,41 @@ def test_what_waits_now_counts_more_than_what_was_told_and_sent() -> None:
     ours._count(next(each for each in ours._replicas.values() if each.replica_id.unique_id == "c"), 0, 5000)
     route = prefill_call.Route()
     route.tokens, route.cached, route.waiting = 1000, {"c": 640}, {"a": 0, "c": 0}
-    assert asked(ours, route, times=6) == {"c"}
+    assert chosen_for(ours, route, times=6) == {"c"}
     route.waiting = {"a": 0, "c": 5000}
-    assert asked(ours, route, times=6) == {"a"}
+    assert chosen_for(ours, route, times=6) == {"a"}
 
 
 def test_an_engine_that_must_be_avoided_is_so_whatever_it_has() -> None:
     route = prefill_call.Route(frozenset("c"))
     route.tokens, route.cached = 1000, {"c": 744}
-    assert asked(router(ROLES), route) == {"a"}
+    assert chosen_for(router(ROLES), route) == {"a"}
 
 
 def test_an_engine_of_another_role_does_what_nobody_else_can() -> None:
     roles = dict.fromkeys("abcd", "decode")
-    assert "a" not in asked(router(roles, own="a"), of_100_tokens())
-    assert asked(router({**roles, "c": "draining"}, own="a"), of_100_tokens()) == {"b", "d"}
+    assert "a" not in chosen_for(router(roles, own="a"), of_100_tokens())
+    assert chosen_for(router({**roles, "c": "draining"}, own="a"), of_100_tokens()) == {"b", "d"}
     route = of_100_tokens(frozenset("bcd"))
     with pytest.raises(LookupError):
-        asked(router(roles, own="a"), route)
+        chosen_for(router(roles, own="a"), route)
     assert route.no_other
 
 
 def test_without_a_board_the_first_engines_prefill() -> None:
-    assert asked(router({}), prefill_call.Route()) == {"a"}
-    assert asked(router({}), None) == {"b", "c", "d"}
+    assert chosen_for(router({}), prefill_call.Route()) == {"a"}
+    assert chosen_for(router({}), None) == {"b", "c", "d"}
 
 
 def test_a_driver_without_a_cluster_is_given_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """`ray.get_actor` would start a Ray of its own where the driver has let go of its cluster."""
     import ray
 
-    asked_for: list[str] = []
-    monkeypatch.setattr(ray, "get_actor", lambda name, namespace: asked_for.append(name))
+    looked_up: list[str] = []
+    monkeypatch.setattr(ray, "get_actor", lambda name, namespace: looked_up.append(name))
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     asyncio.run(router(ROLES)._take_news())
-    assert not asked_for
+    assert not looked_up
 
 
 def test_haproxys_pick_is_an_engine_that_decodes() -> None:
@@ -359,13 +330,9 @@ def test_rays_options_of_the_board() -> None:
 
 
 def test_the_classes_travel_to_nodes_without_pdlab() -> None:
-    cloudpickle = quietly("ray.cloudpickle")
     role_board, fluid = (quietly(f"pdlab.deploy.serving.{name}") for name in ("role_board", "fluid"))
-    for name in BY_VALUE:
-        cloudpickle.register_pickle_by_value(quietly(name))
     load = (
-        "import asyncio, sys\n"
-        "sys.path[:] = [path for path in sys.path if path not in ('', sys.argv[1])]\n"
+        "import asyncio\n"
         "from ray import cloudpickle\n"
         "board, plays, make, spec, report = cloudpickle.loads(sys.stdin.buffer.read())\n"
         "cloudpickle.dumps(make.__globals__['RoleBoard'])  # as a replica does that makes the actor\n"
@@ -380,10 +347,6 @@ def test_the_classes_travel_to_nodes_without_pdlab() -> None:
         "    return await made.look()\n"
         "roles = [engine['role'] for engine in asyncio.run(live())['engines'].values()]\n"
         "assert sorted(roles) == ['decode', 'prefill'], roles\n"
-        "assert not [name for name in sys.modules if name.startswith('pdlab')]\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", load, str(ROOT)], capture_output=True, cwd="/", timeout=300,
-        input=cloudpickle.dumps((role_board.RoleBoard, fluid.SwitchesRoles, role_board.board, FluidSpec, EngineReport)),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr.decode()
+    classes = (role_board.RoleBoard, fluid.SwitchesRoles, role_board.board, FluidSpec, EngineReport)
+    printed_without_pdlab(load, sent=by_value(classes, *BY_VALUE))

@@ -85,9 +85,9 @@ def test_the_application_that_answers_http_is_guarded(
     assert statuses == [200, 200, 404, 400, 400]
     monkeypatch.setattr("starlette.requests.json", None)
     sent = {"prompt": [1, 2.5, "\u00e9"], "model": "m"}
-    asked = json.dumps(sent).encode()
-    assert json.loads(text_of(exchange(made, "/tokenize", asked))) == sent, "the guard has parsed it"
-    assert exchange(app_that_echoes(), "/tokenize", asked)[0]["status"] == 400, "without it nothing parses"
+    sent_request = json.dumps(sent).encode()
+    assert json.loads(text_of(exchange(made, "/tokenize", sent_request))) == sent, "the guard has parsed it"
+    assert exchange(app_that_echoes(), "/tokenize", sent_request)[0]["status"] == 400, "without it nothing parses"
 
 
 async def echoed(body: dict[str, Any]) -> dict[str, Any]:
@@ -328,12 +328,12 @@ def test_every_field_of_a_request_is_known_to_be_free_or_sends_no_token_early() 
         models.ChatCompletionRequest: ({"messages": [{"role": "user", "content": "ba"}]}, {"tools", "top_logprobs"}),
     }
     for kind, (given, own) in kinds.items():
-        asked = kind(**common, **given)
-        assert first_token(asked, answer, 100, [5, 6], [9]) == 9
+        sent_request = kind(**common, **given)
+        assert first_token(sent_request, answer, 100, [5, 6], [9]) == 9
         others = set(kind.model_fields) - _FREE
         assert own | {"n", "stop", "logprobs", "min_tokens", "response_format", "structured_outputs"} < others
         for name in others:
-            assert first_token(asked.model_copy(update={name: object()}), answer, 100, [5, 6], [9]) is None, name
+            assert first_token(sent_request.model_copy(update={name: object()}), answer, 100, [5, 6], [9]) is None, name
     assert set.union(*(set(kind.model_fields) for kind in kinds)) >= _FREE
 
 
@@ -350,9 +350,9 @@ def test_a_message_that_rays_ingress_cannot_read_is_known_by_what_it_says() -> N
         def __iter__(self) -> Iterator[Any]:
             return parts()
 
-    asked: Any = SimpleNamespace(messages=[{"role": "user", "content": Unreadable()}])
+    sent_request: Any = SimpleNamespace(messages=[{"role": "user", "content": Unreadable()}])
     with pytest.raises(ValueError, match=guard._NO_CONTENT):
-        utils._sanitize_chat_completion_request(asked)
+        utils._sanitize_chat_completion_request(sent_request)
 
 
 def test_a_vocabulary_that_is_not_there_is_known_by_what_harmony_says(

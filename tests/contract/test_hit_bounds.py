@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import pytest
-from contract.test_hit_oracle import BLOCK, FULL, HYBRID, SHAPE, WORDS, conversations, interleaved
+from contract.test_hit_oracle import BLOCK, FULL, HYBRID, SHAPE, PromptIds, conversations, interleaved
 
 from pdlab.bench.client.protocol import ComputedTokens
 from pdlab.bench.hit_bounds import SentPrompts, least_tokens, most_tokens
 from pdlab.core.deployment import Pool
-from pdlab.sim.vllm_engine import FETCHES, IS_FETCHED, MADE_UP, VllmEngine
+from pdlab.sim.vllm_engine import FETCHES, IS_FETCHED, VllmEngine
 from pdlab.sim.vllm_scheduler import scheduler_parts
-from pdlab.traffic.blocks import drawn_words
 from pdlab.traffic.prompts import TrafficPrompts
 from pdlab.traffic.requests import TrafficRequest
 
@@ -54,7 +53,7 @@ def drained(engine: VllmEngine) -> dict[str, int]:
 class Moved(NamedTuple):
     """By request: the tokens that the prefilling engine had, and which engines prefilled and decoded it."""
 
-    told: dict[str, int]
+    hits: dict[str, int]
     prefilled: dict[str, str | None]
     decoded: dict[str, str | None]
 
@@ -67,17 +66,13 @@ def moved(waves: Sequence[Sequence[TrafficRequest]], hybrid: bool, pool_blocks: 
         hardware, SHAPE, Pool(tp=2), role="kv_both", asynchronous=False, pool_blocks=pool_blocks, retention_tokens=0
     )
     engines = [VllmEngine(parts, None, 0.0, hardware.step_tokens) for _ in range(ENGINES)]
-    ids, answers = dict[str, list[int]](), dict[str, int]()
+    prompts, ids = PromptIds(), dict[str, list[int]]()
     found = Moved({}, {}, {})
     number = 0
     for wave in waves:
         pairs: dict[str, tuple[TrafficRequest, int, int]] = {}
         for request in wave:
-            before = request.continues
-            ids[request.id] = [*ids[before], *[MADE_UP] * answers[before]] if before else []
-            for key, tokens in request.blocks:
-                ids[request.id] += (MADE_UP + 1 + drawn_words(1, key, tokens, WORDS)).tolist()
-            answers[request.id] = request.out
+            ids[request.id] = prompts.of(request)
             number += 1
             prefills, decodes = draw.sample(range(ENGINES), 2)
             pairs[str(number)] = (request, prefills, decodes)
@@ -86,7 +81,7 @@ def moved(waves: Sequence[Sequence[TrafficRequest]], hybrid: bool, pool_blocks: 
         for at, engine in enumerate(engines):
             for name, tokens in drained(engine).items():
                 assert pairs[name][1] == at
-                found.told[pairs[name][0].id] = tokens
+                found.hits[pairs[name][0].id] = tokens
         for name, (request, _, decodes) in pairs.items():
             engines[decodes].add(int(name), ids[request.id], request.out, FETCHES)
         for engine in engines:
@@ -114,10 +109,10 @@ def test_hits_lie_within_their_bounds(hybrid: bool, pool_blocks: int) -> None:
     engines, decodes = ([of[request.id] for request in requests] for of in (found.prefilled, found.decoded))
     sent = SentPrompts(came, first_s, finish_s, engines, decodes, held)
     most, least = most_tokens(sent, BLOCK, host=False).tolist(), least_tokens(sent, BLOCK, pool_blocks).tolist()
-    hits = [found.told[request.id] for request in requests]
+    hits = [found.hits[request.id] for request in requests]
     assert len(hits) > 250 and all(hit <= high for hit, high in zip(hits, most, strict=True))
     below = [low for hit, low in zip(hits, least, strict=True) if hit < low]
     assert bool(below) is hybrid, "with windowed layers the second prompt of a fork finds nothing"
-    figures = {"hybrid": hybrid, "pool": pool_blocks, "asked": sum(each.tokens for each in held)}
-    print(figures | {"least": sum(least), "told": sum(hits), "most": sum(most)})
+    figures = {"hybrid": hybrid, "pool": pool_blocks, "prompt_tokens": sum(each.tokens for each in held)}
+    print(figures | {"least": sum(least), "hits": sum(hits), "most": sum(most)})
     assert sum(hits) > 10_000 and sum(least) > 0.2 * sum(hits)

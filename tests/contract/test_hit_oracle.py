@@ -64,6 +64,20 @@ def interleaved(requests: Sequence[TrafficRequest]) -> list[TrafficRequest]:
     return [request for _, request in sorted(numbered, key=lambda each: each[0])]
 
 
+class PromptIds:
+    """The token ids of each prompt, which goes on from the answer of the one before it, made up as vLLM's are here."""
+
+    def __init__(self) -> None:
+        self._ends: dict[str, list[int]] = {}
+
+    def of(self, request: TrafficRequest) -> list[int]:
+        ids = [*self._ends[request.continues]] if request.continues else []
+        for key, tokens in request.blocks:
+            ids += (MADE_UP + 1 + drawn_words(1, key, tokens, WORDS)).tolist()
+        self._ends[request.id] = ids + [MADE_UP] * request.out
+        return ids
+
+
 def by_vllm(requests: Sequence[TrafficRequest], hybrid: bool, blocks: int, retention: int | None) -> list[int]:
     """The tokens that vLLM's scheduler finds cached of each prompt, one request after the other."""
     assert SHAPE is not None
@@ -72,17 +86,13 @@ def by_vllm(requests: Sequence[TrafficRequest], hybrid: bool, blocks: int, reten
         hardware, SHAPE, Pool(tp=2), role=None, asynchronous=False, pool_blocks=blocks, retention_tokens=retention
     )
     engine = VllmEngine(parts, None, 0.0, hardware.step_tokens)
-    found, ends = [], dict[str, list[int]]()
+    found, ids = [], PromptIds()
     for number, request in enumerate(requests):
-        ids = [*ends[request.continues]] if request.continues else []
-        for key, tokens in request.blocks:
-            ids += (2 + drawn_words(1, key, tokens, WORDS)).tolist()
-        engine.add(number, ids, request.out, None)
+        engine.add(number, ids.of(request), request.out, None)
         while engine.scheduler.has_requests():
             step = engine.schedule()
             found += [new.num_computed_tokens for new in step.output.scheduled_new_reqs]
             engine.take(step)
-        ends[request.id] = ids + [MADE_UP] * request.out
     return found
 
 
@@ -193,12 +203,9 @@ def by_vllm_with_host(
         loading(request, blocks, tokens)
 
     offloading.update_state_after_alloc = noted
-    found, ends = [], dict[str, list[int]]()
+    found, ids = [], PromptIds()
     for number, request in enumerate(requests):
-        ids = [*ends[request.continues]] if request.continues else []
-        for key, tokens in request.blocks:
-            ids += (2 + drawn_words(1, key, tokens, WORDS)).tolist()
-        scheduler.add_request(parts.request(str(number), ids, request.out, None))
+        scheduler.add_request(parts.request(str(number), ids.of(request), request.out, None))
         steps = 0
         while scheduler.has_requests():
             output = scheduler.schedule()
@@ -207,7 +214,7 @@ def by_vllm_with_host(
             names = [*output.num_scheduled_tokens]
             sampled = [[] if known[name].is_prefill_chunk else [MADE_UP] for name in names]
             meta = output.kv_connector_metadata
-            told = KVConnectorOutput(
+            transfers = KVConnectorOutput(
                 finished_recving={job.req_id for job in meta.load_jobs.values()},
                 kv_connector_worker_meta=OffloadingWorkerMetadata(
                     completed_jobs=dict.fromkeys([*meta.load_jobs, *meta.store_jobs], 1)
@@ -217,12 +224,11 @@ def by_vllm_with_host(
                 req_ids=names,
                 req_id_to_index={name: index for index, name in enumerate(names)},
                 sampled_token_ids=sampled,
-                kv_connector_output=told,
+                kv_connector_output=transfers,
             )
             scheduler.update_from_output(output, made_up)
             steps += 1
             assert steps < 10_000
-        ends[request.id] = ids + [MADE_UP] * request.out
     return found
 
 

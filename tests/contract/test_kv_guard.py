@@ -33,7 +33,7 @@ from pdlab.deploy.serving import step_watch
 from pdlab.guard import lease_queries, read_ends
 from pdlab.guard.lease_queries import CLAIM, RELEASE, Peer, Reply, SideChannelClient
 from pdlab.guard.leases import EXPIRED, GRANTED, LEASE_KEY, OLD, LeaseAnswer, LeaseBook
-from pdlab.guard.receives import ACTIONS, ReceiveBook
+from pdlab.guard.receives import ACTIONS
 from pdlab.marks.engine_marks import CORE, FIRST_TOKEN, READ, RECOMPUTED, REFUSED, WIRE, boot_id
 
 pytestmark = pytest.mark.usefixtures("import_warnings_aside")
@@ -184,6 +184,15 @@ class Engine:
         assert request.status.name == "WAITING_FOR_REMOTE_KVS"
         return request
 
+    def reading_late(self) -> None:
+        """A read that is not done as its deadline has passed; the next step is the first after it."""
+        self.reading()
+        self.prefill.now += DEADLINE_S + 0.1
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+
     def answers(self) -> list[tuple[str, list[int]]]:
         """Of the last step, in their order."""
         return [(out.request_id, out.new_token_ids) for each in self.outputs.values() for out in each.outputs]
@@ -231,9 +240,8 @@ class TestReportedBetweenSteps:
         polling.reading()
         report_read(polling, "r", 1, 2)
         assert polling.step() == {"r": 1}
-        assert polling.counts()["told_sooner"] == 1
-        for _ in range(5):
-            polling.step()
+        assert polling.counts()["reported_early"] == 1
+        polling.steps(5)
         assert "r" not in polling.scheduler.requests
         polling.step(done=("r",))
         assert not polling.side.read_ends._taken and not polling.side.read_ends._reported_by
@@ -283,10 +291,8 @@ class TestReportedBetweenSteps:
 
     def test_blocks_of_a_late_read_are_given_back(self, polling: Engine) -> None:
         before = polling.free
-        polling.reading()
-        polling.prefill.now += DEADLINE_S + 0.1
-        for _ in range(9):
-            polling.step()
+        polling.reading_late()
+        polling.steps(9)
         assert polling.free < before
         report_read(polling, "r", 1, 2)
         polling.step()
@@ -331,8 +337,7 @@ class TestFirstToken:
         places = {len(blocks) * BLOCK for blocks in new.block_ids}
         assert min(places) > tokens, "room for the token's KV cache"
         assert engine.answers() == [("r", [7])]
-        for _ in range(3):
-            engine.step()
+        engine.steps(3)
         assert "r" not in engine.scheduler.requests and engine.free == before, "four tokens, prefill's among them"
 
     def test_it_has_the_marks_and_statistics_of_a_first_token(self, engine: Engine) -> None:
@@ -351,7 +356,7 @@ class TestFirstToken:
         polling.reading(**FIRST)
         report_read(polling, "r", 1, 2)
         assert polling.step() == {} and polling.answers() == [("r", [99])]
-        assert polling.counts()["told_sooner"] == 1
+        assert polling.counts()["reported_early"] == 1
         assert polling.step() == {"r": 1} and polling.answers() == [("r", [7])]
 
     def test_where_prefills_answer_comes_last_it_is_in_front_of_the_second(self, engine: Engine) -> None:
@@ -382,8 +387,7 @@ class TestFirstToken:
         request = engine.reading(tokens=2 * PROMPT - 1, **FIRST)
         prompt_ids = [*request.prompt_token_ids, 99]
         engine.step(done=("r",))
-        for _ in range(5):
-            engine.step()
+        engine.steps(5)
         again = engine.add("again", tokens=2 * PROMPT + 1)
         assert again.prompt_token_ids[: 2 * PROMPT] != prompt_ids
         again.prompt_token_ids[: 2 * PROMPT] = prompt_ids
@@ -571,8 +575,7 @@ class TestDecode:
         assert engine.step() == {"r": PROMPT}
         assert engine.counts()["deadlines"] == 1
         assert engine.free <= before - 2 * taken, "the late read may still write into the first ones"
-        for _ in range(8):
-            engine.step()
+        engine.steps(8)
         assert "r" not in engine.scheduler.requests
         assert engine.free == before - taken and engine.scheduler.has_requests(), "the read's end has to be handled"
         engine.step(done=("r",))
@@ -581,14 +584,12 @@ class TestDecode:
         assert not engine.scheduler.has_requests()
 
     def test_a_late_read_is_the_only_one_until_it_has_ended(self, engine: Engine) -> None:
-        engine.reading()
-        engine.prefill.now += DEADLINE_S + 0.1
+        engine.reading_late()
         engine.step()
         free = engine.free
         engine.add("s", **engine.params("remote-s"))
         assert engine.step()["s"] == PROMPT, "at once"
-        for _ in range(8):
-            engine.step()
+        engine.steps(8)
         assert engine.free >= free, "it keeps no blocks"
         engine.step(done=("r",))
         engine.reading("t")
@@ -603,8 +604,7 @@ class TestDecode:
         engine.add("s", **engine.params("remote-s", age_s=20.0))
         engine.prefill.now += DEADLINE_S + 0.1
         engine.step()
-        for _ in range(8):
-            engine.step()
+        engine.steps(8)
         assert "r" not in engine.scheduler.requests
         engine.side.receives._hung_since.clear()
         engine.add("t", **engine.params("remote-t", age_s=20.0))
@@ -618,12 +618,10 @@ class TestDecode:
 
     def test_a_late_read_that_fails_in_the_end(self, engine: Engine, report: Any) -> None:
         before = engine.free
-        engine.reading()
-        engine.prefill.now += DEADLINE_S + 0.1
+        engine.reading_late()
         engine.step()
         engine.step(done=("r",), report=report(failed={"r"}))
-        for _ in range(8):
-            engine.step()
+        engine.steps(8)
         assert engine.free == before and not engine.side.receives.failed
 
     def test_a_client_that_leaves_during_the_read(self, engine: Engine) -> None:
@@ -650,8 +648,7 @@ class TestDecode:
 
     def test_a_client_that_leaves_after_the_deadline(self, engine: Engine) -> None:
         before = engine.free
-        engine.reading()
-        engine.prefill.now += DEADLINE_S + 0.1
+        engine.reading_late()
         engine.step()
         engine.abort("r")
         engine.step()
@@ -664,7 +661,7 @@ class TestDecode:
         engine.add(**engine.params())
         engine.abort("r")
         engine.step()
-        assert engine.prefill.released() == ["remote"] and engine.counts()["cancels_told"] == 1
+        assert engine.prefill.released() == ["remote"] and engine.counts()["cancels_reported"] == 1
         assert not engine.side._reqs_need_recv, "vLLM's own way is a NIXL handshake"
 
     def test_blocks_of_a_request_that_the_server_rejects_are_released(self, engine: Engine) -> None:
@@ -676,15 +673,13 @@ class TestDecode:
 
     def test_a_prompt_in_decodes_own_cache_is_not_read(self, engine: Engine) -> None:
         engine.add(tokens=PROMPT)
-        for _ in range(8):
-            engine.step()
+        engine.steps(8)
         assert not engine.scheduler.requests
         request = engine.add(**engine.params())
         engine.step()
         while request.status.name == "WAITING_FOR_REMOTE_KVS":
             engine.step(done=("r",))
-        for _ in range(8):
-            engine.step()
+        engine.steps(8)
         assert not engine.side.receives._receives
 
     @pytest.mark.parametrize("name", ["r", "nobody"])
@@ -700,13 +695,12 @@ class TestDecode:
     ) -> None:
         small = Engine(vllm_config, guard_scheduler, asynchronous=False, blocks=30)
         monkeypatch.setattr(guard_scheduler, "time", SimpleNamespace(perf_counter=small.prefill))
-        small.reading()
-        small.prefill.now += DEADLINE_S + 0.1
+        small.reading_late()
         assert small.step() == {}, "the blocks of the late read leave no room"
         small.add("next")
         small.step()
         small.prefill.now += DEADLINE_S - 0.1
-        assert small.step() == {} and not [out for output in small.outputs.values() for out in output.outputs]
+        assert small.step() == {} and not small.answers()
         small.prefill.now += 0.2
         small.step()
         ends = {out.request_id: str(out.finish_reason) for output in small.outputs.values() for out in output.outputs}
@@ -1360,4 +1354,3 @@ def test_the_guards_folder_is_what_travels() -> None:
 
     files = guard_sources.sources(builders._PDLAB)
     assert (Path(builders._PDLAB) / "guard" / "connector.py").read_text() == files["pdlab/guard/connector.py"]
-    assert isinstance(ReceiveBook, type)

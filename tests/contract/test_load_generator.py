@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from contract.conftest import printed
 
 from pdlab.bench.client.protocol import SESSION_HEADER
 from pdlab.bench.client.vllm_names import ENGINES_OWN
@@ -28,16 +27,13 @@ print("LOADED", sorted({"torch._inductor.lowering", "vllm.lora.layers"} & set(sy
 
 
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """What the programs of this file print, in one process: vLLM's import takes 10 s of CPU."""
-    words = [sys.executable, "-W", "ignore", "-c", LOADS + PROMPTS + IN_A_ROW, str(tmp_path_factory.mktemp("loads"))]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.splitlines()
+    return printed(LOADS + PROMPTS + IN_A_ROW, tmp_path_factory.mktemp("loads"))
 
 
-def test_it_loads_without_compiler_and_lora_layers(printed: list[str]) -> None:
-    assert [line for line in printed if line.startswith("LOADED ")] == ["LOADED []"]
+def test_it_loads_without_compiler_and_lora_layers(lines: list[str]) -> None:
+    assert [line for line in lines if line.startswith("LOADED ")] == ["LOADED []"]
 
 
 def test_it_takes_what_the_stubs_have() -> None:
@@ -78,8 +74,8 @@ for part, parts in ((0, 1), (1, 2)):
 """
 
 
-def test_prompts_have_the_lengths_that_are_asked_one_by_one(printed: list[str]) -> None:
-    drawn = [json.loads(line.split(" ", 1)[1]) for line in printed if line.startswith("ASKED ")]
+def test_prompts_have_the_lengths_that_are_asked_one_by_one(lines: list[str]) -> None:
+    drawn = [json.loads(line.split(" ", 1)[1]) for line in lines if line.startswith("ASKED ")]
     assert drawn == [[[9, 1], [400, 30], [2, 7], [64, 3], [33, 12]], [[400, 30], [64, 3]]]
 
 
@@ -111,8 +107,8 @@ for name in ("split", "merged"):
 """
 
 
-def test_prompts_of_words_are_as_long_without_being_encoded(printed: list[str]) -> None:
-    drawn = [line for line in printed if line.startswith("DRAWN ")]
+def test_prompts_of_words_are_as_long_without_being_encoded(lines: list[str]) -> None:
+    drawn = [line for line in lines if line.startswith("DRAWN ")]
     assert drawn == ["DRAWN split True True {200}", "DRAWN merged False True {200}"]
 
 

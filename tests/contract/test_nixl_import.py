@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from contract.conftest import ROOT, printed
 
 pytest.importorskip("nixl")
 
-ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import sys
 {first}
@@ -24,10 +20,7 @@ print(torch.zeros(2).sum().item())
 
 
 def printed_words(first: str, tensors: bool) -> list[str]:
-    program = PROGRAM.format(first=first, tensors=tensors)
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()[-4:]
+    return " ".join(printed(PROGRAM.format(first=first, tensors=tensors), cwd=ROOT)).split()[-4:]
 
 
 def test_the_same_file_with_torch_and_without() -> None:

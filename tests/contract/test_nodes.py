@@ -7,7 +7,6 @@ import dataclasses
 import inspect
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
@@ -15,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from contract.conftest import SERVE, parameters, quietly
+from contract.conftest import SERVE, by_value, parameters, printed, printed_without_pdlab, quietly
 
 from pdlab.bench import measure
 from pdlab.cluster import local_nodes
@@ -93,23 +92,6 @@ class TestView:
         with pytest.raises(ClusterError):
             Cluster().call_every_node(node_facts)
 
-    def test_what_nodes_are_asked_travels_by_value(self) -> None:
-        """Nodes may have no pdlab: what is sent names no module of it."""
-        cloudpickle = quietly("ray").cloudpickle
-        modules = [quietly(name) for name in ("pdlab.remote", machine_facts.__module__)]
-        for module in modules:
-            cloudpickle.register_pickle_by_value(module)
-        try:
-            sent = cloudpickle.dumps(machine_facts)
-        finally:
-            for module in modules:
-                cloudpickle.unregister_pickle_by_value(module)
-        code = (
-            "import pickle, sys; facts = pickle.load(sys.stdin.buffer)(); print(sorted(facts), 'pdlab' in sys.modules)"
-        )
-        done = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, timeout=120, cwd="/")
-        assert done.stdout.decode().strip() == "['gpus', 'host', 'nic'] False", done.stderr.decode()
-
     def test_what_is_free_on_a_node(self) -> None:
         assert parameters(quietly("ray._private.state").available_resources_per_node) == []
 
@@ -163,11 +145,11 @@ class TestNodesThatDoNotJoin:
         dead = {"Alive": False, "Labels": {NODE_NAME_LABEL: f"local-{number}"}, "DeathReasonMessage": "an agent ended"}
         other = {"Alive": True, "Labels": {NODE_NAME_LABEL: f"local-{3 - number}"}}
         monkeypatch.setattr(quietly("ray"), "nodes", lambda: [dead, other, {"Alive": False, "Labels": None}])
-        told: list[str] = []
+        warnings: list[str] = []
         with pytest.raises(ClusterError, match=rf"^local Ray node {number} of 2 was lost: an agent ended$"):
-            Cluster(nodes, warn=told.append).view()
+            Cluster(nodes, warn=warnings.append).view()
         assert restarted == ([] if number == 1 else [2])
-        assert len(told) == len(restarted)
+        assert len(warnings) == len(restarted)
 
     def test_one_that_came_back_is_not_missed(
         self, nodes: local_nodes.LocalNodes, restarted: list[int], monkeypatch: pytest.MonkeyPatch
@@ -185,41 +167,33 @@ class TestNodesThatDoNotJoin:
     ) -> None:
         module = quietly("pdlab.cluster.connection")
         monkeypatch.setattr(module, "SILENT_S", 0.1)
-        told: list[str] = []
+        warnings: list[str] = []
         with pytest.raises(ClusterError, match=r"node 2 of 2 was lost: it did not join within 0.1 s"):
-            Cluster(nodes, warn=told.append).view()
-        assert restarted == [2] and len(told) == 1
+            Cluster(nodes, warn=warnings.append).view()
+        assert restarted == [2] and len(warnings) == 1
 
 
 class TestNodesWithoutPdlab:
     """Functions that run as Ray tasks take their modules along."""
 
     def test_they_run_where_pdlab_is_not_installed(self, tmp_path: Path) -> None:
-        ray = quietly("ray")
         logs = tmp_path / "logs"
         logs.mkdir()
         text = f":actor_name:ServeReplica:{APP}:Decode:m\nPre-warm handshake done\nValueError: why\n"
         (logs / "worker-1.err").write_text(text)
-        for function in (node_facts, quick, tail_logs, count_prewarmed):
-            for module in ("pdlab.remote", function.__module__):  # as Cluster.call_nodes does
-                ray.cloudpickle.register_pickle_by_value(sys.modules[module])
-        calls = [(node_facts, ()), (tail_logs, (str(logs), APP)), (count_prewarmed, (str(logs), APP))]
-        calls.append((quick, ((), None, str(tmp_path))))
-        (tmp_path / "calls").write_bytes(ray.cloudpickle.dumps(calls))
+        calls = [(node_facts, ()), (machine_facts, ()), (tail_logs, (str(logs), APP))]
+        calls += [(count_prewarmed, (str(logs), APP)), (quick, ((), None, str(tmp_path)))]
         program = """
-import importlib.util, pathlib
+import pathlib
 from ray import cloudpickle
-assert importlib.util.find_spec("pdlab") is None
-calls = cloudpickle.loads(pathlib.Path("calls").read_bytes())
-answers = [function(*args) for function, args in calls]
+answers = [function(*args) for function, args in cloudpickle.loads(sys.stdin.buffer.read())]
 pathlib.Path("answers").write_bytes(cloudpickle.dumps(answers))
 """
-        env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        command = [sys.executable, "-W", "ignore", "-c", program]
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-        facts, tails, warmed, quick_facts = ray.cloudpickle.loads((tmp_path / "answers").read_bytes())
-        assert facts == node_facts()
+        modules = {function.__module__ for function, _ in calls}  # as Cluster.call_nodes does
+        printed_without_pdlab(program, cwd=tmp_path, sent=by_value(calls, "pdlab.remote", *modules))
+        answers = quietly("ray.cloudpickle").loads((tmp_path / "answers").read_bytes())
+        facts, of_machine, tails, warmed, quick_facts = answers
+        assert facts == node_facts() and of_machine == machine_facts()
         assert tails == tail_logs(str(logs), APP) and tails[0].error == "ValueError: why"
         assert isinstance(tails[0], LogTail)
         assert warmed == (1, 0)
@@ -275,10 +249,7 @@ print("CHANGED")
 """
         env = local_nodes.environment("none", str(tmp_path))
         Path(env["RAY_AUTH_TOKEN_PATH"]).write_text("a" * 64)
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", program], env=env, capture_output=True, text=True, timeout=300
-        )
-        assert done.stdout.strip().endswith("CHANGED"), done.stderr[-2000:]
+        assert printed(program, env=env)[-1] == "CHANGED"
 
 
 @contextlib.contextmanager

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import inspect
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from contract.conftest import ROOT, SERVE, parameters, quietly
+from contract.conftest import SERVE, parameters, printed_without_pdlab, quietly
+from contract.routers import ROUTERS, Replica, new_router, pending
 from contract.test_guarded_servers import answer, built, decode_server
 
 from pdlab.deploy.serve_config import KV_DRAIN_S, PREFILL_ROUTER, SHUTDOWN_WINDOW_S
@@ -21,7 +19,6 @@ from pdlab.deploy.serving import prefill_call
 from pdlab.deploy.serving.builders import FLUID_ROUTER
 
 pytestmark = pytest.mark.usefixtures("ray_llm", "no_cluster", "import_warnings_aside")
-ROUTERS = "ray.serve._private.request_router"
 
 
 @pytest.mark.parametrize("direct", [False, True], ids=["ingress", "direct"])
@@ -41,149 +38,104 @@ def test_the_built_application_calls_and_drains(label: str, direct: bool, monkey
 
 
 @pytest.mark.parametrize(
-    ("router", "told"), [(PREFILL_ROUTER, {}), (FLUID_ROUTER, {"board": "b", "prefill": 1})], ids=["prefill", "fluid"]
+    ("router", "router_kwargs"),
+    [(PREFILL_ROUTER, {}), (FLUID_ROUTER, {"board": "b", "prefill": 1})],
+    ids=["prefill", "fluid"],
 )
-def test_the_router_travels_to_nodes_without_pdlab(router: str, told: dict[str, Any]) -> None:
-    config = quietly("ray.serve.config").RequestRouterConfig(request_router_class=router, request_router_kwargs=told)
-    load = (
-        "import sys, pickle\n"
-        "sys.path[:] = [path for path in sys.path if path not in ('', sys.argv[1])]\n"
-        "from ray import cloudpickle\n"
-        "router = cloudpickle.loads(sys.stdin.buffer.read())\n"
-        "assert router.__name__ == sys.argv[2] and 'pdlab' not in sys.modules, router\n"
+def test_the_router_travels_to_nodes_without_pdlab(router: str, router_kwargs: dict[str, Any]) -> None:
+    config = quietly("ray.serve.config").RequestRouterConfig(
+        request_router_class=router, request_router_kwargs=router_kwargs
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", load, str(ROOT), router.rpartition(".")[2]],
-        input=config.get_serialized_request_router_cls(), capture_output=True, cwd="/", timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr.decode()
+    load = "from ray import cloudpickle\nprint(cloudpickle.loads(sys.stdin.buffer.read()).__name__)\n"
+    sent = config.get_serialized_request_router_cls()
+    assert printed_without_pdlab(load, sent=sent) == [router.rpartition(".")[2]]
 
 
-class Replica:
-    """Stands for Ray's RunningReplica; ``length`` None: it does not answer."""
-
-    def __init__(self, name: str, length: int | None) -> None:
-        self.replica_id = quietly("ray.serve._private.common").ReplicaID(
-            unique_id=name, deployment_id=quietly("ray.serve._private.common").DeploymentID(name="Prefill:m")
-        )
-        self.length, self.max_ongoing_requests, self.asked = length, 10, 0
-        self.node_id, self.availability_zone = "n", None
-        self.multiplexed_model_ids: set[str] = set()
-
-    async def get_queue_len(self, *, deadline_s: float) -> int:
-        self.asked += 1
-        if self.length is None:
-            await asyncio.sleep(3600)
-        assert self.length is not None
-        return self.length
+def router(*replicas: Replica, kind: str = "PrefillRouter") -> Any:
+    found = new_router("prefill_router", kind, initial_backoff_s=0.001, max_backoff_s=0.002)
+    if kind == "PrefillBySession":
+        found.initialize_state()
+    found.update_replicas(list(replicas))
+    return found
 
 
-@pytest.fixture
-def router() -> Iterator[Any]:
-    module = quietly("pdlab.deploy.serving.prefill_router")
-    common = quietly("ray.serve._private.common")
-
-    def made(*replicas: Replica, kind: str = "PrefillRouter") -> Any:
-        found = getattr(module, kind)(
-            deployment_id=common.DeploymentID(name="Prefill:m"),
-            handle_source=common.DeploymentHandleSource.REPLICA,
-            initial_backoff_s=0.001,
-            max_backoff_s=0.002,
-        )
-        if kind == "PrefillBySession":
-            found.initialize_state()
-        found.update_replicas(list(replicas))
-        return found
-
-    yield made
-
-
-def pending(route: prefill_call.Route | None) -> Any:
-    request = quietly(f"{ROUTERS}.common").PendingRequest
-    metadata = quietly("ray.serve._private.common").RequestMetadata(request_id="r", internal_request_id="i")
-    kwargs = {} if route is None else {prefill_call.ROUTE: route}
-    return request(args=["a prompt"], kwargs=kwargs, metadata=metadata)
-
-
-def test_a_call_without_a_route_is_rays_own(router: Any) -> None:
+def test_a_call_without_a_route_is_rays_own() -> None:
     async def run() -> Any:
-        asked = pending(None)
-        found = await router(Replica("r0", 0))._choose_replica_for_request(asked)
+        queued = pending()
+        found = await router(Replica("r0"))._choose_replica_for_request(queued)
         return found.replica_id.unique_id
 
     assert asyncio.run(run()) == "r0"
 
 
-async def test_a_call_learns_where_it_went_and_sends_no_route(router: Any) -> None:
+async def test_a_call_learns_where_it_went_and_sends_no_route() -> None:
     route = prefill_call.Route()
-    asked = pending(route)
-    ours = router(Replica("r0", 5), Replica("r1", 1))
-    first = await ours._choose_replica_for_request(asked)
-    assert asked.kwargs == {}, "the replica's method would refuse it"
+    queued = pending(route)
+    ours = router(Replica("r0", length=5), Replica("r1", length=1))
+    first = await ours._choose_replica_for_request(queued)
+    assert queued.kwargs == {}, "the replica's method would refuse it"
     assert route.replica == first.replica_id.unique_id == "r1", "the shorter queue, which is Ray's own choice"
     route.replica = None
-    asked.reset_future()
-    await ours._choose_replica_for_request(asked, is_retry=True)
+    queued.reset_future()
+    await ours._choose_replica_for_request(queued, is_retry=True)
     assert route.replica == "r1", "Ray asks once more where a replica refused"
 
 
-async def test_a_call_whose_replica_died_is_at_none_until_there_is_another(router: Any) -> None:
+async def test_a_call_whose_replica_died_is_at_none_until_there_is_another() -> None:
     """Ray sends it again by itself, and waits for a replica without a limit: decode must see that nobody has it."""
     route = prefill_call.Route()
-    asked = pending(route)
-    ours = router(Replica("r0", 1))
-    await ours._choose_replica_for_request(asked)
+    queued = pending(route)
+    ours = router(Replica("r0", length=1))
+    await ours._choose_replica_for_request(queued)
     assert route.replica == "r0"
     ours.update_replicas([])
-    asked.reset_future()
-    again = asyncio.ensure_future(ours._choose_replica_for_request(asked, is_retry=True))
+    queued.reset_future()
+    again = asyncio.ensure_future(ours._choose_replica_for_request(queued, is_retry=True))
     await asyncio.sleep(0.05)
     assert not again.done() and route.replica is None
-    ours.update_replicas([Replica("r1", 0)])
+    ours.update_replicas([Replica("r1")])
     await asyncio.wait_for(again, 20)
     assert route.replica == "r1"
 
 
-async def test_a_replica_to_be_avoided_is_not_taken_for_another_ones_sake(router: Any) -> None:
+async def test_a_replica_to_be_avoided_is_not_taken_for_another_ones_sake() -> None:
     """Ray hands a replica to the first request in line, whichever asked for it."""
-    ours = router(Replica("r0", 0), Replica("r1", 9))
+    ours = router(Replica("r0"), Replica("r1", length=9))
     routes = [prefill_call.Route(frozenset({"r0"})) if i % 2 else prefill_call.Route() for i in range(20)]
     await asyncio.gather(*(ours._choose_replica_for_request(pending(route)) for route in routes))
     assert {route.replica for route in routes[1::2]} == {"r1"}
     assert "r0" in {route.replica for route in routes[::2]}
 
 
-async def test_without_another_replica_it_says_so(router: Any) -> None:
+async def test_without_another_replica_it_says_so() -> None:
     route = prefill_call.Route(frozenset({"r0"}))
     with pytest.raises(LookupError):
-        await router(Replica("r0", 0))._choose_replica_for_request(pending(route))
+        await router(Replica("r0"))._choose_replica_for_request(pending(route))
     assert route.no_other
 
 
-def test_another_replica_that_is_full_is_waited_for(router: Any) -> None:
+def test_another_replica_that_is_full_is_waited_for() -> None:
     async def run() -> str | None:
-        full, route = Replica("r1", 10), prefill_call.Route(frozenset({"r0"}))
-        asked = asyncio.ensure_future(router(Replica("r0", 0), full)._choose_replica_for_request(pending(route)))
-        while full.asked < 3:
-            assert not asked.done()
+        full, route = Replica("r1", length=10), prefill_call.Route(frozenset({"r0"}))
+        queued = asyncio.ensure_future(router(Replica("r0"), full)._choose_replica_for_request(pending(route)))
+        while full.probes < 3:
+            assert not queued.done()
             await asyncio.sleep(0.001)
         full.length = 9
-        await asked
+        await queued
         return route.replica
 
     assert asyncio.run(run()) == "r1"
 
 
-async def test_a_session_goes_to_one_prefill_replica_unless_that_is_to_be_avoided(router: Any) -> None:
-    common, requests = quietly("ray.serve._private.common"), quietly(f"{ROUTERS}.common")
-    ours = router(*(Replica(f"r{number}", number) for number in range(4)), kind="PrefillBySession")
+async def test_a_session_goes_to_one_prefill_replica_unless_that_is_to_be_avoided() -> None:
+    ours = router(*(Replica(f"r{number}", length=number) for number in range(4)), kind="PrefillBySession")
 
     async def of(session: str, avoid: frozenset[str] = frozenset()) -> str | None:
         route = prefill_call.Route(avoid)
-        metadata = common.RequestMetadata(request_id=session, internal_request_id="i", session_id=session)
-        made = requests.PendingRequest(args=["a prompt"], kwargs={prefill_call.ROUTE: route}, metadata=metadata)
-        found = await asyncio.wait_for(ours._choose_replica_for_request(made), 20)
-        assert made.kwargs == {} and found.replica_id.unique_id == route.replica
+        queued = pending(route, session)
+        found = await asyncio.wait_for(ours._choose_replica_for_request(queued), 20)
+        assert queued.kwargs == {} and found.replica_id.unique_id == route.replica
         return route.replica
 
     homes = [await of(f"s{number}") for number in range(16)]

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from contract.conftest import quietly
+from contract.conftest import ROOT, printed, quietly
 
 from pdlab.deploy.cpu_engine import prefork
 
 pytestmark = pytest.mark.usefixtures("ray_llm", "import_warnings_aside")
 
+ENV = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 PROGRAM = """
 import importlib, os, sys
 for name in sys.argv[1:]:
@@ -32,11 +31,7 @@ def test_vllm_starts_its_engine_core_with_the_context_that_we_replace() -> None:
 
 def test_a_replica_may_fork_after_these_imports() -> None:
     """One thread, and UCX not loaded: a child has no other thread, and UCX would be the parent's."""
-    env = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, *prefork.ENGINE]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines()[-1] == "THREADS 1 []"
+    assert printed(PROGRAM, *prefork.ENGINE, env=ENV)[-1] == "THREADS 1 []"
 
 
 def test_rays_workers_are_told_by_the_name_of_their_script() -> None:
@@ -74,12 +69,8 @@ print("FOUND", threads, of_ray, there, before(), sorted(has))
 
 def test_the_template_imports_vllm_without_ray_and_a_fork_adds_it() -> None:
     """One module of vLLM's uses Ray where it is. Loaded again, it does so for whoever has its functions already."""
-    env = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
-    env["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
-    command = [sys.executable, "-W", "ignore", "-c", WITHOUT_RAY]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines()[-1] == "FOUND 1 [] False True ['vllm.v1.executor.ray_utils']"
+    found = printed(WITHOUT_RAY, env={**ENV, "PYTHONPATH": str(ROOT)})[-1]
+    assert found == "FOUND 1 [] False True ['vllm.v1.executor.ray_utils']"
 
 
 def test_rays_title_is_set_by_the_name_that_a_fork_replaces() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.nodes import NODE_ID_LABEL, ClusterNode, ClusterView, Nic, Placement, Role
-from pdlab.deploy.serve_config import ServeApp, render
+from pdlab.deploy.serve_config import ServeApp, engine_configs, render
 from pdlab.placement.place import place
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
@@ -89,7 +89,7 @@ def reserve(deployment: Deployment, app: ServeApp, role: Role) -> list[Any]:
     """The placement groups of one pool, as Serve makes them: one per replica, gangs of dp in one group."""
     from ray.util.placement_group import placement_group
 
-    config = app.args.get(f"{role}_config") or app.args.get("llm_config") or app.args["llm_configs"][0]
+    config = dict(zip(deployment.pools, engine_configs(app.args), strict=True))[role]
     pool = deployment.pools[role]
     worker = config["placement_group_config"]["bundle_per_worker"]
     bundles = [dict(worker) for _ in range(pool.tp * pool.pp)]

@@ -7,14 +7,12 @@ import importlib
 import importlib.util
 import inspect
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from contract.conftest import quietly
+from contract.conftest import printed, quietly
 
 from pdlab.rehearsal import protocol, stand_ins
 from pdlab.rehearsal.fake_cluster import ENGINE_CLASS_ENV, OF_MANY_NODES, node_env, serve_env
@@ -164,18 +162,15 @@ def test_the_load_generator_can_send_a_header_with_a_request() -> None:
 
 def test_a_replica_of_simulated_engines_loads_neither_pandas_nor_arrow() -> None:
     """Ray Serve takes pandas where there is one, Ray Serve LLM names pyarrow's file systems: 70 MB a process."""
-    done = subprocess.run(
-        [
-            sys.executable, "-c",
-            "import sys; from pdlab.rehearsal import stand_ins; stand_ins.at_start()\n"
-            "import ray.serve._private.replica, ray.llm._internal.serve.serving_patterns.prefill_decode.pd_server\n"
-            "import pdlab.rehearsal.engine\n"
-            "assert sys.modules['pandas'] is None and 'pyarrow.fs' in sys.modules\n"
-            "assert not hasattr(sys.modules['pyarrow'], '__version__') and 'pyarrow.lib' not in sys.modules\n"
-            "from ray._private.serialization import SerializationContext\n"
-            "from ray._private.worker import Worker\n"
-            "SerializationContext(Worker())",
-        ],
-        cwd=ROOT, env={**os.environ, **stand_ins.WITHOUT_ARROW}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    printed(
+        "import sys; from pdlab.rehearsal import stand_ins; stand_ins.at_start()\n"
+        "import ray.serve._private.replica, ray.llm._internal.serve.serving_patterns.prefill_decode.pd_server\n"
+        "import pdlab.rehearsal.engine\n"
+        "assert sys.modules['pandas'] is None and 'pyarrow.fs' in sys.modules\n"
+        "assert not hasattr(sys.modules['pyarrow'], '__version__') and 'pyarrow.lib' not in sys.modules\n"
+        "from ray._private.serialization import SerializationContext\n"
+        "from ray._private.worker import Worker\n"
+        "SerializationContext(Worker())",
+        cwd=ROOT,
+        env={**os.environ, **stand_ins.WITHOUT_ARROW},
+    )

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import inspect
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
-from contract.conftest import quietly
+from contract.conftest import printed, quietly
 from contract.test_builders import builder_of, deployments_of, rendered
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
@@ -115,10 +113,7 @@ for number in range(40):
 def test_a_collector_gets_both_in_one_trace(collector: Collector) -> None:
     """In a process whose provider vLLM sets up, as in a replica; the spans are sent when it ends."""
     env = {**os.environ, **traces_env(collector.endpoint, "decode")}
-    done = subprocess.run(
-        [sys.executable, "-c", REPLICA, collector.endpoint], env=env, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    printed(REPLICA, collector.endpoint, env=env)
     chosen = {f"r-{number}" for number in range(40) if sampled(f"r-{number}", 0.5)}
     assert {service for service, _ in collector.spans} == {"pdlab-decode"}
     spans = [span for _, span in collector.spans]

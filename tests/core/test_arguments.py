@@ -47,11 +47,12 @@ def test_a_reader_that_has_gone_ends_it_quietly(words: list[str]) -> None:
     assert (done.returncode, done.stderr) == (READER_GONE, "")
 
 
-def test_another_broken_pipe_is_a_fault() -> None:
+@pytest.mark.parametrize("fault", [BrokenPipeError, ConnectionResetError])
+def test_a_fault_of_another_pipe_or_connection_is_no_input(fault: type[OSError]) -> None:
     def run() -> int:
-        raise BrokenPipeError("of a process that was spoken to")
+        raise fault("of a process that was spoken to")
 
-    with pytest.raises(BrokenPipeError):
+    with pytest.raises(fault):
         exit_code(run)
 
 
@@ -133,14 +134,6 @@ def test_a_failure_is_one_line(
 
     assert exit_code(run, resume=resume) == code
     assert capsys.readouterr().err == f"{line}\n"
-
-
-def test_a_fault_without_a_file_is_no_input() -> None:
-    def run() -> int:
-        raise ConnectionResetError("of a server that was spoken to")
-
-    with pytest.raises(ConnectionResetError):
-        exit_code(run)
 
 
 def test_a_flag_that_is_given_once_per_call_may_be_given_again_in_the_next() -> None:

@@ -130,7 +130,7 @@ def test_room_is_planned_for_as_many_engines_as_there_may_be() -> None:
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"replicas": 1}, "1 to prefill and 1 to decode at least are more than 1 replicas"),
+        ({"replicas": 1}, "1 to prefill and 1 to decode at least are more than 1 replica"),
         ({"replicas": 4, "d_min": 4}, "1 to prefill and 4 to decode at least are more than 4 replicas"),
         ({"replicas": 4, "roles": "1:4"}, "roles 1:4 are 5 engines, there are 4 replicas"),
         ({"replicas": 4, "roles": "1:3", "p_min": 2}, "roles 1:3 are fewer than p_min 2"),
@@ -189,11 +189,10 @@ def changed(deployment: Deployment) -> dict[str, Deployment]:
     topology = deployment.topology
     result = {name: deployment.model_copy(update={name: value}) for name, value in others[Deployment].items()}
     for name, value in others[Pool].items():
-        part = topology.model_copy(update={"decode": topology.decode.model_copy(update={name: value})})
-        result[f"decode.{name}"] = deployment.model_copy(update={"topology": part})
+        result[f"decode.{name}"] = deployment.with_topology(decode=topology.decode.model_copy(update={name: value}))
     for name, value in others[Transport].items():
-        part = topology.model_copy(update={"transport": topology.transport.model_copy(update={name: value})})
-        result[f"transport.{name}"] = deployment.model_copy(update={"topology": part})
+        part = topology.transport.model_copy(update={name: value})
+        result[f"transport.{name}"] = deployment.with_topology(transport=part)
     return result
 
 

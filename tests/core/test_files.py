@@ -8,17 +8,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from support import records as made
 
 from pdlab.core.errors import StoreError, UsageError, WriteError
-from pdlab.core.files import holder, locked, replace
+from pdlab.core.files import built_once, cache_dir, holder, locked, replace
 from pdlab.core.workload import Closed
 from pdlab.results.schema import RequestRecord, Run, Summary
 from pdlab.results.store import Store
 
+ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
 HOLD = (
     "import sys, time; from pathlib import Path; from pdlab.core.files import locked\n"
     "with locked(Path(sys.argv[1]), 'it'):\n    print('held', flush=True); time.sleep(60)"
@@ -28,10 +30,8 @@ HOLD = (
 @pytest.fixture
 def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process, which holds tmp_path/lock."""
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path / "lock")], stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
-    ) as process:  # fmt: skip
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "lock")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENV) as process:
         assert process.stdout
         assert process.stdout.readline() == "held\n"
         yield process
@@ -65,7 +65,7 @@ class TestLocks:
         assert holder(lock) is None
         with locked(lock, "it"):
             assert f"process {os.getpid()} " in (holder(lock) or "")
-        assert not lock.exists()
+        assert not lock.exists() and holder(lock) is None
 
     def test_it_leaves_nothing_behind_but_what_was_kept(self, tmp_path: Path) -> None:
         empty, kept = tmp_path / "a" / "b" / ".lock", tmp_path / "c" / ".lock"
@@ -98,9 +98,8 @@ class TestLocks:
             "    except UsageError:\n"
             "        pass\n"
         )
-        env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
         command = [sys.executable, "-c", program, str(tmp_path / "lock"), str(tmp_path / "inside")]
-        started = [subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+        started = [subprocess.Popen(command, env=ENV, stderr=subprocess.PIPE, text=True) for _ in range(3)]
         for process in started:
             _, errors = process.communicate(timeout=60)
             assert process.returncode == 0, errors
@@ -182,8 +181,32 @@ class TestStoredRequests:
         store.check_records(other)
 
 
-def test_a_lock_in_use_is_no_stale_one(tmp_path: Path) -> None:
-    with locked(tmp_path / "lock", "it"):
-        time.sleep(0.01)
-        assert holder(tmp_path / "lock")
-    assert holder(tmp_path / "lock") is None
+def test_a_folder_is_built_once_and_never_seen_half_built(tmp_path: Path) -> None:
+    folder, builds = tmp_path / "models" / "tiny", list[Path]()
+
+    def build(part: Path) -> None:
+        builds.append(part)
+        (part / "config").touch()
+        if len(builds) == 1:
+            raise OSError("a full disk")
+        time.sleep(0.1)
+        (part / "weights").touch()
+
+    with pytest.raises(OSError, match="a full disk"):
+        built_once(folder, build)
+    assert not folder.exists()
+    with ThreadPoolExecutor(4) as pool:
+        seen = pool.map(lambda _: {path.name for path in built_once(folder, build).iterdir()}, range(4))
+        assert [*seen] == [{"config", "weights"}] * 4
+    assert len(builds) == 2
+
+
+def test_the_cache_is_ours_before_it_is_the_desktops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    monkeypatch.setenv("PDLAB_CACHE_DIR", "/own")
+    assert cache_dir() == Path("/own")
+    monkeypatch.delenv("PDLAB_CACHE_DIR")
+    assert cache_dir() == Path("/xdg/pdlab")
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    assert cache_dir() == Path("/home/someone/.cache/pdlab")

@@ -16,7 +16,7 @@ from string import Formatter
 import pytest
 
 from pdlab.bench.gates import CANARY, GATES
-from pdlab.core.findings import CODES, FindingCode, found
+from pdlab.core.findings import CODES, FindingCode, found, sentence
 
 ROOT = Path(__file__).resolve().parents[2]
 # Page, with #SOURCE for a second table of it: the source of its findings, the heads of the table, and the cells of a
@@ -145,3 +145,13 @@ def test_a_doctors_row_has_the_worst_severity_of_its_findings() -> None:
     assert {code: max(found, key=order.index) for code, found in seen.items()} == {
         code: CODES[code].severity for code in seen
     }
+
+
+def test_a_counted_number_of_a_sentence_has_its_noun_in_its_form() -> None:
+    template = "{files:#file is|files are} {how}, {count:g#prompt} and {name}"
+    one = {"files": 1, "how": "x", "count": 1.0, "name": "y"}
+    assert sentence(template, one) == "1 file is x, 1 prompt and y"
+    assert sentence(template, {**one, "files": 2, "count": 2.5}) == "2 files are x, 2.5 prompts and y"
+    assert found("guard_no_room", count=1).what.startswith("1 request failed")
+    with pytest.raises(KeyError):
+        sentence(template, {})

@@ -29,8 +29,8 @@ PAIRS = ((100, 20), (2000, 300), (8000, 1), (100, 20), (7, 900))
 NOMINAL = st.tuples(st.integers(1, 20_000), st.integers(1, 2000))
 
 
-def file_of(folder: Path, pairs: tuple[Pair, ...] = PAIRS, name: str = "pairs.csv") -> Path:
-    path = folder / name
+def file_of(folder: Path, pairs: tuple[Pair, ...] = PAIRS) -> Path:
+    path = folder / "pairs.csv"
     path.write_text("input_tokens,output_tokens\n" + "".join(f"{a},{b}\n" for a, b in pairs))
     return path
 

@@ -8,18 +8,18 @@ import os
 import re
 import shutil
 import subprocess
-import threading
 import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from support.dashboard_metrics import metrics
+from support.web import reply, web_server
 
 from pdlab.cli import dashboard as command
 from pdlab.cluster.local_nodes import hold_port
@@ -213,25 +213,23 @@ class Asked:
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
     binary = shutil.which("prometheus")
     if binary is None:
         pytest.skip("no prometheus on this machine (apt-get install prometheus)")
     began, scrapes = time.monotonic(), itertools.count()
 
-    class Pages(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.end_headers()
-            self.wfile.write(page(time.monotonic() - began, next(scrapes)).encode())
+    def scraped(call: BaseHTTPRequestHandler) -> None:
+        text = page(time.monotonic() - began, next(scrapes))
+        reply(call, text.encode(), content_type="text/plain; version=0.0.4")
 
-        def log_message(self, *args: Any) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Pages)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     folder = tmp_path_factory.mktemp("prometheus")
-    dashboard.write(folder, [f"127.0.0.1:{server.server_port}"], "", "http://127.0.0.1:9090")
+    with web_server(scraped) as url:
+        yield from run_prometheus(binary, folder, url.removeprefix("http://"))
+
+
+def run_prometheus(binary: str, folder: Path, target: str) -> Iterator[Asked]:
+    dashboard.write(folder, [target], "", "http://127.0.0.1:9090")
     config = yaml.safe_load((folder / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": "500ms", "evaluation_interval": "500ms", "scrape_timeout": "400ms"}
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
@@ -259,20 +257,18 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
             yield one
         finally:
             process.terminate()
-            server.shutdown()
-            server.server_close()
 
 
-def test_every_expression_finds_something(asked: Asked) -> None:
+def test_every_expression_finds_something(prometheus: Asked) -> None:
     panels = {
         query.expression: panel.title for row in dashboard.ROWS for panel in row.panels for query in panel.queries
     }
     # A line of its own, not the 0 that stands for a counter that nobody has seen.
     own = {expression.removesuffix(" or vector(0)"): title for expression, title in panels.items()}
-    assert [title for expression, title in own.items() if not asked.query(expression)] == []
+    assert [title for expression, title in own.items() if not prometheus.query(expression)] == []
 
 
-def test_failures_that_never_happened_are_shown_as_none(asked: Asked) -> None:
+def test_failures_that_never_happened_are_shown_as_none(prometheus: Asked) -> None:
     shown = [
         query.expression
         for row in dashboard.ROWS
@@ -283,32 +279,34 @@ def test_failures_that_never_happened_are_shown_as_none(asked: Asked) -> None:
     assert len(shown) > 15
     for expression in shown:
         never = expression.replace("ray_", "ray_never_")
-        assert [one["value"][1] for one in asked.query(never)] == ["0"], never
+        assert [one["value"][1] for one in prometheus.query(never)] == ["0"], never
 
 
-def test_engines_without_a_preemption_are_shown_with_none(asked: Asked) -> None:
+def test_engines_without_a_preemption_are_shown_with_none(prometheus: Asked) -> None:
     (panel,) = (panel for row in dashboard.ROWS for panel in row.panels if panel.title == "Preemptions")
     never = panel.queries[0].expression.replace("ray_vllm_", "ray_never_")
-    shown = {one["metric"]["ReplicaId"]: (one["metric"]["deployment"], one["value"][1]) for one in asked.query(never)}
+    shown = {
+        one["metric"]["ReplicaId"]: (one["metric"]["deployment"], one["value"][1]) for one in prometheus.query(never)
+    }
     assert shown == {name: (pool, "0") for name, pool in REPLICAS.items()}
 
 
-def test_every_line_of_an_engine_has_its_pool(asked: Asked) -> None:
+def test_every_line_of_an_engine_has_its_pool(prometheus: Asked) -> None:
     """An id says nothing to a reader."""
     for row in dashboard.ROWS:
         for panel in row.panels:
             for query in panel.queries:
-                for one in asked.query(query.expression):
+                for one in prometheus.query(query.expression):
                     if "ReplicaId" in one["metric"]:
                         assert one["metric"]["deployment"] == REPLICAS[one["metric"]["ReplicaId"]], panel.title
                         assert query.legend == dashboard.ENGINE, panel.title
 
 
-def test_a_failure_that_makes_its_counter_appear_is_counted(asked: Asked) -> None:
+def test_a_failure_that_makes_its_counter_appear_is_counted(prometheus: Asked) -> None:
     """``rate`` misses it. What was counted before Prometheus scrapes is no news."""
 
     def highest(expression: str) -> float:
-        (one,) = asked.query(f"max_over_time(({expression})[60s:500ms])")
+        (one,) = prometheus.query(f"max_over_time(({expression})[60s:500ms])")
         return float(one["value"][1])
 
     times = dashboard._times(LATE)
@@ -316,13 +314,13 @@ def test_a_failure_that_makes_its_counter_appear_is_counted(asked: Asked) -> Non
     assert highest(times.replace(LATE, "ray_pdlab_old_total")) == 0
 
 
-def test_where_nothing_is_served_there_is_no_figure(asked: Asked) -> None:
+def test_where_nothing_is_served_there_is_no_figure(prometheus: Asked) -> None:
     """0 / 0 and quantiles of an empty histogram are NaN, and Grafana's library draws a line across them."""
     empty = set()
     for row in dashboard.ROWS:
         for panel in row.panels:
             for query in panel.queries:
-                values = [one["value"][1] for one in asked.query(query.expression.replace("ray_", IDLE))]
+                values = [one["value"][1] for one in prometheus.query(query.expression.replace("ray_", IDLE))]
                 assert "NaN" not in values, panel.title
                 if not values:
                     empty.add(panel.title)
@@ -336,27 +334,27 @@ def test_where_nothing_is_served_there_is_no_figure(asked: Asked) -> None:
     }
 
 
-def test_mean_parts_are_exact_and_add_up(asked: Asked) -> None:
+def test_mean_parts_are_exact_and_add_up(prometheus: Asked) -> None:
     (panel,) = (panel for row in dashboard.ROWS for panel in row.panels if panel.title == "Mean TTFT by part")
-    means = {query.legend: float(asked.query(query.expression)[0]["value"][1]) for query in panel.queries}
+    means = {query.legend: float(prometheus.query(query.expression)[0]["value"][1]) for query in panel.queries}
     assert list(means) == list(PARTS_S), "stacked in the order of time"
     assert means == pytest.approx(PARTS_S, rel=0.05)
 
 
-def test_engines_are_shown_by_their_pool(asked: Asked) -> None:
+def test_engines_are_shown_by_their_pool(prometheus: Asked) -> None:
     (panel,) = (panel for row in dashboard.ROWS for panel in row.panels if panel.title == "KV cache in use")
-    shown = {one["metric"]["ReplicaId"]: one for one in asked.query(panel.queries[0].expression)}
+    shown = {one["metric"]["ReplicaId"]: one for one in prometheus.query(panel.queries[0].expression)}
     assert {name: one["metric"]["deployment"] for name, one in shown.items()} == REPLICAS
     assert all(float(one["value"][1]) == pytest.approx(0.4) for one in shown.values())
 
 
-def test_alerts_load_and_are_raised_where_they_should_be(asked: Asked) -> None:
-    rules = {rule["name"]: rule for group in asked.get("rules")["groups"] for rule in group["rules"]}
+def test_alerts_load_and_are_raised_where_they_should_be(prometheus: Asked) -> None:
+    rules = {rule["name"]: rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]}
     assert set(rules) == {alert.name for alert in dashboard.ALERTS}
     assert all(rule["health"] == "ok" for rule in rules.values()), rules
     by_name = {alert.name: alert for alert in dashboard.ALERTS}
     holds = {
-        name: bool(asked.query(alert.expression.replace(f"{dashboard.MINUTES}m", "6s")))
+        name: bool(prometheus.query(alert.expression.replace(f"{dashboard.MINUTES}m", "6s")))
         for name, alert in by_name.items()
     }
     # A third of the TTFT is queue, KV caches are two fifths full, and what is unhealed is healed.

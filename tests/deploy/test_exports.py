@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.values import strings
 
 from pdlab.cli import launch
 from pdlab.core.api_key import DIGEST, digest
@@ -104,9 +105,9 @@ def test_the_key_goes_with_it_as_a_digest(
         carried[name] = (made.env.get(DIGEST), "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH" in made.env)
         assert ("No API key" in made.comments) == (name == "fetched code")
     own = digest((tmp_path / "cache" / "api-key").read_text().strip())
-    asked = {"file": digest(KEY), "variable": digest(KEY), "own": own, "everywhere": own}
+    digests = {"file": digest(KEY), "variable": digest(KEY), "own": own, "everywhere": own}
     assert carried == {
-        **{name: (value, True) for name, value in asked.items()},
+        **{name: (value, True) for name, value in digests.items()},
         **dict.fromkeys(("loopback", "refused", "fetched code"), (None, False)),
     }
 
@@ -140,14 +141,6 @@ def test_every_class_of_the_builders_is_a_named_loss() -> None:
     named = [name for loss in exports.LOSSES for name in loss.mixins]
     assert len(mixed_in) > 8 and len(named) == len(set(named))
     assert set(named) == mixed_in - {"SwitchesRoles"}  # of fluid pools, which Ray cannot serve at all
-
-
-def strings(value: Any) -> list[str]:
-    if isinstance(value, dict):
-        return [each for inner in value.values() for each in strings(inner)]
-    if isinstance(value, list):
-        return [each for inner in value for each in strings(inner)]
-    return [value] if isinstance(value, str) else []
 
 
 @pytest.mark.parametrize("mode", [["--pd-spread"], ["--pd-pack"], ["--collocated"], ["--collocated", "--dp", "2"]])

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
-from support.web import web_server
+from support.web import reply, web_server
 
 from pdlab.cluster.local_nodes import hold_port
 from pdlab.deploy import http_client
@@ -25,11 +25,7 @@ def answering(
 ) -> Callable[[BaseHTTPRequestHandler], None]:
     def answer(call: BaseHTTPRequestHandler) -> None:
         call.rfile.read(int(call.headers["content-length"] or 0))
-        call.send_response(code)
-        call.send_header("content-type", kind)
-        call.send_header("content-length", str(len(body) + (10 if cut else 0)))
-        call.end_headers()
-        call.wfile.write(body)
+        reply(call, body, code, content_type=kind, content_length=len(body) + (10 if cut else 0))
 
     return answer
 

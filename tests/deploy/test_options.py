@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,16 @@ def test_the_command_that_follows_is_the_one_for_real(tmp_path: Path, capsys: py
     out = capsys.readouterr().out
     assert "python launch_gptoss.py --pd-pack --cluster p5.48xlarge-x2 --ucx-tls tcp,cuda\n" in out
     assert "./run_bm.sh -e pd-pack-p1xtp4-d1xtp4 " in out and "viz.py --exps bm_results/pd-pack-p1xtp4-d1xtp4" in out
+
+
+@pytest.mark.parametrize(
+    ("host", "url"), [("::", "http://[::1]:8123"), ("0.0.0.0", "http://127.0.0.1:8123"), ("h", "http://h:8123")]
+)
+def test_a_dry_run_shows_an_address_that_clients_reach(host: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--pd-pack", "--host", host, "--port", "8123", "--cluster", "p5.48xlarge-x2", "--no-api-key", "--dry-run"]
+    assert launch_gptoss.main(words) == 0
+    out = capsys.readouterr().out
+    assert f"served as gpt-oss-120b at {url}/v1\n" in out and f"-u {shlex.quote(url)} " in out
 
 
 class FakeCluster:

@@ -193,8 +193,7 @@ def test_other_nodes_and_what_they_serve_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: object
 ) -> None:
     """Killed late, after others have taken its place: only what has its id goes."""
-    from pdlab.deploy.endpoint import Running
-    from pdlab.results.schema import Manifest
+    from support.launched import running
 
     mine = tmp_path / "pdlab-mine"
     mine.mkdir()
@@ -206,8 +205,7 @@ def test_other_nodes_and_what_they_serve_stay(
         state = tmp_path / "cache" / "local.yaml"
         state.parent.mkdir(parents=True, exist_ok=True)
         state.write_text(to_yaml(kept))
-        manifest = Manifest(origin="measured", label="x", local=True)
-        save_running(Running(base_url=URL, model_id="m", tokenizer="t", manifest=manifest))
+        save_running(running(URL, local=True))
         monkeypatch.setattr(killed_launch, "LOCK_TIMEOUT_S", 0.2)
         with killed_launch.locked(launch_lock(local=True), "the right to launch"):
             killed_launch.stop_nodes(URL, "aaaaaaaaaaaa", str(mine))

@@ -17,7 +17,7 @@ from pdlab.core.schema import to_yaml
 from pdlab.core.settings import parse
 from pdlab.deploy import preflight
 from pdlab.deploy.options import LaunchSettings, deployment_from
-from pdlab.deploy.serve_config import ServeApp, render, with_secrets
+from pdlab.deploy.serve_config import ServeApp, engine_configs, render, with_secrets
 from pdlab.placement.place import place
 from pdlab.report import html
 from pdlab.results.schema import Manifest
@@ -31,8 +31,7 @@ def rendered(deployment: Deployment) -> ServeApp:
 
 
 def variables(app: ServeApp, role: str) -> dict[str, Any]:
-    config = app.args.get(f"{role}_config") or app.args.get("llm_config") or app.args["llm_configs"][0]
-    env: dict[str, Any] = config["runtime_env"]["env_vars"]
+    env: dict[str, Any] = engine_configs(app.args)[-1 if role == "decode" else 0]["runtime_env"]["env_vars"]
     return env
 
 
@@ -141,13 +140,13 @@ def test_a_value_of_a_secret_is_not_repeated_in_a_refusal(capsys: pytest.Capture
 
 
 def test_nodes_are_asked_with_the_environment_of_their_own_engines() -> None:
-    asked: list[dict[str, str]] = []
+    environments: list[dict[str, str]] = []
 
     class Nodes:
         local = None
 
         def call_nodes(self, probe: Any, ports: Any, environment: dict[str, str], *rest: Any) -> dict[str, Any]:
-            asked.append(environment)
+            environments.append(environment)
             return {node: {"environment": environment} for node in ("n1", "n2")}
 
     labels = {"ray.io/node-id": "n1"}, {"ray.io/node-id": "n2"}
@@ -160,7 +159,7 @@ def test_nodes_are_asked_with_the_environment_of_their_own_engines() -> None:
     of_role = {role: view.node(placement.nodes_of(role)[0]).labels["ray.io/node-id"] for role in ("prefill", "decode")}  # type: ignore[arg-type]
     assert facts[of_role["prefill"]]["environment"]["UCX_NET_DEVICES"] == "a"
     assert facts[of_role["decode"]]["environment"]["UCX_NET_DEVICES"] == "b"
-    assert len(asked) == 2 and not preflight.may_choose(deployment)
+    assert len(environments) == 2 and not preflight.may_choose(deployment)
 
 
 def test_the_report_names_the_variables_of_each_pool() -> None:

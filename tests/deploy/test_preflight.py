@@ -67,10 +67,10 @@ class Nodes(Cluster):
     def __init__(self, facts: dict[str, Any]) -> None:
         super().__init__()
         self.facts = facts
-        self.asked: list[tuple[str, tuple[Any, ...]]] = []
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
 
     def call_nodes(self, function: Any, *args: Any) -> dict[str, Any]:
-        self.asked.append((function.__name__, args))
+        self.calls.append((function.__name__, args))
         return {"n1": self.facts, "n2": self.facts}
 
 
@@ -106,7 +106,7 @@ class TestSpreadOverEfa:
     def test_ucx_is_loaded_with_what_the_engines_get(self) -> None:
         cluster = efa_node()
         examined(cluster, "pd-spread-p1xtp4-d1xtp4", choose=False, env={"UCX_IB_PREFER": "y"})
-        probe, (_, environment, backends, *_) = cluster.asked[0]
+        probe, (_, environment, backends, *_) = cluster.calls[0]
         assert probe == "thorough" and backends == ("UCX",)
         assert environment["UCX_MAX_RMA_RAILS"] == "4" and environment["UCX_IB_PREFER"] == "y"
 
@@ -157,12 +157,12 @@ class TestSpreadOverEfa:
     def test_fluid_engines_keep_ucx_for_they_share_nodes_too(self) -> None:
         nodes = efa_node()
         assert examined(nodes, "pd-fluid-4xtp4", choose=True).backends == ("UCX",)
-        assert nodes.asked, "UCX is loaded on every node"
+        assert nodes.calls, "UCX is loaded on every node"
 
     def test_a_pack_keeps_ucx_and_loads_nothing(self) -> None:
         cluster = efa_node()
         assert examined(cluster, "pd-pack-p1xtp4-d1xtp4", choose=True).backends == ("UCX",)
-        assert [probe for probe, _ in cluster.asked] == ["quick"]
+        assert [probe for probe, _ in cluster.calls] == ["quick"]
 
 
 def test_collocated_engines_need_a_compiler_and_a_driver_and_no_wire() -> None:
@@ -194,7 +194,7 @@ class TestAgainstThePlan:
             examined(Nodes(nd_h100_v5_pod()), "pd-spread-p1xtp4-d1xtp4", choose=False, view=ND_H100)
         pack = Nodes(nd_h100_v5_pod())
         examined(pack, "pd-pack-p1xtp4-d1xtp4", choose=False, view=ND_H100)
-        assert [probe for probe, _ in pack.asked] == ["quick"]
+        assert [probe for probe, _ in pack.calls] == ["quick"]
 
     def test_ucx_that_finds_tcp_alone_on_infiniband_stops_a_spread(self) -> None:
         blind = Nodes(nd_h100_v5(loaded=machine([], 8, [])["loaded"]))
@@ -202,7 +202,7 @@ class TestAgainstThePlan:
             examined(blind, "pd-spread-p1xtp4-d1xtp4", choose=False, view=ND_H100)
         seeing = Nodes(nd_h100_v5())
         assert examined(seeing, "pd-spread-p1xtp4-d1xtp4", choose=True, view=ND_H100).backends == ("UCX",)
-        assert seeing.asked[0][0] == "thorough"
+        assert seeing.calls[0][0] == "thorough"
 
     def test_fluid_engines_of_several_nodes_use_the_network_too(self) -> None:
         with pytest.raises(DeployError, match="InfiniBand not usable"):
@@ -216,7 +216,7 @@ class TestAgainstThePlan:
         placement = place(deployment, ND_H100)
         nodes = Nodes(nd_h100_v5_pod())
         preflight.examine(nodes, deployment, ND_H100, placement, lambda _: None, accept=accept)
-        assert [probe for probe, _ in nodes.asked] == ["quick"]
+        assert [probe for probe, _ in nodes.calls] == ["quick"]
 
     def test_ucx_tls_of_the_launch_is_the_plan_and_that_of_a_node_is_not(self) -> None:
         examined(Nodes(nd_h100_v5_pod()), "pd-spread-p1xtp4-d1xtp4", choose=False, view=ND_H100, ucx_tls="tcp,cuda,sm")
@@ -245,7 +245,7 @@ class TestAgainstThePlan:
             placement, nodes = place(deployment, ND_H100), Nodes(nd_h100_v5(weights=broken))
             with pytest.raises(DeployError, match=r"weights on n1, n2: /w/model.safetensors: truncated"):
                 preflight.examine(nodes, deployment, ND_H100, placement, lambda _: None, model="org/model")
-            assert nodes.asked[0][1][-1] == "org/model"
+            assert nodes.calls[0][1][-1] == "org/model"
 
     def test_an_engine_over_two_nodes_needs_a_host_name(self) -> None:
         facts = nd_h100_v5(resolved={"addresses": ["127.0.1.1"], "error": None})

@@ -5,17 +5,15 @@ from __future__ import annotations
 import pytest
 
 from pdlab.core.catalog import load_cluster, load_deployment, resolve_model
-from pdlab.core.deployment import Deployment, Disaggregated
+from pdlab.core.deployment import Deployment
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import Workload
 from pdlab.deploy.prepared import prepare_deployment
 
 
 def over(deployment: Deployment, *backends: str) -> Deployment:
-    topology = deployment.topology
-    assert isinstance(topology, Disaggregated)
-    transport = topology.transport.model_copy(update={"backends": backends})
-    return deployment.model_copy(update={"topology": topology.model_copy(update={"transport": transport})})
+    assert deployment.transport is not None
+    return deployment.with_topology(transport=deployment.transport.model_copy(update={"backends": backends}))
 
 
 def test_another_transport_keeps_the_placement_and_is_what_is_rendered() -> None:

@@ -28,6 +28,7 @@ from pdlab.deploy.serve_config import (
     OPENAI_BUILDER,
     PD_BUILDER,
     ServeApp,
+    engine_configs,
     model_id,
     render,
     serve_config,
@@ -128,8 +129,7 @@ def test_engine_argument_precedence() -> None:
 def test_the_guard_knows_whether_the_engines_read_tool_calls(label: str, changes: dict[str, Any], reads: bool) -> None:
     app = app_of(labelled(label, **changes))
     assert app.args["guard"]["tools"] is reads
-    configs = app.args.get("llm_configs") or [app.args[key] for key in app.args if key.endswith("_config")]
-    parsers = [config["engine_kwargs"].get("tool_call_parser") for config in configs if "engine_kwargs" in config]
+    parsers = [config["engine_kwargs"].get("tool_call_parser") for config in engine_configs(app.args)]
     assert parsers and ("model" in changes or "engine_kwargs" in changes or set(parsers) == {"openai"})
 
 
@@ -162,11 +162,10 @@ def pd_engine(transport: Transport, role: str = "decode") -> dict[str, Any]:
 def test_spans_are_made_where_an_endpoint_is_given(endpoint: str, protocol: str, label: str) -> None:
     quiet = app_of(labelled(label))
     assert "traces" not in quiet.args and "otlp" not in str(quiet.args).lower()
-    args = app_of(labelled(label, serving=Serving(otlp_endpoint=endpoint, otlp_sample=0.25))).args
+    deployment = labelled(label, serving=Serving(otlp_endpoint=endpoint, otlp_sample=0.25))
+    args = app_of(deployment).args
     assert args["traces"] == {"share": 0.25}
-    configs = {role: args[f"{role}_config"] for role in ("prefill", "decode") if f"{role}_config" in args}
-    configs = configs or {"collocated": args["llm_config"] if "llm_config" in args else args["llm_configs"][0]}
-    for role, config in configs.items():
+    for role, config in zip(deployment.pools, engine_configs(args), strict=True):
         assert config["engine_kwargs"]["otlp_traces_endpoint"] == endpoint
         env = {name: text for name, text in config["runtime_env"]["env_vars"].items() if name.startswith("OTEL_")}
         assert env == {
@@ -215,8 +214,7 @@ def test_the_kv_guard_is_brought_to_nodes_without_pdlab() -> None:
     pd = labelled("pd-spread-p1xtp1-d1xtp1", model="tiny-gptoss")
     assert app_of(pd).args["kv_guard"] == {"send_sources": True}
     assert app_of(pd, local_cluster(2)).args["kv_guard"] == {"send_sources": False}
-    off = pd.topology.model_copy(update={"transport": Transport(kv_guard=False)})
-    assert "kv_guard" not in app_of(pd.model_copy(update={"topology": off})).args
+    assert "kv_guard" not in app_of(pd.with_topology(transport=Transport(kv_guard=False))).args
     assert "kv_guard" not in app_of(labelled("collocated-1xtp1")).args
 
 
@@ -327,8 +325,7 @@ def test_pins(label: str, strategy: str, selectors: list[dict[str, str]]) -> Non
             n.model_copy(update={"id": i, "labels": {"ray.io/node-id": i}}) for n, i in zip(nodes, "ab", strict=True)
         )
     )
-    args = app_of(labelled(label), live).args
-    config = args.get("llm_config") or args["llm_configs"][0]
+    (config,) = engine_configs(app_of(labelled(label), live).args)
     assert config["placement_group_config"]["strategy"] == strategy
     assert config["deployment_config"]["placement_group_bundle_label_selector"] == selectors
 

@@ -8,18 +8,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.web import web_server
+from support.launched import running
+from support.web import reply, web_server
 
 from pdlab.core.catalog import load_cluster
 from pdlab.core.deployment import Deployment, Disaggregated, Pool, parse_label
 from pdlab.core.errors import CanaryError, DeployError
 from pdlab.core.nodes import ClusterView
 from pdlab.deploy import canary, verify
-from pdlab.deploy.endpoint import Running
 from pdlab.deploy.verify import _reference_key
 from pdlab.placement.place import place
 from pdlab.remote.logs import LogTail
-from pdlab.results.schema import Manifest, NixlCounters
+from pdlab.results.schema import NixlCounters
 
 X2 = load_cluster("p5.48xlarge-x2")
 
@@ -30,15 +30,9 @@ def key(label: str, view: ClusterView = X2, vllm: str = "0.29.0", **more: Any) -
 
 
 def key_of(deployment: Deployment, view: ClusterView = X2, vllm: str = "0.29.0") -> str | None:
-    manifest = Manifest(
-        origin="measured",
-        label=deployment.label,
-        deployment=deployment,
-        cluster=view,
-        placement=place(deployment, view),
-        versions={"vllm": vllm},
-    )
-    return _reference_key(deployment, Running(base_url="http://h:1", model_id="m", tokenizer="t", manifest=manifest))
+    placed, versions = place(deployment, view), {"vllm": vllm}
+    served = running(deployment=deployment, cluster=view, placement=placed, versions=versions)
+    return _reference_key(deployment, served)
 
 
 def test_a_collocated_launch_of_the_same_engines_is_the_reference() -> None:
@@ -56,9 +50,8 @@ def ordered_pairs(wrong: bool) -> Any:
     other = {"choices": [{"token_ids": [9, 9, 9], "logprobs": {"top_logprobs": tops}}]}
     answers = {("a", "b"): right, ("b", "a"): other if wrong else right}
     app = SimpleNamespace(pair_answers=lambda model_id, request: answers)
-    running = SimpleNamespace(model_id="m")
     lines: list[str] = []
-    verify._check_pairs(app, running, [canary.read_answer(right)], 0.1, lines.append)  # type: ignore[arg-type]
+    verify._check_pairs(app, running(), [canary.read_answer(right)], 0.1, lines.append)  # type: ignore[arg-type]
     return lines
 
 
@@ -105,10 +98,8 @@ def test_an_engines_own_line_says_why_nothing_was_transferred(monkeypatch: pytes
         monkeypatch.setattr(verify, name, lambda *_: None)
     monkeypatch.setattr(verify, "await_nixl", lambda *_: NixlCounters(transfers=0, bytes_transferred=0.0))
     deployment = Deployment(topology=parse_label("pd-spread-p1xtp4-d1xtp4"))
-    manifest = Manifest(origin="measured", label=deployment.label, deployment=deployment)
-    running = Running(base_url="http://h:1", model_id="m", tokenizer="t", manifest=manifest)
     with pytest.raises(CanaryError) as caught:
-        verify.check(app, deployment, running, lambda _: None)  # type: ignore[arg-type]
+        verify.check(app, deployment, running(deployment=deployment), lambda _: None)  # type: ignore[arg-type]
     assert why in str(caught.value)
 
 
@@ -118,9 +109,7 @@ def routes(pages: list[tuple[int, bytes]]) -> Callable[[BaseHTTPRequestHandler],
     def answer(request: BaseHTTPRequestHandler) -> None:
         assert request.path == "/-/routes"
         status, body = pages.pop(0) if len(pages) > 1 else pages[0]
-        request.send_response(status)
-        request.end_headers()
-        request.wfile.write(body)
+        reply(request, body, status)
 
     return answer
 

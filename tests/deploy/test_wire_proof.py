@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.web import web_server
+from support.launched import running
+from support.web import body_of, reply, web_server
 
 from pdlab.core.catalog import load_cluster, local_cluster, resolve_model, two_hosts_cluster
 from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool, Transport, parse_label
@@ -17,7 +17,6 @@ from pdlab.core.errors import WireError
 from pdlab.core.nodes import NODE_ID_LABEL, ClusterView, LinkShape
 from pdlab.deploy import wire_proof
 from pdlab.deploy.application import AppState, ReplicaState
-from pdlab.deploy.endpoint import Running
 from pdlab.deploy.options import LEAST_MODEL_LEN
 from pdlab.deploy.wire_proof import NodeCounters, judge, planned_wire, refuse, sentence
 from pdlab.placement.place import place
@@ -299,20 +298,14 @@ def test_a_request_that_is_refused_as_too_long_is_asked_shorter() -> None:
     prompt_tokens: list[int] = []
 
     def answer(call: BaseHTTPRequestHandler) -> None:
-        body = json.loads(call.rfile.read(int(call.headers["content-length"])))
-        prompt_tokens.append(len(body["prompt"]))
-        call.send_response(400 if prompt_tokens[-1] > 1000 else 200)
-        call.end_headers()
-        call.wfile.write(b"{}")
+        prompt_tokens.append(len(body_of(call)["prompt"]))
+        reply(call, {}, 400 if prompt_tokens[-1] > 1000 else 200)
 
     with web_server(answer) as url:
-        manifest = Manifest(origin="measured", label="x")
-        running = Running(base_url=url, model_id="m", tokenizer="t", manifest=manifest)
-        assert wire_proof._ask(wire_proof._over_http(running), "m", 3000, None) == 750
+        assert wire_proof._ask(wire_proof._over_http(running(url)), "m", 3000, None) == 750
         assert prompt_tokens == [3000, 1500, 750]
         with pytest.raises(WireError, match="no answer"):
-            gone = running.model_copy(update={"base_url": "http://127.0.0.1:9"})
-            wire_proof._ask(wire_proof._over_http(gone), "m", 3000, None)
+            wire_proof._ask(wire_proof._over_http(running("http://127.0.0.1:9")), "m", 3000, None)
 
 
 @pytest.mark.parametrize("gpu_type", ["H100", "L40S", "MI300X", None])
@@ -330,13 +323,11 @@ def test_one_pair_of_fluid_engines_for_each_wire() -> None:
         for i in range(4)
     ]
     app: Any = SimpleNamespace(state=lambda: AppState(status="RUNNING", replicas=tuple(replicas)))
-    manifest = Manifest(origin="measured", label="x")
-    pools = {f"r{i}": "fluid" for i in range(4)}
-    running = Running(base_url="http://127.0.0.1:9", model_id="m", tokenizer="t", manifest=manifest, pools=pools)
+    served = running("http://127.0.0.1:9").model_copy(update={"pools": {f"r{i}": "fluid" for i in range(4)}})
 
     def pairs(tls: str | None) -> dict[str, tuple[str, str]]:
         fluid = Deployment(topology=Fluid(pool=Pool(replicas=4, tp=4), transport=Transport(ucx_tls=tls)))
-        found = wire_proof._pair_of_each_wire(app, fluid, running, view)
+        found = wire_proof._pair_of_each_wire(app, fluid, served, view)
         return {wire: (prefill.replica, decode.replica) for wire, (prefill, decode) in found.items()}
 
     assert pairs(None) == {"gpu peer": ("r0", "r1"), "efa": ("r0", "r2")}

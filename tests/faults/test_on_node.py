@@ -30,16 +30,16 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def state_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    return psutil.Process(pid).status()
 
 
 def test_stop_continue_kill(sleeper: subprocess.Popen[bytes]) -> None:
     started = started_ticks(sleeper.pid)
     assert started is not None
     assert on_node.send([(sleeper.pid, started)], signal.SIGSTOP) == [sleeper.pid]
-    assert eventually(lambda: state_of(sleeper.pid) == "T")
+    assert eventually(lambda: state_of(sleeper.pid) == psutil.STATUS_STOPPED)
     assert on_node.send([(sleeper.pid, started)], signal.SIGCONT) == [sleeper.pid]
-    assert eventually(lambda: state_of(sleeper.pid) == "S")
+    assert eventually(lambda: state_of(sleeper.pid) == psutil.STATUS_SLEEPING)
     assert on_node.send([(sleeper.pid, started)], signal.SIGKILL) == [sleeper.pid]
     assert sleeper.wait(WAIT_S) == -signal.SIGKILL
     assert started_ticks(sleeper.pid) is None
@@ -58,8 +58,8 @@ def test_what_is_stopped_goes_on_by_itself(sleeper: subprocess.Popen[bytes]) -> 
     started = started_ticks(sleeper.pid)
     assert started is not None
     on_node.send_later([(sleeper.pid, started)], [(0.0, signal.SIGSTOP), (1.0, signal.SIGCONT)])
-    assert eventually(lambda: state_of(sleeper.pid) == "T")
-    assert eventually(lambda: state_of(sleeper.pid) == "S")
+    assert eventually(lambda: state_of(sleeper.pid) == psutil.STATUS_STOPPED)
+    assert eventually(lambda: state_of(sleeper.pid) == psutil.STATUS_SLEEPING)
 
 
 def test_an_order_can_be_taken_back(sleeper: subprocess.Popen[bytes]) -> None:

@@ -13,14 +13,15 @@ import pytest
 from faults.test_inject import FakeNodeActors
 from faults.test_load import TOKENS, Fake, choice
 from faults.test_targets import SURVEYS, found
-from support.web import web_server
+from support.launched import running
+from support.web import reply, web_server
 
 from pdlab.cluster.connection import Cluster
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import CanaryError, ClusterError, DeployError, UsageError
 from pdlab.core.rehearsal import Rehearsal
 from pdlab.deploy.application import AppState
-from pdlab.deploy.endpoint import Running, save_running
+from pdlab.deploy.endpoint import save_running
 from pdlab.faults import inject, run
 from pdlab.faults.plan import FaultPlan
 from pdlab.faults.run import ChaosOrder, DeploymentUnderTest, added_since, guarded, subject_of
@@ -52,13 +53,12 @@ def test_what_was_not_launched_here_is_refused(cache: Path) -> None:
 
 @pytest.mark.parametrize("of", [{"local": True}, {"rehearsal": Rehearsal(slow_down=4)}], ids=["local", "rehearsed"])
 def test_what_was_launched_here_is_known(of: dict[str, Any], cache: Path) -> None:
-    manifest = Manifest(origin="measured", label="pd-spread-p1xtp1-d1xtp1", **of)
-    url = "http://127.0.0.1:8000"
-    save_running(Running(base_url=url, model_id="m", tokenizer="t", manifest=manifest))
-    subject = subject_of(order(url))
-    assert (subject.model_id, subject.manifest, subject.key) == ("m", manifest, None)
+    served = running(label="pd-spread-p1xtp1-d1xtp1", **of)
+    save_running(served)
+    subject = subject_of(order(served.base_url))
+    assert (subject.model_id, subject.manifest, subject.key) == ("m", served.manifest, None)
     with pytest.raises(UsageError, match=r"the local Ray nodes that .* was on are gone"):
-        run.execute(order(url))
+        run.execute(order(served.base_url))
 
 
 def test_more_than_before() -> None:
@@ -91,10 +91,7 @@ class Whole(Fake):
         choices = [{"index": 0, "token_ids": list(tokens), "logprobs": {"top_logprobs": top}}]
         text = json.dumps({"choices": choices}).encode()
         handler.rfile.read(length)
-        handler.send_response(200)
-        handler.send_header("content-length", str(len(text)))
-        handler.end_headers()
-        handler.wfile.write(text)
+        reply(handler, text, content_length=len(text))
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def step(name: str, program: str, **more: Any) -> Step:
 
 def ran(steps: tuple[Step, ...], out: Path, state: FirstHourState | None = None) -> tuple[FirstHourState, list[str]]:
     lines: list[str] = []
-    state = run(steps, out, state or FirstHourState(asked=SETTINGS), lines.append, PYTHON)
+    state = run(steps, out, state or FirstHourState(settings=SETTINGS), lines.append, PYTHON)
     return state, lines
 
 
@@ -103,7 +103,7 @@ def test_an_interruption_ends_the_step_and_still_takes_down(tmp_path: Path) -> N
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
-        run(steps, tmp_path, FirstHourState(asked=SETTINGS), lambda _: None, PYTHON)
+        run(steps, tmp_path, FirstHourState(settings=SETTINGS), lambda _: None, PYTHON)
     state = FirstHourState.model_validate_json((tmp_path / STATE).read_text())
     assert verdicts(state) == {"long": "interrupted", "next": "skipped", "shutdown": "ok"}
     assert down.exists()
@@ -160,7 +160,7 @@ def test_a_report_leaves_out_folders_that_were_never_made(tmp_path: Path) -> Non
 
 class TestOpenState:
     def test_new(self, tmp_path: Path) -> None:
-        assert open_state(tmp_path / "new", SETTINGS, resume=False) == FirstHourState(asked=SETTINGS)
+        assert open_state(tmp_path / "new", SETTINGS, resume=False) == FirstHourState(settings=SETTINGS)
 
     def test_refusals(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"has no first-hour\.json"):
@@ -168,7 +168,7 @@ class TestOpenState:
         (tmp_path / "mine").touch()
         with pytest.raises(StoreError, match="has other results"):
             open_state(tmp_path, SETTINGS, resume=False)
-        (tmp_path / STATE).write_text(FirstHourState(asked=SETTINGS).model_dump_json())
+        (tmp_path / STATE).write_text(FirstHourState(settings=SETTINGS).model_dump_json())
         with pytest.raises(StoreError, match="has an earlier run"):
             open_state(tmp_path, SETTINGS, resume=False)
         with pytest.raises(StoreError, match=r"was made with another port \(8000, now 9000\); repeat"):

@@ -12,11 +12,6 @@ LEASE_S = 30.0
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def book(clock: Clock) -> LeaseBook:
     return LeaseBook("engine", clock)
 

@@ -60,7 +60,7 @@ class TestGuarded:
         before, expired = pair.actions(), pair.metric("prefill", "nixl_num_kv_expired_reqs")
         tally = tally_of(pair, "reject")
         assert dict(tally.outcomes) == {"refused": REQUESTS}
-        assert (pair.actions() - before)["cancels_told"] == REQUESTS
+        assert (pair.actions() - before)["cancels_reported"] == REQUESTS
         assert pair.metric("prefill", "nixl_num_kv_expired_reqs") == expired, "no lease had to end for it"
 
     def test_without_a_fault_it_does_nothing(self, pair: FaultyPair) -> None:

@@ -252,7 +252,7 @@ def test_a_cancel_releases_the_blocks(book: ReceiveBook, prefill: Prefill) -> No
     book.arrived("r", params(prefill))
     book.cancelled("r", params(prefill))
     book.cancelled("never seen", params(prefill, "of its own"))
-    assert prefill.released() == ["remote", "of its own"] and book.counts["cancels_told"] == 2
+    assert prefill.released() == ["remote", "of its own"] and book.counts["cancels_reported"] == 2
     prefill.answer()
     list(book.settled())
     assert not book.active

@@ -92,13 +92,21 @@ class Stack:
         self.note_shared_memory()
         return done
 
-    def note_shared_memory(self) -> None:
-        """Keep the names in /dev/shm that processes of the nodes have mapped now: none may be there at the end."""
+    def shutdown(self) -> Done:
+        """Exits with 1 if nothing is up."""
+        return self.run("launch_gptoss.py", "--shutdown", "--port", str(self.port))
+
+    def pids(self) -> list[int]:
+        """The processes of the local Ray nodes."""
         from pdlab.cluster import local_nodes
 
         nodes = self.nodes()
+        return local_nodes.processes(nodes) if nodes else []
+
+    def note_shared_memory(self) -> None:
+        """Keep the names in /dev/shm that processes of the nodes have mapped now: none may be there at the end."""
         inodes = set()
-        for pid in local_nodes.processes(nodes) if nodes else []:
+        for pid in self.pids():
             with contextlib.suppress(OSError):
                 lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
                 inodes |= {line.split()[4] for line in lines if "/dev/shm/" in line}
@@ -151,7 +159,7 @@ def own_stack(folder: Path) -> Iterator[Stack]:
         finally:
             held.close()
             if made.nodes() is not None:  # else --shutdown looks for another Ray of this machine
-                made.run("launch_gptoss.py", "--shutdown", "--port", str(made.port))
+                made.shutdown()
 
 
 @pytest.fixture(scope="module")

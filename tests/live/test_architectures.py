@@ -19,4 +19,4 @@ def test_prefill_and_decode_apart_answer_like_an_engine_alone(model: str, stack:
         assert running.manifest.canary.equal is True
         assert running.manifest.wire is not None
     finally:
-        stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port))
+        stack.shutdown()

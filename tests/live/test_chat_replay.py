@@ -46,7 +46,7 @@ def harmony(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Any:
     vocabulary = chat_model.vocabulary()
     if vocabulary is None:
         pytest.skip(f"{chat_model.VOCABULARY} does not name OpenAI's file o200k_base.tiktoken")
-    stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port))  # exits with 1 if nothing is up
+    stack.shutdown()  # exits with 1 if nothing is up
     folder, shape_of = tmp_path_factory.mktemp("harmony"), ROOT / "configs" / "models" / "gpt-oss-20b.yaml"
     return chat_model.build(vocabulary, folder, shape_of, chat_model.ENDLESS)
 
@@ -63,8 +63,8 @@ def replayed(stack: Stack, out: Path) -> dict[str, tuple[TrafficRequest, Any]]:
     run = json.loads((folder / "replay1.json").read_text())
     assert run["completed"] == SESSIONS * TURNS and set(run["validity"]["failed_gates"]) <= BUSY_MACHINE
     assert not {"token_counts", "dependencies", "cache_hits"} & run["validity"]["unchecked"].keys()
-    told = {each.replayed.id: each for each in Store(folder).read_records(RunKey(kind="replay", value=1.0))}
-    found = {request.id: (request, told[request.id]) for request in read_requests(out / "plan.jsonl")}
+    by_id = {each.replayed.id: each for each in Store(folder).read_records(RunKey(kind="replay", value=1.0))}
+    found = {request.id: (request, by_id[request.id]) for request in read_requests(out / "plan.jsonl")}
     for request, record in found.values():
         assert record.ok and record.output_tokens == request.out
         # Chunks of one token each: neither the role nor the end is one.

@@ -11,9 +11,10 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from support.long import LONG
-from support.processes import title
+from support.processes import environment, title
 
 from tests.live.conftest import ROOT, TIMEOUT_S, Stack
 
@@ -21,14 +22,6 @@ pytestmark = pytest.mark.long
 KILLS = 20 if LONG else 1
 LAUNCH_S = 70.0  # about what a launch takes here; one that is faster is killed while it serves
 GONE_S = 90.0
-
-
-def known_to(proc: Path) -> dict[str, str]:
-    """A process's environment, as far as it can be read."""
-    with contextlib.suppress(OSError):
-        text = (proc / "environ").read_bytes().decode(errors="replace")
-        return dict(pair.split("=", 1) for pair in text.split("\0") if "=" in pair)
-    return {}
 
 
 def folders() -> set[str]:
@@ -41,17 +34,17 @@ def left(stack: Stack, before: set[str]) -> list[str]:
     """Processes that know this cache folder, or write to a folder of its nodes; those folders, and records."""
     cache = stack.folder / "kept"
     found = [str(path) for path in (cache / "local.yaml", *(cache / "running").glob("*")) if path.exists()]
-    processes = {proc: known_to(proc) for proc in Path("/proc").iterdir() if proc.name.isdigit()}
+    processes = {pid: environment(pid) for pid in psutil.pids()}
     others = {env["TMPDIR"].removesuffix("/t") for env in processes.values()
               if "TMPDIR" in env and env.get("PDLAB_CACHE_DIR") != str(cache)}  # fmt: skip
     fresh = folders() - before - others
-    for proc, env in processes.items():
+    for pid, env in processes.items():
         streams = []
         with contextlib.suppress(OSError):
-            streams = [str((proc / "fd" / number).readlink()) for number in ("1", "2")]
+            streams = [str(Path(f"/proc/{pid}/fd/{number}").readlink()) for number in ("1", "2")]
         ours = env.get("PDLAB_CACHE_DIR") == str(cache) or any(s.startswith(f"{f}/") for s in streams for f in fresh)
-        if ours and int(proc.name) != os.getpid():
-            found.append(f"{proc.name} {title(int(proc.name))[:100]}")
+        if ours and pid != os.getpid():
+            found.append(f"{pid} {title(pid)[:100]}")
     return [*found, *sorted(fresh)]
 
 
@@ -63,7 +56,7 @@ def await_nothing(stack: Stack, before: set[str]) -> None:
 
 
 def test_a_launcher_that_is_killed_at_any_moment_leaves_nothing(stack: Stack) -> None:
-    stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port))  # what earlier tests serve takes the cores
+    stack.shutdown()  # what earlier tests serve takes the cores
     rng = random.Random(15)
     moments = sorted(rng.uniform(0.2, LAUNCH_S) for _ in range(KILLS))
     env = {**stack.env, "PDLAB_CACHE_DIR": str(stack.folder / "kept")}

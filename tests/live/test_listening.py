@@ -78,7 +78,7 @@ def listeners(pids: set[int]) -> set[Listener]:
     listening = set()
     tables: dict[str, dict[str, tuple[str, int]]] = {}
     for pid in pids:
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError, psutil.Error):  # it has ended meanwhile
             where = network(pid)
             links = [link for link in _links(pid) if link.startswith("socket:[")]
             # Read after the descriptors, and again for each process: a socket made in between would be missed.
@@ -92,12 +92,12 @@ def listeners(pids: set[int]) -> set[Listener]:
 def _title(pid: int) -> str:
     """The command line. A process of vLLM's whose title is not set (`pdlab.cluster.machine.SPAWNED`) is named by its
     parent's."""
-    title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    if machine.SPAWNED not in title:
-        return title
-    parent = _title(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]))
+    own = " ".join(psutil.Process(pid).cmdline())
+    if machine.SPAWNED not in own:
+        return own
+    parent = _title(psutil.Process(pid).ppid())
     names = {"ray::ServeReplica": targets.ENGINE_TITLE, targets.ENGINE_TITLE: targets.WORKER_TITLE}
-    return next((f"{name} {title}" for start, name in names.items() if parent.startswith(start)), title)
+    return next((f"{name} {own}" for start, name in names.items() if parent.startswith(start)), own)
 
 
 def _links(pid: int) -> Iterator[str]:
@@ -174,19 +174,6 @@ class Watch:
         return output
 
 
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with pytest.MonkeyPatch.context() as patch:
-        held, port = local_nodes.hold_port()
-        made = Stack(tmp_path_factory.mktemp("listening"), port)
-        patch.setenv("PDLAB_CACHE_DIR", made.env["PDLAB_CACHE_DIR"])
-        try:
-            yield made
-        finally:
-            end(made)
-            held.close()
-
-
 def key_file(stack: Stack) -> Path:
     """The file with the key, as its owner alone may read it."""
     file = stack.folder / "key"
@@ -197,7 +184,7 @@ def key_file(stack: Stack) -> Path:
 
 def end(stack: Stack) -> None:
     if stack.nodes() is not None:  # without nodes of its own, --shutdown looks for another Ray of this machine
-        assert stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port)).code == 0
+        assert stack.shutdown().code == 0
 
 
 @pytest.fixture(scope="module")
@@ -392,7 +379,7 @@ def test_after_the_shutdown(pd: Watch, stack: Stack) -> None:
     pids = pd.pids()
     ports = {listener.port for listener in listeners(pids)}
     assert pids and ports
-    assert stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port)).code == 0
+    assert stack.shutdown().code == 0
     assert listeners(pids) == set()
     # The kernel closes the sockets of a large process a moment after it has ended.
     deadline = time.monotonic() + 60

@@ -18,7 +18,7 @@ from pdlab.cluster.connection import Cluster
 from pdlab.cluster.loopback import NODE_NUMBER
 from pdlab.remote.kernel_files import inherited
 
-told = []
+warnings = []
 nodes = local_nodes.start(2)
 try:
     local_nodes.await_joined(nodes)
@@ -28,10 +28,10 @@ try:
     ended.terminate()
     ended.wait(60)
     local_nodes.become_driver(nodes)
-    with Cluster(nodes, warn=told.append) as cluster:
+    with Cluster(nodes, warn=warnings.append) as cluster:
         names = sorted(node.id for node in cluster.view().nodes)
     again = local_nodes.running()
-    print(json.dumps([names, len(told), again.pids[0] == nodes.pids[0], again.pids[1] != nodes.pids[1]]))
+    print(json.dumps([names, len(warnings), again.pids[0] == nodes.pids[0], again.pids[1] != nodes.pids[1]]))
 finally:
     local_nodes.stop(nodes)
 print(local_nodes.processes(nodes))

@@ -80,13 +80,13 @@ def replay(rehearsal: Stack, label: str) -> None:
         if parent is not None:
             assert parent.finish_s is not None and record.arrival_s >= parent.finish_s + request.gap_s - 1e-3
     own = [record.replayed for record in records.values() if record.replayed]
-    told = [each.cached_tokens for each in own if each.cached_tokens is not None]
+    cached = [each.cached_tokens for each in own if each.cached_tokens is not None]
     foreseen = [each.foreseen_tokens for each in own if each.foreseen_tokens is not None]
-    asked = sum(record.input_tokens for record in records.values())
-    assert (len(told), len(foreseen)) == (16, 16 if computing.replicas == 1 else 0)
+    prompt_tokens = sum(record.input_tokens for record in records.values())
+    assert (len(cached), len(foreseen)) == (16, 16 if computing.replicas == 1 else 0)
     if foreseen and "rehearsed_pace" not in run.validity.failed_gates:
-        assert sum(foreseen) / asked == pytest.approx(sum(told) / asked, abs=0.01)
-        assert sum(told) / asked > 0.3, "system prompts and earlier turns"
+        assert sum(foreseen) / prompt_tokens == pytest.approx(sum(cached) / prompt_tokens, abs=0.01)
+        assert sum(cached) / prompt_tokens > 0.3, "system prompts and earlier turns"
     if "rehearsed_pace" in run.validity.failed_gates or label != SMOKE:
         return
     shape, hardware = require_shape("gpt-oss-120b"), load_hardware("h100-vllm-0.11")
@@ -94,7 +94,7 @@ def replay(rehearsal: Stack, label: str) -> None:
     trace = trace_of_file(store.folder / COMPILED)
     (simulated,) = simulate(deployment, [level], run.workload, hardware, shape, trace=trace, scattered=False)
     means = figures(simulated)
-    assert sum(told) / asked == pytest.approx(simulated.hit_share, abs=0.02)
+    assert sum(cached) / prompt_tokens == pytest.approx(simulated.hit_share, abs=0.02)
     assert run.whole.ttft is not None and run.whole.tpot is not None and means.tpot_s is not None
     assert run.whole.tpot.mean_s == pytest.approx(means.tpot_s, rel=0.05)
     assert run.whole.ttft.mean_s == pytest.approx(means.ttft_s, rel=0.15)
@@ -157,7 +157,7 @@ def test_a_deployment_of_a_cluster_is_rehearsed(rehearsal: Stack, label: str) ->
 
 
 def test_nothing_is_left(rehearsal: Stack) -> None:
-    done = rehearsal.run("launch_gptoss.py", "--shutdown", "--port", str(rehearsal.port))
+    done = rehearsal.shutdown()
     assert done.code == 0
     assert rehearsal.running() is None and rehearsal.nodes() is None
     assert not list(Path(rehearsal.folder / "cache").glob("local.yaml"))

@@ -3,7 +3,6 @@ with direct streaming, so that two deployments cover both serving paths. The tes
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
 import socket
@@ -15,6 +14,7 @@ import chat_model
 import pytest
 import request_shapes
 from support import timed
+from support.processes import title
 from support.web import fetch
 
 from tests.live.conftest import ROOT, Stack
@@ -227,7 +227,7 @@ def chat(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Any:
     if vocabulary is None:
         pytest.skip(f"{chat_model.VOCABULARY} does not name OpenAI's file o200k_base.tiktoken")
     folder = tmp_path_factory.mktemp("chat")
-    stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port))  # exits with 1 if nothing is up
+    stack.shutdown()  # exits with 1 if nothing is up
     return chat_model.build(vocabulary, folder, ROOT / "configs" / "models" / "gpt-oss-20b.yaml")
 
 
@@ -328,14 +328,6 @@ def gauges(stack: Stack) -> dict[str, float]:
 
 
 def engine_pids(stack: Stack) -> set[int]:
-    from pathlib import Path
-
-    from pdlab.cluster import local_nodes
-
-    pids = set()
-    for pid in local_nodes.processes(stack.nodes()):
-        with contextlib.suppress(OSError):
-            if b"ServeReplica" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                pids.add(pid)
+    pids = {pid for pid in stack.pids() if "ServeReplica" in title(pid)}
     assert pids
     return pids

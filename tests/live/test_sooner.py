@@ -51,9 +51,9 @@ def test_every_shape_is_answered_as_without_them(stack: Stack) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_the_parts_are_the_clients_ttft(stack: Stack, stream: bool) -> None:
-    told = [timed.ask(stack.url, stream=stream) for _ in range(10)]
-    timed.check(told, "pd")
-    early = sum(each.early for each in told)
+    timelines = [timed.ask(stack.url, stream=stream) for _ in range(10)]
+    timed.check(timelines, "pd")
+    early = sum(each.early for each in timelines)
     assert early >= 3 if stream else early == 0, "a token that is a part of a character is not sent"
     # Where the client does not get the token early, decode's first is prefill's.
     late = [timed.ask(stack.url, stream=stream, return_token_ids=True) for _ in range(10)]

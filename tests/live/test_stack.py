@@ -44,7 +44,7 @@ def test_spread_moves_kv_and_answers_like_its_model_alone(stack: Stack) -> None:
     assert manifest.canary.equal is True
     assert manifest.placement.nodes_of("prefill") == ("local-1",)
     assert manifest.placement.nodes_of("decode") == ("local-2",)
-    sockets = bound_sockets(_pids(stack))
+    sockets = bound_sockets(stack.pids())
     assert any(path.startswith(f"{stack.nodes().temp_dir}/t/") for path in sockets), "vLLM's"
     assert [path for path in sockets if not path.startswith(f"{stack.nodes().temp_dir}/")] == []
     for package in ("ray", "vllm", "nixl", "ucx", "torch", "python"):
@@ -78,7 +78,7 @@ def test_killed_sweep_resumes_without_touching_what_it_had(stack: Stack) -> None
         timelines = store.read_timelines(RunKey(kind="concurrency", value=concurrency))
         timed.check(timelines, "pd")
         assert len(timelines) == run["completed"]
-        assert sum(read.reads for told in timelines for read in told.wire) == moved
+        assert sum(read.reads for each in timelines for read in each.wire) == moved
     done = stack.run(*SWEEP, "-u", stack.url, "--out", str(out))
     assert done.code == 2 and "--resume" in done.text
 
@@ -86,8 +86,8 @@ def test_killed_sweep_resumes_without_touching_what_it_had(stack: Stack) -> None
 def test_any_client_may_ask_where_its_time_went(stack: Stack) -> None:
     timed.check([timed.ask(stack.url, stream=stream) for stream in (True, False)], "pd")
     assert timed.ask(stack.url, stream=True, asks=False) is None
-    told = timed.ask(stack.url, stream=True, n=2, temperature=1.0)
-    assert not told.whole and told.err == "several sequences"
+    timeline = timed.ask(stack.url, stream=True, n=2, temperature=1.0)
+    assert not timeline.whole and timeline.err == "several sequences"
 
 
 def test_nobody_elses_load_passes_as_valid(stack: Stack) -> None:
@@ -175,12 +175,12 @@ def check_replay(stack: Stack, where: str) -> None:
     run = json.loads((folder / "replay1.json").read_text())
     assert run["completed"] == 40 and set(run["validity"]["failed_gates"]) <= BUSY_MACHINE
     assert not {"token_counts", "dependencies", "cache_hits", "affinity"} & run["validity"]["unchecked"].keys()
-    told = [(each, each.replayed) for each in Store(folder).read_records(RunKey(kind="replay", value=1.0))]
-    records = {own.id: (each, own) for each, own in told if own is not None}
+    replayed = [(each, each.replayed) for each in Store(folder).read_records(RunKey(kind="replay", value=1.0))]
+    records = {own.id: (each, own) for each, own in replayed if own is not None}
     homes: dict[str, set[str]] = {}
     for each, own in records.values():
         homes.setdefault(own.session, set()).add(getattr(own, where))
-        assert each.asked == (each.input_tokens, each.output_tokens)
+        assert each.requested == (each.input_tokens, each.output_tokens)
         if own.parent is not None:
             parent = records[own.parent][0]
             assert parent.finish_s is not None and each.arrival_s >= parent.finish_s
@@ -226,9 +226,9 @@ def test_two_prefill_replicas_answer_like_collocated(stack: Stack) -> None:
 
 def test_a_first_token_from_prefill_changes_no_answer(stack: Stack) -> None:
     """But where decode alone would have taken another first token, nearly as likely."""
-    told = timed.ask(stack.url, stream=True)
-    timed.check([told], "pd")
-    assert told.early and told.parts_of_second()
+    timeline = timed.ask(stack.url, stream=True)
+    timed.check([timeline], "pd")
+    assert timeline.early and timeline.parts_of_second()
     other = 0
     for number in range(20):
         body = {"model": "tiny-gptoss", "prompt": f"ba {number} ufo wan", "max_tokens": 8, "temperature": 0}
@@ -255,7 +255,7 @@ def test_ctrl_c_during_the_start_takes_the_application_down(stack: Stack) -> Non
     launcher = stack.start(*words, until="starting.*Decode|Decode.*starting")
     os.kill(launcher.pid, signal.SIGINT)
     assert launcher.end().code == 130
-    engines = [pid for pid in _pids(stack) if "VLLM" in title(pid) or "ServeReplica" in title(pid)]
+    engines = [pid for pid in stack.pids() if "VLLM" in title(pid) or "ServeReplica" in title(pid)]
     assert engines == []
 
 
@@ -268,10 +268,10 @@ def test_viz_draws_what_was_measured(stack: Stack) -> None:
 
 
 def test_shutdown_leaves_nothing(stack: Stack) -> None:
-    nodes, pids = stack.nodes(), _pids(stack)
+    nodes, pids = stack.nodes(), stack.pids()
     assert pids
     assert stack.shared, "engines have semaphores in /dev/shm; else this checks nothing"
-    assert stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port)).code == 0
+    assert stack.shutdown().code == 0
     assert [pid for pid in pids if alive(pid)] == []
     assert not Path(nodes.temp_dir).exists()
     assert [path for path in sorted(stack.shared) if Path(path).exists()] == []
@@ -280,13 +280,6 @@ def test_shutdown_leaves_nothing(stack: Stack) -> None:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
-
-
-def _pids(stack: Stack) -> list[int]:
-    from pdlab.cluster import local_nodes
-
-    nodes = stack.nodes()
-    return local_nodes.processes(nodes) if nodes else []
 
 
 def bound_sockets(pids: list[int]) -> set[str]:

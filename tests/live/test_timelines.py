@@ -50,9 +50,9 @@ def served(stack: Stack) -> Iterator[Served]:
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("route", [COMPLETIONS, CHAT])
 def test_two_ranks_read_and_the_parts_are_the_clients_ttft(served: Served, route: str, stream: bool) -> None:
-    told = [served.ask(route, stream=stream) for _ in range(5)]
-    timed.check(told, "pd")
-    for each in told:
+    timelines = [served.ask(route, stream=stream) for _ in range(5)]
+    timed.check(timelines, "pd")
+    for each in timelines:
         assert [read.rank for read in each.wire] == [0, 1]
         first, second = each.wire
         assert first.bytes == second.bytes > 0, "each rank reads half of the KV heads"
@@ -66,9 +66,9 @@ def test_the_bytes_are_those_of_the_prompt(served: Served) -> None:
     rng = random.Random(5)
     per_token = 2 * 2 * shape.kv_heads * shape.head_dim * shape.layers
     for tokens in (100, 1000, 4000):
-        told = served.ask(stream=True, prompt=[rng.randrange(300, 1000) for _ in range(tokens)])
-        timed.check([told], "pd")
-        read = sum(each.bytes for each in told.wire)
+        timeline = served.ask(stream=True, prompt=[rng.randrange(300, 1000) for _ in range(tokens)])
+        timed.check([timeline], "pd")
+        read = sum(each.bytes for each in timeline.wire)
         assert (tokens - 1) * per_token <= read <= (tokens + 128) * per_token
 
 
@@ -86,12 +86,12 @@ def test_several_sequences_have_one_timeline_that_says_so(served: Served, name: 
     body: dict[str, Any] = dict(SEVERAL[name])
     if "prompt" in body:  # new ones, so that none is in a prefix cache
         body["prompt"] = [f"{random.random()} {each}" for each in body["prompt"]]
-    told = served.ask(stream=stream, **body)
-    assert told.err == "several sequences" and not told.whole
-    assert told.path == "pd"
-    assert sum(part.seconds for part in told.parts()) == pytest.approx(told.ttft_s, abs=2e-4)
-    assert all(part.seconds >= 0 for part in told.parts())
-    assert len(told.wire) == 2 * len(body.get("prompt", [1])) * body.get("n", 1), "two ranks for each sequence"
+    timeline = served.ask(stream=stream, **body)
+    assert timeline.err == "several sequences" and not timeline.whole
+    assert timeline.path == "pd"
+    assert sum(part.seconds for part in timeline.parts()) == pytest.approx(timeline.ttft_s, abs=2e-4)
+    assert all(part.seconds >= 0 for part in timeline.parts())
+    assert len(timeline.wire) == 2 * len(body.get("prompt", [1])) * body.get("n", 1), "two ranks for each sequence"
 
 
 class Traced(NamedTuple):
@@ -133,12 +133,12 @@ def wait_for(collector: Collector, request_id: str) -> Traced:
 @pytest.mark.parametrize("route", [COMPLETIONS, CHAT])
 def test_a_requests_spans_are_its_timeline_and_join_vllms(served: Served, route: str) -> None:
     request_id = f"spans-of{route.replace('/', '-')}"
-    told: RequestTimeline = served.ask(route, stream=True, headers={"x-request-id": request_id})
-    timed.check([told], "pd")
+    timeline: RequestTimeline = served.ask(route, stream=True, headers={"x-request-id": request_id})
+    timed.check([timeline], "pd")
     root, parts, engines = wait_for(served.collector, request_id)
     assert set(engines) == {"pdlab-prefill", "pdlab-decode"}
-    assert attribute(root, "pdlab.path") == "pd" and attribute(root, "pdlab.decode.request_id") == told.d_id
-    assert attribute(parts["pdlab.transfer"], "pdlab.kv.bytes") == sum(read.bytes for read in told.wire)
+    assert attribute(root, "pdlab.path") == "pd" and attribute(root, "pdlab.decode.request_id") == timeline.d_id
+    assert attribute(parts["pdlab.transfer"], "pdlab.kv.bytes") == sum(read.bytes for read in timeline.wire)
     # One after the other from the request's arrival to the end of its answer.
     ordered = sorted(parts.values(), key=lambda span: (span.start_time_unix_nano, span.end_time_unix_nano))
     assert ordered[0].start_time_unix_nano == root.start_time_unix_nano and ordered[-1].name == "pdlab.tokens"
@@ -146,7 +146,7 @@ def test_a_requests_spans_are_its_timeline_and_join_vllms(served: Served, route:
     for before, after in pairwise(ordered):
         assert abs(after.start_time_unix_nano - before.end_time_unix_nano) <= 1
     until_first_ms = (parts["pdlab.tokens"].start_time_unix_nano - root.start_time_unix_nano) / 1e6
-    assert until_first_ms == pytest.approx(told.t["first_byte"], abs=0.01)
+    assert until_first_ms == pytest.approx(timeline.t["first_byte"], abs=0.01)
     # vLLM's begin by the same wall clock here. Prefill ran within its call, decode behind it.
     call, decode, prefill = parts["pdlab.call"], engines["pdlab-decode"], engines["pdlab-prefill"]
     slack_ns = 5_000_000

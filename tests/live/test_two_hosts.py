@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from support import timed
-from support.processes import alive, eventually
+from support.processes import alive, environment, eventually, title
 
 from pdlab.cluster import local_nodes, two_hosts
 from pdlab.cluster.namespaces import FLAGS, network_of, spawn_in
@@ -34,7 +35,7 @@ from pdlab.core.nodes import LinkShape
 from pdlab.deploy.endpoint import reach
 from pdlab.deploy.engine_metrics import read_snapshot
 from pdlab.results.timeline import RequestTimeline
-from tests.live.conftest import BUSY_MACHINE, ROOT, Done, Stack
+from tests.live.conftest import BUSY_MACHINE, ROOT, Done, Stack, own_stack
 
 
 def _why_not() -> str | None:
@@ -147,7 +148,7 @@ class TestHosts:
             # It leaves its parent and its session, as a daemon does.
             out = on(first, "sh", "-c", "setsid sh -c 'sleep 1000 >/dev/null & echo done' & wait")
             assert out == "done"
-            sleepers = [pid for pid in _inside(first) if b"sleep\x001000" in _command(pid)]
+            sleepers = [pid for pid in _inside(first) if title(pid) == "sleep 1000"]
             assert len(sleepers) == 1
             os.kill(first.pid, signal.SIGTERM)
             assert eventually(lambda: not alive(sleepers[0]) and not alive(pair.relay or sleepers[0]))
@@ -176,7 +177,7 @@ with two_hosts.create_hosts(Path({str(folder)!r}), LinkShape(gbit_per_s=1, delay
         assert done.returncode == -signal.SIGKILL
         assert eventually(lambda: not two_hosts.strays(OWNER))
         assert interfaces() == before
-        relays = [pid for pid in _pids() if str(folder).encode() in _environ(pid) or b"link_relay.py" in _command(pid)]
+        relays = [pid for pid in psutil.pids() if str(folder) in str(environment(pid)) or "link_relay.py" in title(pid)]
         assert eventually(lambda: not any(alive(pid) for pid in relays))
 
     def test_a_child_there_is_like_any_child(self, pair: TwoHosts) -> None:
@@ -268,18 +269,11 @@ class TestLink:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    before = os.environ.get("PDLAB_CACHE_DIR")
-    held, port = local_nodes.hold_port()
-    create_hosts = Stack(tmp_path_factory.mktemp("hosts"), port)
-    os.environ["PDLAB_CACHE_DIR"] = create_hosts.env["PDLAB_CACHE_DIR"]
-    try:
-        yield create_hosts
-    finally:
-        held.close()
-        create_hosts.run("-m", "pdlab", "two-hosts", "down")
-        os.environ.pop("PDLAB_CACHE_DIR", None)
-        if before is not None:
-            os.environ["PDLAB_CACHE_DIR"] = before
+    with own_stack(tmp_path_factory.mktemp("hosts")) as made:
+        try:
+            yield made
+        finally:
+            hosts(made, "down")
 
 
 def hosts(stack: Stack, *words: str) -> Any:
@@ -289,7 +283,7 @@ def hosts(stack: Stack, *words: str) -> Any:
 def nothing_is_left(stack: Stack) -> bool:
     cache = stack.env["PDLAB_CACHE_DIR"]
     return not two_hosts.strays(str(Path(cache).resolve())) and not [
-        pid for pid in _pids() if f"PDLAB_CACHE_DIR={cache}".encode() in _environ(pid).split(b"\0") and alive(pid)
+        pid for pid in psutil.pids() if environment(pid).get("PDLAB_CACHE_DIR") == cache and alive(pid)
     ]
 
 
@@ -390,16 +384,16 @@ from pdlab.deploy import wire_proof
 from pdlab.deploy.application import Application
 from pdlab.deploy.endpoint import load_running
 running = load_running(sys.argv[1])
-told = running.manifest
+manifest = running.manifest
 wire_proof.planned_wire = lambda *_: "efa"
 with Cluster() as cluster:
-    asked = (Application(cluster), told.deployment, running, told.cluster, told.placement)
-    shape = resolve_model(told.deployment.model)[0]
+    launched = (Application(cluster), manifest.deployment, running, manifest.cluster, manifest.placement)
+    shape = resolve_model(manifest.deployment.model)[0]
     try:
-        wire_proof.prove(*asked, shape, print)
+        wire_proof.prove(*launched, shape, print)
     except WireError as error:
         print("REFUSED", error)
-    print("ACCEPTED", wire_proof.prove(*asked, shape, print, accept="tcp").accepted)
+    print("ACCEPTED", wire_proof.prove(*launched, shape, print, accept="tcp").accepted)
 """
 
 
@@ -447,7 +441,7 @@ def check_crossing(stack: Stack, done: Done, mode: str) -> None:
 
 def check_shutdown(stack: Stack) -> None:
     """Whatever was launched on two hosts is gone with them."""
-    assert stack.run("launch_gptoss.py", "--shutdown", "--port", str(stack.port)).code == 0
+    assert stack.shutdown().code == 0
     assert eventually(lambda: nothing_is_left(stack))
     assert stack.nodes() is None and stack.running() is None
 
@@ -474,16 +468,16 @@ class TestTransferPart:
         for mbit_per_s in (50, 100, 200, 400):
             assert hosts(stack, "shape", "--rate", f"{mbit_per_s}mbit").code == 0
             pair = stack.nodes().two_hosts
-            told = []
+            timelines = []
             with reach(stack.url):
                 for tokens in (1000, 2000, 3000, 4000, 6000, 8000) * 2:
                     before = link_bytes(pair)[0]
                     prompt = [rng.randrange(300, 1000) for _ in range(tokens)]
-                    told.append(timed.ask(stack.url, stream=True, prompt=prompt))
-                    read = read_bytes(told[-1])
+                    timelines.append(timed.ask(stack.url, stream=True, prompt=prompt))
+                    read = read_bytes(timelines[-1])
                     assert read < link_bytes(pair)[0] - before < 1.1 * read + 200_000, "frames, and other traffic"
-            timed.check(told, "pd")
-            points = [(read_bytes(each), dict(each.parts())["transfer"]) for each in told]
+            timed.check(timelines, "pd")
+            points = [(read_bytes(each), dict(each.parts())["transfer"]) for each in timelines]
             seconds_per_byte, fixed_s = np.polyfit(*zip(*points, strict=True), 1)
             slope = float(seconds_per_byte) * mbit_per_s * 1e6 / 8
             ratios = [seconds * mbit_per_s * 1e6 / 8 / size for size, seconds in points]
@@ -504,8 +498,8 @@ class TestTransferPart:
         check_shutdown(stack)
 
 
-def read_bytes(told: RequestTimeline) -> int:
-    return sum(each.bytes for each in told.wire)
+def read_bytes(timeline: RequestTimeline) -> int:
+    return sum(each.bytes for each in timeline.wire)
 
 
 CUT_S = 180.0
@@ -622,28 +616,12 @@ def _settled(running: Any, more_than: float = -1.0) -> float:
     raise AssertionError("vLLM's counters do not settle")
 
 
-def _pids() -> list[int]:
-    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-
-
 def _inside(host: Host) -> list[int]:
     """Processes in the host's PID namespace, as this machine counts."""
     own = Path(f"/proc/{host.pid}/ns/pid").readlink()
     pids = []
-    for pid in _pids():
+    for pid in psutil.pids():
         with contextlib.suppress(OSError):
             if Path(f"/proc/{pid}/ns/pid").readlink() == own:
                 pids.append(pid)
     return pids
-
-
-def _command(pid: int) -> bytes:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b""
-
-
-def _environ(pid: int) -> bytes:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/environ").read_bytes()
-    return b""

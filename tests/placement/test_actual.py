@@ -8,23 +8,15 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.clusters import gpu_nodes
 
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import DeployError
-from pdlab.core.nodes import ClusterNode, ClusterView, Placement, Role
+from pdlab.core.nodes import ClusterView, Placement, Role
 from pdlab.placement.actual import observe
 from pdlab.placement.place import place
 
 Actual = dict[Role, list[list[str]]]
-
-
-def gpu_nodes(*free: int) -> ClusterView:
-    """Nodes n0, n1, ... of 8 GPUs, so many of them free: the highest."""
-    nodes = tuple(
-        ClusterNode(id=f"n{i}", gpu_type="H100", gpus=8, free_gpus=tuple(range(8 - count, 8)), cpus=192)
-        for i, count in enumerate(free)
-    )
-    return ClusterView(nodes=nodes)
 
 
 def as_planned(plan: Placement, ranks_per_replica: int = 1) -> Actual:
@@ -92,7 +84,7 @@ def test_dp_ranks_make_up_replicas() -> None:
         ("pd-spread-p1xtp4-d1xtp4", (8, 8), {"decode": [["n1"] * 4]}, "prefill: 0 TP groups run, 1 were planned"),
         ("collocated-1xtp2", (8,), {"collocated": [["an unknown node"]]}, "is on an unknown node, planned on n0"),
         ("collocated-2xtp2", (8,), {"collocated": []}, "collocated: 0 TP groups run, 2 were planned"),
-        ("collocated-2xtp2", (8,), {"collocated": [["n0", "n0"]]}, "collocated: 1 TP groups run, 2 were planned"),
+        ("collocated-2xtp2", (8,), {"collocated": [["n0", "n0"]]}, "collocated: 1 TP group runs, 2 were planned"),
         ("collocated-2xtp2", (8,), {"collocated": [["n0", "n0"]] * 3}, "collocated: 3 TP groups run, 2 were planned"),
         # Of a replica whose placement group is not found, only the node of its own process is known.
         ("collocated-1xtp4", (8,), {"collocated": [["n0"]]}, "[1] bundles per replica do not make TP 4"),

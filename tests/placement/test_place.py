@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.clusters import gpu_nodes
 
 from pdlab.core.catalog import load_cluster, local_cluster
 from pdlab.core.deployment import Collocated, Deployment, Pool, parse_label
@@ -21,24 +22,6 @@ def deployment_of(label: str) -> Deployment:
 
 def on(label: str, cluster: str | ClusterView) -> Placement:
     return place(deployment_of(label), load_cluster(cluster) if isinstance(cluster, str) else cluster)
-
-
-def gpu_nodes(*free: int, cpus: float = 192, kind: str | None = "H100") -> ClusterView:
-    """Nodes n0, n1, ... of 8 GPUs, so many of them free."""
-    return ClusterView(
-        name="test",
-        nodes=tuple(
-            ClusterNode(
-                id=f"n{i}",
-                gpu_type=kind,
-                gpus=8,
-                free_gpus=tuple(range(8 - count, 8)),
-                cpus=cpus,
-                labels={NODE_NAME_LABEL: f"n{i}"},
-            )
-            for i, count in enumerate(free)
-        ),
-    )
 
 
 def complaint(label: str, view: ClusterView) -> str:

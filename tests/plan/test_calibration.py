@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -320,6 +321,29 @@ def test_the_folder_of_a_whole_experiment_is_enough(capsys: pytest.CaptureFixtur
     assert "note:" not in printed.err
     assert cli_calibrate.main(["--runs", whole, "--rounds", "0"]) == 0
     assert "spread was measured on engines on CPUs, but h100-vllm-0.11 describes H100" in capsys.readouterr().err
+
+
+def test_the_errors_of_the_shipped_cpu_fit_are_those_on_the_shipped_runs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file names the command that prints them."""
+    error = load_hardware("cpu-vllm-0.29").error
+    assert error is not None and not error.parts
+    root = Path(__file__).resolve().parents[2]
+    monkeypatch.chdir(root)
+    words = re.search(r"python -m pdlab calibrate (.*?);", error.how)
+    assert words is not None
+    given = [
+        path for word in words[1].split() for path in (map(str, sorted(Path().glob(word))) if "*" in word else [word])
+    ]
+    assert cli_calibrate.main(given) == 0
+    first, *rows = capsys.readouterr().out.splitlines()
+    claimed = [error.tpot_percent, error.ttft_percent, error.requests_per_s_percent]
+    assert first.startswith("cpu-vllm-0.29 as it is:")
+    assert [float(value) for value in re.findall(r"([\d.]+) %", first)] == claimed
+    assert error.points == len([row for row in rows if " concurrency " in row]) - 3, "without the lowest of each"
+    row = re.search(r"^\| `cpu-vllm-0.29` as it is .*$", (root / "docs" / "model.md").read_text(), re.MULTILINE)
+    assert row and [float(cell.strip(" %")) for cell in row[0].split("|")[2:5]] == claimed
 
 
 class TestVariedLengths:

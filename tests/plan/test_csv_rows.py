@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.plans import HARDWARE
 
 from pdlab.cli import plan
+from pdlab.core.errors import UsageError
+from pdlab.plan import csv_predictions
 from pdlab.plan.csv_columns import ALIASES
 from pdlab.plan.csv_rows import RefusedRow, RequestedRow, read
 
@@ -86,7 +89,10 @@ def test_many_ways_to_write_a_configuration(text: str, label: str) -> None:
         ("tp,dp,conc,attention_dp,gpus\n1,4,8,8,8\n", "dp_attention"),
         ("mode,p_tp,d_tp,conc,d_attention_dp\npd-pack,4,4,8,4\n", "d_dp_attention"),
         ("tp,conc,dcp\n4,8,8\n", "context_parallel"),
-        ("tp,conc,max_num_seqs\n4,8,16\n", "max_num_seqs"),
+        ("tp,conc,max_num_batched_tokens\n4,8,16384\n", "max_num_batched_tokens"),
+        ("tp,conc,enforce_eager\n4,8,true\n", "enforce_eager"),
+        ("tp,conc,stream_interval\n4,8,0\n", "stream_interval"),
+        ("tp,conc,cpu_offload_gb\n4,8,1\n", "cpu_offload_gb"),
         ("tp,conc,enable_prefix_caching\n4,8,false\n", "enable_prefix_caching"),
         ("tp,conc,random_range_ratio\n4,8,0.8\n", "range_ratio"),
         ("tp,conc,attention_backend\n4,8,TRTLLM\n", "attention_backend"),
@@ -111,6 +117,61 @@ def test_a_row_of_what_is_not_simulated_is_refused_and_the_others_are_read(text:
     refused, *others = read(f"{head}\n{row}\n{more}", "in.csv")[2]
     assert isinstance(refused, RefusedRow) and refused.line == 2 and refused.reason.startswith(column)
     assert all(isinstance(other, RequestedRow) for other in others) and len(others) == bool(more)
+
+
+def test_engine_settings_that_are_vllms_own_change_nothing() -> None:
+    """As `vllm serve --help` gives them; people write down what they did not change."""
+    columns = "enable_prefix_caching,enable_chunked_prefill,enforce_eager,kv_offloading_size,cpu_offload_gb"
+    text = f"tp,conc,{columns},stream_interval\n4,8,True,on,False,0,0.0,1\n"
+    assert one(text) == one("tp,conc\n4,8\n") and read(text, "in.csv").unread == []
+
+
+@pytest.mark.parametrize("name", ["max_num_seqs", "Max Num Seqs", "max_running_requests"])
+def test_the_most_sequences_of_an_engine_are_simulated(name: str) -> None:
+    rows = read(f"tp,conc,prompts,{name}\n4,32,fresh,\n4,32,fresh,64\n4,32,fresh,8\n", "in.csv")
+    assert not rows.unread and all(isinstance(row, RequestedRow) for row in rows.requested)
+    own, many, few = csv_predictions.predict(rows.requested, HARDWARE)
+    assert own["predicted_mean_ttft_ms"] == many["predicted_mean_ttft_ms"], "32 requests never fill 64 places"
+    assert float(few["predicted_mean_ttft_ms"]) > 5 * float(own["predicted_mean_ttft_ms"]), "24 of 32 wait"
+    assert float(few["predicted_mean_tpot_ms"]) < float(own["predicted_mean_tpot_ms"])
+
+
+@pytest.mark.parametrize("cell", ["0", "-1", "2.5", "many"])
+def test_a_number_of_sequences_is_a_whole_one(cell: str) -> None:
+    with pytest.raises(UsageError, match=f"line 2: max_num_seqs '{cell}'"):
+        read(f"tp,conc,max_num_seqs\n4,8,{cell}\n", "in.csv")
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("tp,conc,random_input_len,random_output_len\n4,8,1000,100\n", (1000, 100)),  # vllm bench serve, SGLang
+        ("tp,num_concurrency,Mean Input Tokens,Mean Output Tokens\n4,8,1000,100\n", (1000, 100)),
+        ("tp,streams,prompt_tokens,output_tokens\n4,8,1000,100\n", (1000, 100)),  # guidellm
+        ("tp,concurrency,input_sequence_length,output_sequence_length\n4,8,1000,100\n", (1000, 100)),  # AIPerf
+    ],
+)
+def test_lengths_by_the_names_of_load_generators(text: str, tokens: tuple[int, int]) -> None:
+    workload, table = one(text).workload, read(text, "in.csv")
+    assert (workload.input_tokens, workload.output_tokens) == tokens
+    assert table.unread == [] and table.assumed == ()
+
+
+def test_lengths_that_are_assumed_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "in.csv"
+    path.write_text("tp,conc,itl,otl\n4,8,1000,100\n4,8,1000,\n")
+    assert plan.main(["--predict", str(path)]) == 0
+    assert "without otl are predicted with the defaults, 5000 input and 250 output tokens" in capsys.readouterr().err
+    assert read("tp,conc\n4,8\n", "in.csv").assumed == ("itl", "otl")
+
+
+@pytest.mark.parametrize("column", ["gpu_model", "accelerator", "Accelerator Type", "GPU Name"])
+def test_another_gpu_is_not_predicted_as_this_one(column: str) -> None:
+    """A note that a column was not read is not enough: the row would have another GPU's figures."""
+    both = read(f"tp,conc,{column}\n4,8,B200\n4,8,H100\n", "in.csv").requested
+    b200, h100 = csv_predictions.predict(both, HARDWARE)
+    assert "B200" in b200[csv_predictions.NOTE] and not b200["predicted_mean_tpot_ms"]
+    assert h100["predicted_mean_tpot_ms"]
 
 
 def test_columns_of_the_simulated_engine_change_nothing() -> None:
@@ -231,4 +292,5 @@ def test_a_row_that_cannot_run_does_not_take_the_others_with_it(
         assert why in row["prediction_note"]
     assert float(plain["predicted_requests_per_s"]) > 0 and plain["prediction_note"] == ""
     assert float(wide["predicted_requests_per_s"]) > 0 and "does not fit a node" in wide["prediction_note"]
-    assert [line.split(", ")[1] for line in printed.err.splitlines()] == [f"line {n}" for n in (2, 3, 4, 5)]
+    named = [line.split(", ")[1] for line in printed.err.splitlines() if not line.startswith("note: ")]
+    assert named == [f"line {n}" for n in (2, 3, 4, 5)]

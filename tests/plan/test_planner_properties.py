@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.plans import HARDWARE, MODEL, SHAPE, nodes, scenario
 
-from pdlab.analysis.regimes import ThroughputPoint, stretches, tpot_at
+from pdlab.analysis.regimes import ThroughputPoint, stretches, tpots_at
 from pdlab.core.deployment import Deployment, PlacementKind, parse_label
 from pdlab.core.workload import Slo, Workload
 from pdlab.placement.place import place
@@ -79,6 +79,6 @@ def test_a_regime_is_never_worse_than_the_error_allows(
     assert spans[-1].to_tokens_per_s == max(curve[-1].tokens_per_s for curve in curves.values())
     for regime in spans:
         for x in (regime.from_tokens_per_s, regime.to_tokens_per_s):
-            lowest = min(t for curve in curves.values() if (t := tpot_at(curve, [x])[0]) is not None)
-            (own,) = tpot_at(curves[regime.label], [x])
+            lowest = min(t for (t,) in tpots_at(list(curves.values()), [x]) if t is not None)
+            ((own,),) = tpots_at([curves[regime.label]], [x])
             assert own is not None and own <= lowest * (1 + tolerance) * (1 + 1e-9)

@@ -16,6 +16,7 @@ from pdlab.plan import csv_predictions, error_catalog, stack_bands
 from pdlab.plan.csv_rows import read
 from pdlab.plan.error_catalog import error_after, public_errors, stack_of, with_stack_prior
 from pdlab.plan.extrapolation import OutsideFit, outside_fit
+from pdlab.plan.pd_catalog import public_pd, with_pd_correction
 from pdlab.plan.scenario import Scenario
 from pdlab.plan.stack_bands import StackBand, band_of
 from pdlab.plan.stack_prior import LEAST_STACKS
@@ -299,3 +300,71 @@ def test_near_saturation_a_row_has_a_note_and_no_band() -> None:
         ends = [value for name, value in row.items() if name.endswith(("_low", "_high"))]
         assert len(ends) == 6 and all((value == "") is near for value in ends)
         assert row["predicted_mean_ttft_ms"] != ""
+
+
+PD = "pd-spread-p1xtp4-d2xtp4"
+
+
+def pd_band(
+    engine: str = "trtllm", gpu: str = "B200", load: Load | None = None, *, ray: bool = False, label: str = PD
+) -> StackBand:
+    shape = GPT_OSS.model_copy(update={"name": "DeepSeek-V3", "hf_id": "deepseek-ai/DeepSeek-V3"})
+    stack = next(each for each in public_pd().stacks if (each.engine, each.gpu) == ("trtllm", "B200"))
+    hardware = with_pd_correction(computed(gpu, engine, stack.version, bare=not ray), shape)
+    deployment = Deployment(model=shape.name, topology=parse_label(label))
+    outside = outside_fit(hardware, shape.name, deployment, [WORKLOAD])
+    return band_of(hardware, shape, deployment, WORKLOAD, load or Closed(concurrency=16), [4.0], outside)
+
+
+def test_engines_of_pd_without_ray_have_the_band_of_public_stacks_of_pd() -> None:
+    found = pd_band()
+    assert found.error is not None and codes(found) == ["band_of_public_stacks"]
+    assert found.findings[0].numbers == {"stacks": len(public_pd().stacks), "unseen": "nothing"}
+    collocated = band()
+    assert collocated.error is not None
+    widths = [each.parts["mean TTFT"].level_percent for each in (found.error, collocated.error)]
+    assert widths[0] > widths[1], "rows of P:D state less of what ran"
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (lambda: pd_band(ray=True), "pd"),
+        (lambda: pd_band("vllm"), "of P:D is of vllm"),
+        (lambda: pd_band(load=Open(rate_rps=1)), "closed loops"),
+        (lambda: pd_band(label="pd-spread-p1xtp64-d1xtp64"), "GPUs"),
+    ],
+)
+def test_pd_unlike_the_public_points_has_none(found: object, why: str) -> None:
+    assert callable(found)
+    made = found()
+    assert made.error is None and why in str(made.findings[0].numbers["why"])
+
+
+def test_engines_of_pd_without_ray_have_the_correction_of_public_stacks_of_pd() -> None:
+    """Not behind Ray, whose path is another, and not where levels were measured."""
+    bare, ray = computed("B200", "trtllm", bare=True), computed("B200", "trtllm")
+    known = public_pd().correction("trtllm", "fp8")
+    shape = GPT_OSS.model_copy(update={"weight_dtype": "fp8"})
+    corrected = with_pd_correction(bare, shape)
+    assert corrected.steps is not None and corrected.steps.correction.prefill_factor == known.prefill_factor
+    assert corrected.value("pd_overhead_ms") == known.path_ms
+    assert with_pd_correction(ray, shape) == ray
+    measured = bare.with_correction(Correction(fitted_levels=3))
+    assert with_pd_correction(measured, shape) == measured
+
+
+def test_where_prefill_engines_are_full_a_row_has_a_note_and_no_band(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request seldom keeps prefill busy. 256 at once do."""
+    monkeypatch.setattr(stack_bands, "public_pd", lambda: public_pd().model_copy(update={"left_out": EVERY_BAND_HOLDS}))
+    hardware = computed("B200", "trtllm", bare=True)
+    header = "mode,p_workers,p_tp,d_workers,d_tp,isl,osl,concurrency,num_prompts"
+    rows = "".join(f"disagg,1,4,2,4,8192,1024,{load},{4 * load}\n" for load in (1, 256))
+    requested = read(f"{header}\n{rows}", "rows.csv", "gpt-oss-120b").requested
+    few, many = csv_predictions.predict(requested, hardware, seeds=(0,))
+    assert found("prefill_near_saturation", share=0.9).text.partition(":")[0] in str(many[csv_predictions.NOTE])
+    assert "near saturation" not in str(few[csv_predictions.NOTE])
+    assert few["predicted_mean_ttft_ms_low"] and not many["predicted_mean_ttft_ms_low"]
+
+
+EVERY_BAND_HOLDS = {kind: {"TPOT": 0.9, "mean TTFT": 0.9} for kind in ("model", "gpu", "engine")}

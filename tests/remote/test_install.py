@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +30,14 @@ def test_where_distutils_was_imported_before(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "distutils", ModuleType("distutils"))
     made = wheel(tmp_path)
     assert install.install(made.name, made.read_bytes(), str(tmp_path / "target"), "shipped")["files"] == 1
+
+
+def test_an_installer_that_fails_with_a_blank_line_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = subprocess.CompletedProcess([], 1, stdout="", stderr="\n")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
+    monkeypatch.setattr(install.importlib.machinery.PathFinder, "find_spec", lambda name: object())
+    error = install.install("shipped-1.0-py3-none-any.whl", b"", str(tmp_path), None)["error"]
+    assert error == f"{Path(sys.executable).name}: no message"
 
 
 @needs_installer

@@ -299,7 +299,7 @@ def test_blocks_lie_on_the_axes_and_have_their_names(drawn: Callable[[Figure], b
 def test_figures_of_a_page_with_curves_are_drawn_too(page: browser.Page, tmp_path: Path) -> None:
     from support import timelines
 
-    folder = timelines.write(tmp_path / "told", folders.deployments(1)[0])
+    folder = timelines.write(tmp_path / "timelines", folders.deployments(1)[0])
     assert viz.main(["--exps", str(folder), "--report", str(tmp_path / "r.html")]) == 0
     page.size(1280, 900)
     page.open(tmp_path / "r.html")

@@ -36,13 +36,15 @@ def replay(folder: Path, label: str, *, sha256: str = "5" * 64, cached: bool = T
                 cached_tokens=80 * (turn - 1) if cached else None,
             )
             ttft_s = slower_s + (0.8 if turn == 1 else 0.2)
-            records.append(made.record(arrival_s, ttft_s, 0.1, 11, itl_s=(0.1,) * 10, asked=(100, 11), replayed=own))
+            records.append(
+                made.record(arrival_s, ttft_s, 0.1, 11, itl_s=(0.1,) * 10, requested=(100, 11), replayed=own)
+            )
     lengths = Replayed(
         name="chat.yaml", sha256=sha256, requests=40, sessions=20, groups=20, last_s=9.5, mean_tokens=(100, 11),
         longest_request=(100, 11), input_range=(100, 100),
     )  # fmt: skip
     workload, deployment = Workload(lengths=lengths), Deployment(topology=parse_label(label))
-    run = made.run(records, Replay(), label=label, workload=workload, asked_tokens=(100.0, 11.0))
+    run = made.run(records, Replay(), label=label, workload=workload, requested_tokens=(100.0, 11.0))
     store = Store(folder)
     store.write_manifest(
         Manifest(origin="measured", label=label, deployment=deployment, gpus=deployment.gpus, workload=workload)
@@ -143,25 +145,25 @@ def test_peak_memory_of_four_times_as_many_requests(tmp_path: Path) -> None:
 
 def many(folder: Path, count: int, tokens: int = 50) -> None:
     """A replay of so many requests in sessions of four, with timelines."""
-    records, told = [], []
+    records, timelines = [], []
     for n in range(count):
         turn, arrival_s, ttft_s = n % 4 + 1, n / 50, 0.1 + n % 97 / 100
         own = ReplayedRequest(id=f"s{n // 4}t{turn}", session=f"s{n // 4}", turn=turn, cached_tokens=n % 3 * 16)
         gaps_s = tuple((1 + (n + k) % 7) / 100 for k in range(tokens - 1))
-        asked = (100, tokens)
-        records.append(made.record(arrival_s, ttft_s, 0.03, tokens, itl_s=gaps_s, asked=asked, replayed=own))
+        requested = (100, tokens)
+        records.append(made.record(arrival_s, ttft_s, 0.03, tokens, itl_s=gaps_s, requested=requested, replayed=own))
         first_ms = 1000 * ttft_s - 5
         marks = {"queued": 1.0, "scheduled": first_ms - 20, "first": first_ms, "first_byte": first_ms + 1}
-        told.append(RequestTimeline(id=own.id, path="collocated", t=marks, arrival_s=arrival_s, ttft_s=ttft_s))
+        timelines.append(RequestTimeline(id=own.id, path="collocated", t=marks, arrival_s=arrival_s, ttft_s=ttft_s))
     lengths = Replayed(
         name="chat.yaml", sha256="5" * 64, requests=count, sessions=count // 4, groups=count // 4, last_s=count / 50,
         mean_tokens=(100, tokens), longest_request=(100, tokens), input_range=(100, 100),
     )  # fmt: skip
     workload, deployment = Workload(lengths=lengths), Deployment(topology=parse_label("collocated-2xtp1"))
     label = deployment.label
-    run = made.run(records, Replay(), label=label, workload=workload, asked_tokens=(100.0, float(tokens)))
+    run = made.run(records, Replay(), label=label, workload=workload, requested_tokens=(100.0, float(tokens)))
     store = Store(folder)
     store.write_manifest(
         Manifest(origin="measured", label=label, deployment=deployment, gpus=deployment.gpus, workload=workload)
     )
-    store.write(run, records, told)
+    store.write(run, records, timelines)

@@ -25,7 +25,7 @@ LABELS = {"pack": "pd-pack-p1xtp1-d1xtp1", "spread": "pd-spread-p1xtp1-d1xtp1", 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    where = tmp_path_factory.mktemp("told")
+    where = tmp_path_factory.mktemp("timelines")
     made = [
         timelines.write(where / name, Deployment(model="tiny-gptoss", topology=parse_label(label)))
         for name, label in LABELS.items()

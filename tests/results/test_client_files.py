@@ -39,8 +39,8 @@ def test_there_are_files_of_every_client_that_runs_here() -> None:
 
 @pytest.mark.parametrize("name", TOOLS)
 def test_our_table_has_the_figures_of_the_client(name: str) -> None:
-    told = json.loads((KEPT / f"{name}.json").read_text())
-    own = {float(load): figures for load, figures in told["figures"].items()}
+    kept = json.loads((KEPT / f"{name}.json").read_text())
+    own = {float(load): figures for load, figures in kept["figures"].items()}
     compared(KEPT / name, own, EQUAL)
 
 
@@ -55,8 +55,8 @@ def test_every_file_is_known_and_levels_come_from_one_kind(name: str) -> None:
 def test_the_llm_d_reports_of_inference_perf_alone_have_its_figures(tmp_path: Path) -> None:
     for report in (KEPT / "inference-perf").glob("inference-perf.partial.stage_*.yaml"):
         shutil.copy(report, tmp_path / f"conc1_rr{(4, 8)['_1' in report.name]}.yaml")
-    told = json.loads((KEPT / "inference-perf.json").read_text())
-    own = {float(load): figures for load, figures in told["figures"].items()}
+    kept = json.loads((KEPT / "inference-perf.json").read_text())
+    own = {float(load): figures for load, figures in kept["figures"].items()}
     assert {read_file(file).tool for file in tmp_path.iterdir()} == {"llm-d benchmark report"}
     compared(tmp_path, own, EQUAL)
 

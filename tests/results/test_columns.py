@@ -48,7 +48,7 @@ def requests(chance: random.Random) -> list[RequestRecord]:
                 itl_s=() if failed else gaps_s,
                 lateness_s=None if n % 4 else chance.random() / 9,
                 error=f"e{n % 2}" if failed else None,
-                asked=(100, 1 + len(gaps_s)),
+                requested=(100, 1 + len(gaps_s)),
                 replayed=replayed,
             )
         )

@@ -1,4 +1,4 @@
-"""What people state of result files: by flags, and in a file that `pdlab describe` writes."""
+"""What people state of result files: by flags, and in a file that `pdlab describe --write` writes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def edited(file: Path, changes: dict[str, str]) -> None:
 def test_a_described_folder_is_read_by_its_description(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(StoreError, match="add viz"):
         load_experiments(study)
-    assert describe.main([str(study)]) == 0
+    assert describe.main([str(study), "--write"]) == 0
     assert "2 curves, 2 of unknown size" in capsys.readouterr().out
     first = "- match: 1p3d/*\n  deployment:"
     second = "- match: 2p2d/*\n  deployment:\n  gpus:\n  label:"
@@ -50,8 +50,8 @@ def test_a_described_folder_is_read_by_its_description(study: Path, capsys: pyte
     assert found["two and two"].gpus == 4
     (deployed,) = [manifest.deployment for manifest in found.values() if manifest.deployment]
     assert deployed.label == "pd-pack-p1xtp2-d3xtp2"
-    assert describe.main([str(study)]) == 2, "it is not written over what was corrected"
-    assert describe.main([str(study), "--force"]) == 0
+    assert describe.main([str(study), "--write"]) == 2, "it is not written over what was corrected"
+    assert describe.main([str(study), "--write", "--force"]) == 0
     assert {each.manifest.gpus for each in load_experiments(study)} == {4, 8}, "what was stated is kept"
 
 
@@ -104,9 +104,13 @@ def content_of(folder: Path) -> dict[str, Any]:
     return {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
 
 
-def test_a_dry_run_writes_nothing(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_only_describes_writes_nothing(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = content_of(study)
-    assert describe.main([str(study), "--dry-run"]) == 0
-    out = capsys.readouterr().out
+    assert describe.main([str(study)]) == 0
+    out, err = capsys.readouterr()
+    assert "--write" in err and str(study / DESCRIPTION) in err
     assert out.count("- match: ") == 2 and "vllm bench serve: 2 levels, concurrency 4 to 8" in out
     assert content_of(study) == before
+    (study / DESCRIPTION).write_text(out)
+    assert describe.main([str(study)]) == 0 and capsys.readouterr().out == out, "a file that is there is no obstacle"
+    assert describe.main([str(study), "--force"]) == 2 and "--write" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pdlab.remote import node
+from pdlab.remote import network, node
 from pdlab.results import provenance
 from pdlab.results.provenance import hardware, versions
 from pdlab.results.schema import Manifest
@@ -88,6 +88,14 @@ class TestNvidia:
         assert (hardware()["gpus"], versions()["driver"]) == (None, None)
 
 
+@pytest.fixture
+def devices_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder with ``infiniband``, which stands for sysfs's devices, and ``dev``, for their files."""
+    monkeypatch.setattr(network, "CLASS_RDMA", tmp_path / "infiniband")
+    monkeypatch.setattr(node, "DEVICE_FILES", tmp_path / "dev")
+    return tmp_path
+
+
 @pytest.mark.parametrize(
     ("devices", "nic"),
     [
@@ -98,16 +106,16 @@ class TestNvidia:
         ([("mlx5_core", None)], {"kind": "roce", "count": 1}),
     ],
 )
-def test_network(devices: list[tuple[str, str | None]], nic: dict[str, object], tmp_path: Path) -> None:
+def test_network(devices: list[tuple[str, str | None]], nic: dict[str, object], devices_in: Path) -> None:
     for number, (driver, layer) in enumerate(devices):
-        (tmp_path / "drivers" / driver).mkdir(parents=True, exist_ok=True)
-        device = tmp_path / "infiniband" / f"rdma{number}"
+        (devices_in / "drivers" / driver).mkdir(parents=True, exist_ok=True)
+        device = devices_in / "infiniband" / f"rdma{number}"
         (device / "device").mkdir(parents=True)
-        (device / "device" / "driver").symlink_to(tmp_path / "drivers" / driver)
+        (device / "device" / "driver").symlink_to(devices_in / "drivers" / driver)
         if layer:
             (device / "ports" / "1").mkdir(parents=True)
             (device / "ports" / "1" / "link_layer").write_text(layer + "\n")
-    assert node.node_facts(str(tmp_path / "infiniband"))["nic"] == nic
+    assert node.node_facts()["nic"] == nic
 
 
 def rdma_device(folder: Path, name: str, driver: str, layer: str, number: int, state: str = "4: ACTIVE") -> None:
@@ -121,28 +129,25 @@ def rdma_device(folder: Path, name: str, driver: str, layer: str, number: int, s
     (path / "ports" / "1" / "state").write_text(state + "\n")
 
 
-def nic_of(folder: Path) -> dict[str, object]:
-    nic: dict[str, object] = node.node_facts(str(folder / "infiniband"), str(folder / "dev"))["nic"]
-    return nic
-
-
-def test_infiniband_is_the_network_although_a_roce_port_is_listed_first(tmp_path: Path) -> None:
-    rdma_device(tmp_path, "mlx5_an0", "mlx5_core", "Ethernet", 0)
+def test_infiniband_is_the_network_although_a_roce_port_is_listed_first(devices_in: Path) -> None:
+    rdma_device(devices_in, "mlx5_an0", "mlx5_core", "Ethernet", 0)
     for number in range(1, 9):
-        rdma_device(tmp_path, f"mlx5_ib{number}", "mlx5_core", "InfiniBand", number)
-    assert nic_of(tmp_path) == {"kind": "infiniband", "count": 8}
+        rdma_device(devices_in, f"mlx5_ib{number}", "mlx5_core", "InfiniBand", number)
+    assert node.node_facts()["nic"] == {"kind": "infiniband", "count": 8}
 
 
-def test_a_port_without_a_link_is_no_network(tmp_path: Path) -> None:
-    rdma_device(tmp_path, "mlx5_0", "mlx5_core", "Ethernet", 0, state="1: DOWN")
-    assert nic_of(tmp_path) == {"kind": "ethernet"}
+def test_a_port_without_a_link_is_no_network(devices_in: Path) -> None:
+    rdma_device(devices_in, "mlx5_0", "mlx5_core", "Ethernet", 0, state="1: DOWN")
+    assert node.node_facts()["nic"] == {"kind": "ethernet"}
 
 
-def test_a_container_has_the_devices_whose_files_it_was_given(tmp_path: Path) -> None:
+def test_a_container_has_the_devices_whose_files_it_was_given(devices_in: Path) -> None:
     for number in range(32):
-        rdma_device(tmp_path, f"rdmap{number}", "efa", "Unspecified", number)
-    assert nic_of(tmp_path) == {"kind": "efa", "count": 32}, "the plan's wire; the doctor reports it as unusable"
-    (tmp_path / "dev").mkdir()
+        rdma_device(devices_in, f"rdmap{number}", "efa", "Unspecified", number)
+    assert node.node_facts()["nic"] == {"kind": "efa", "count": 32}, (
+        "the plan's wire; the doctor reports it as unusable"
+    )
+    (devices_in / "dev").mkdir()
     for number in range(16):
-        (tmp_path / "dev" / f"uverbs{number}").touch()
-    assert nic_of(tmp_path) == {"kind": "efa", "count": 16}
+        (devices_in / "dev" / f"uverbs{number}").touch()
+    assert node.node_facts()["nic"] == {"kind": "efa", "count": 16}

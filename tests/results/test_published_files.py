@@ -116,7 +116,7 @@ def test_an_open_loop_that_its_client_held_back_is_not_valid(
 
 
 @pytest.mark.parametrize(
-    ("folder", "stem", "tokens", "expected", "asked", "valid"),
+    ("folder", "stem", "tokens", "expected", "requested", "valid"),
     [
         ("x_itl1000_otl101_1xtp2", "a", (1000, 101), (1000, 101), None, True),
         ("x_itl1000_otl101_1xtp2", "a", (1003, 100), (1000, 101), None, True),  # a tokenizer's rounding
@@ -134,16 +134,16 @@ def test_lengths_are_those_of_the_file(
     stem: str,
     tokens: tuple[int, int],
     expected: tuple[int, int],
-    asked: int | None,
+    requested: int | None,
     valid: bool,
 ) -> None:
     run = read(
         tmp_path, folder=folder, stem=stem, total_input_tokens=160 * tokens[0], total_output_tokens=160 * tokens[1]
     )
     assert (run.workload.sent_input_tokens, run.workload.sent_output_tokens) == expected
-    assert (run.asked_tokens and run.asked_tokens[1]) == asked
+    assert (run.requested_tokens and run.requested_tokens[1]) == requested
     assert run.validity.valid is valid
-    assert bool(run.validity.notes) is (asked is not None)
+    assert bool(run.validity.notes) is (requested is not None)
 
 
 @pytest.mark.parametrize(("mode", "tokens"), [("prefill-only", (1000, 101)), ("decode_only", (1000, 101))])

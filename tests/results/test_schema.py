@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import json
 from pathlib import Path
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 from support import records as made
 
 from pdlab.core.deployment import Deployment, parse_label
+from pdlab.core.errors import StoreError
 from pdlab.core.findings import CODES, found
 from pdlab.core.workload import Open
 from pdlab.results.schema import Manifest, Validity
@@ -67,6 +69,24 @@ def test_variables_of_ucx_were_the_transports(convert: ModuleType) -> None:
     stored = json.loads(today.model_dump_json())
     stored["deployment"]["topology"]["transport"]["ucx_env"] = {"UCX_A": "1"}
     assert convert.converted(stored).deployment.env == {"UCX_A": "1"}
+
+
+def test_requests_of_0_1_0_have_the_keys_of_today(convert: ModuleType, tmp_path: Path) -> None:
+    store = Store(tmp_path / "x")
+    records = tuple(made.record(n / 4, requested=(1, n + 1)) for n in range(4))
+    level = store.write(made.run(records, Open(rate_rps=4), requested_tokens=(1.0, 2.5)), records)
+    older = {new: old for old, new in convert.RENAMED.items()}
+    with gzip.open(store.records_path(level.key), "rt") as file:
+        lines = file.read().replace('"requested"', '"asked"')
+    with gzip.open(store.records_path(level.key), "wt") as file:
+        file.write(lines)
+    path = store.path(level.key)
+    path.write_text(path.read_text().replace('"requested_tokens"', f'"{older["requested_tokens"]}"'))
+    with pytest.raises(StoreError):
+        store.read_records(level.key)
+    assert convert.main([str(store.folder)]) == 0
+    assert store.read_records(level.key) == records and next(store.runs()) == level
+    store.check_records(level)
 
 
 def test_a_stored_finding_keeps_its_code_its_numbers_and_its_sentence() -> None:

@@ -79,7 +79,7 @@ def test_windows_are_minutes_of_arrivals() -> None:
 def test_latencies_of_a_load_over_time() -> None:
     sent = [record(i / 2, tpot_s=0.01 * (1 + i / 3600) * (1 + 0.02 * (i % 2))) for i in range(3600)]
     result = soak(LevelData.of(sent), Open(rate_rps=2), 1800)
-    assert result.asked_s == 1800 and len(result.windows) == 30
+    assert result.requested_s == 1800 and len(result.windows) == 30
     assert result.changes["tpot"].verdict == "longer" and result.changes["ttft"].verdict == "same"
     assert "TTFT the same in the last third: +0.0 % (+0.0 to +0.0, 95 %)" in changes(result)
     assert "TPOT longer in the last third: +5" in changes(result)
@@ -114,6 +114,8 @@ def test_one_token_has_no_tpot_and_nothing_answered_no_window() -> None:
 
 def test_words_of_an_interval_that_cannot_tell() -> None:
     wide = Soak(
-        asked_s=60, windows=(), changes={"tpot": Change(verdict="undecided", ratio=1.1, low=0.9, high=1.4, blocks=4)}
+        requested_s=60,
+        windows=(),
+        changes={"tpot": Change(verdict="undecided", ratio=1.1, low=0.9, high=1.4, blocks=4)},
     )
     assert changes(wide) == "TPOT undecided: last third against first +10.0 % (-10.0 to +40.0, 95 %)"

@@ -21,7 +21,7 @@ from pdlab.results.stored_rows import StoredRows
 from pdlab.results.timeline import RequestTimeline
 
 ROWS = [
-    made.record(0.5, itl_s=(0.1, 1 / 3), error="x", asked=(3, 4)),
+    made.record(0.5, itl_s=(0.1, 1 / 3), error="x", requested=(3, 4)),
     made.record(0.25, replayed=ReplayedRequest(id="ä", session="s", parent="p", waits=("q",), cached_tokens=0)),
     made.record(0.5, tokens=7),
 ]

@@ -21,7 +21,7 @@ ORDER = (
     "admitted",
     "posted",
     "seen",
-    "told",
+    "reported",
     "usable",
     "scheduled",
     "first",

@@ -102,8 +102,8 @@ def test_a_prompt_that_was_pulled_is_found_as_a_whole_alone() -> None:
     chunks = chunks_of(list(range(8 * CHUNK_TOKENS)))
     other = chunks[:4] + chunks_of([7] * 2 * CHUNK_TOKENS)
 
-    def found(*asked: list[int]) -> list[int]:
-        return [prefixes.tokens("a", each) // CHUNK_TOKENS for each in asked]
+    def found(*queries: list[int]) -> list[int]:
+        return [prefixes.tokens("a", each) // CHUNK_TOKENS for each in queries]
 
     prefixes.keep("a", chunks[:6], pulled=True)
     assert found(chunks, chunks[:6], chunks[:5], other) == [6, 6, 0, 0]

@@ -282,7 +282,7 @@ def test_a_grid_has_numbers_of_rows_that_were_measured_at_the_end_of_a_tile() ->
 
 
 def test_a_model_without_the_keys_of_a_config_is_refused() -> None:
-    bare = GPT_OSS.model_copy(update={"config": {}, "hf_id": None, "asked_for": None})
+    bare = GPT_OSS.model_copy(update={"config": {}, "hf_id": None, "read_from": None})
     with pytest.raises(UsageError, match=r"config\.json"):
         tables(bare)
 

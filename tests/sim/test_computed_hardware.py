@@ -21,7 +21,7 @@ from pdlab.sim.computed_hardware import (
     hardware_of,
     host_of,
 )
-from pdlab.sim.hardware import Speculation, digest_of, load_hardware
+from pdlab.sim.hardware import DirectRouting, Speculation, digest_of, load_hardware
 from pdlab.sim.level import figures
 from pdlab.sim.simulator import simulate
 from pdlab.sim.step_source import BilinearTable, Limits, LinearTable, Tabulated
@@ -32,6 +32,7 @@ GPT_OSS = require_shape("gpt-oss-120b")
 TP4 = Pool(tp=4)
 HOSTS = EngineHost(
     engine="vllm",
+    direct=DirectRouting(source="d"),
     versions={
         "0.11": HostTime(step_ms=2.0, sd_ms=0.3, source="a"),
         "0.18": HostTime(step_ms=0.5, sd_ms=0.4, source="b"),

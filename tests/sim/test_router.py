@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from pdlab.sim.router import InTurn, PolicyRouter, ReportedLoad, Router
+from pdlab.sim.router import DirectRouter, InTurn, PolicyRouter, ReportedLoad, Router
 
 
 @dataclass(eq=False)
@@ -126,3 +126,25 @@ def longest_queue(memory_s: float) -> float:
 def test_routers_that_remember_spread_load_worse_than_those_that_ask() -> None:
     """40 in flight on 8 replicas are 5 each."""
     assert 5 < longest_queue(0.0) < 6.3 < 6.8 < longest_queue(10.0)
+
+
+def test_without_ray_replicas_are_taken_in_turn_and_their_ranks_by_the_rule_of_the_engine() -> None:
+    """Two replicas of three ranks, of which the first replica is full."""
+    ranks = [Server(load=9) for _ in range(3)] + [Server(load=load) for load in (2, 0, 1)]
+    taken = []
+    router = DirectRouter(random.Random(0), "least-loaded", 3)
+    for _ in range(8):
+        taken.append(ranks.index(router.choose(ranks)))
+    assert [each // 3 for each in taken] == [0, 1] * 4, "whatever their queues"
+    assert taken[1::2] == [4, 4, 5, 3], "the rank with the fewest"
+    in_turn = DirectRouter(random.Random(0), "in-turn", 3)
+    assert [ranks.index(in_turn.choose(ranks)) for _ in range(6)] == [0, 3, 1, 4, 2, 5]
+
+
+def test_a_random_rank_does_not_look_at_queues() -> None:
+    ranks = [Server(load=1000 * number) for number in range(4)]
+    router = DirectRouter(random.Random(3), "random", 4)
+    before = [each.load for each in ranks]
+    for _ in range(400):
+        router.choose(ranks)
+    assert all(80 < each.load - old < 120 for each, old in zip(ranks, before, strict=True))

@@ -50,9 +50,9 @@ def test_requests_have_the_lengths_that_a_sweep_would_draw(load: Load, text: str
         (done,) = simulate(deployment, [level], workload, HARDWARE, SHAPE, seed=seed)
         assert list(zip(done.input_tokens, done.output_tokens, strict=True)) == list(drawn)
         run = to_run(done, label, workload)
-        assert run.asked_tokens == (fmean(a for a, _ in drawn), fmean(b for _, b in drawn))
+        assert run.requested_tokens == (fmean(a for a, _ in drawn), fmean(b for _, b in drawn))
         rates = (run.whole.input_tokens_per_s, run.whole.output_tokens_per_s)
-        assert rates == pytest.approx(tuple(40 * mean / done.duration_s for mean in run.asked_tokens))
+        assert rates == pytest.approx(tuple(40 * mean / done.duration_s for mean in run.requested_tokens))
 
 
 @pytest.mark.parametrize("everywhere", [True, False])

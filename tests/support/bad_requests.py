@@ -35,8 +35,8 @@ def _of(
     return BadRequest(name, route, data, guard, headers, method)
 
 
-def _nested(levels: int, inner: str = "1") -> str:
-    return "[" * levels + inner + "]" * levels
+def _nested(levels: int) -> str:
+    return "[" * levels + "1" + "]" * levels
 
 
 _STEERING = {

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import gzip
 import importlib
-import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
+from support.web import reply, web_server
 
-class Collector(ThreadingHTTPServer):
-    """Its `endpoint` is what exporters are told."""
+
+class Collector:
+    """What exporters send to its ``endpoint``."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Takes)
         self.bodies: list[bytes] = []
-        self.endpoint = f"http://127.0.0.1:{self.server_port}/v1/traces"
+        self.endpoint = ""
 
     @property
     def spans(self) -> list[tuple[str, Any]]:
@@ -33,29 +33,17 @@ class Collector(ThreadingHTTPServer):
                 found += [(names["service.name"], span) for scope in resource.scope_spans for span in scope.spans]
         return found
 
-
-class Takes(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        assert isinstance(self.server, Collector) and self.path == "/v1/traces"
-        body = self.rfile.read(int(self.headers["content-length"]))
-        self.server.bodies.append(gzip.decompress(body) if self.headers["content-encoding"] else body)
-        self.send_response(200)
-        self.send_header("content-type", "application/x-protobuf")
-        self.send_header("content-length", "0")
-        self.end_headers()
-
-    def log_message(self, *args: Any) -> None:
-        """No words."""
+    def take(self, call: BaseHTTPRequestHandler) -> None:
+        assert (call.command, call.path) == ("POST", "/v1/traces")
+        body = call.rfile.read(int(call.headers["content-length"]))
+        self.bodies.append(gzip.decompress(body) if call.headers["content-encoding"] else body)
+        reply(call, b"", content_type="application/x-protobuf", content_length=0)
 
 
 @contextmanager
 def collecting() -> Iterator[Collector]:
     """A collector that listens until the block ends."""
-    with Collector() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    collector = Collector()
+    with web_server(collector.take) as url:
+        collector.endpoint = f"{url}/v1/traces"
+        yield collector

@@ -15,12 +15,13 @@ import sys
 import urllib.request
 from pathlib import Path
 
+from support import launched
+
 from pdlab.core.errors import DeployError
 from pdlab.core.exit_code import exit_code
 from pdlab.core.settings import parse
-from pdlab.deploy.endpoint import Running, clear_running, save_running
+from pdlab.deploy.endpoint import clear_running, save_running
 from pdlab.deploy.options import FROM_STDIN, LaunchSettings, request_from, request_from_json
-from pdlab.results.schema import Manifest
 
 
 def main(argv: list[str]) -> int:
@@ -43,18 +44,7 @@ def main(argv: list[str]) -> int:
     if deployment.engine_kwargs.get("code_revision") == "broken" or seqs == 3:
         print("[   0.1 s] starting", file=sys.stderr)
         raise DeployError("a replica failed to start: planted")
-    pool = "collocated" if deployment.mode == "collocated" else "decode"
-    manifest = Manifest(origin="measured", label=deployment.label, deployment=deployment, gpus=deployment.gpus)
-    running = Running(
-        base_url=url,
-        model_id="oracle",
-        tokenizer=os.environ["TOKENIZER"],
-        manifest=manifest,
-        metrics_urls=(f"{url}/metrics",),
-        replicas=("r0",),
-        pools={"r0": pool},
-    )
-    save_running(running)
+    save_running(launched.oracle(url, os.environ["TOKENIZER"], deployment))
     return 0
 
 

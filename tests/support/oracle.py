@@ -60,7 +60,7 @@ SHORT = {
     "done": "vllm:request_success_total",
     "prompt": "vllm:prompt_tokens_total",
     "generated": "vllm:generation_tokens_total",
-    "asked": "vllm:prefix_cache_queries_total",
+    "requested": "vllm:prefix_cache_queries_total",
     "hits": "vllm:prefix_cache_hits_total",
     "external": "vllm:external_prefix_cache_queries_total",
     "filled": "vllm:external_prefix_cache_hits_total",
@@ -174,7 +174,7 @@ class Oracle:
         prompt = len(prompt_words(entry))
         self.count_up(kv_bytes=settings["kv_bytes"], transfers=1, kv_failed=settings["kv_failed"])
         self.count_up(kv_expired=settings["kv_expired"], preempted=settings["preemptions"])
-        self.count_up(prompt=prompt, asked=prompt, hits=prompt * settings["cached_share"])
+        self.count_up(prompt=prompt, requested=prompt, hits=prompt * settings["cached_share"])
         self.count_up(external=prompt, filled=(prompt - 1) * settings["filled_share"])
         due = time.perf_counter() + settings["ttft_s"] + late_s
         left = tokens

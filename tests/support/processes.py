@@ -10,18 +10,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 
 def title(pid: int) -> str:
     """A process's command line; empty for one that is gone."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    with contextlib.suppress(psutil.Error):
+        return " ".join(psutil.Process(pid).cmdline())
     return ""
+
+
+def environment(pid: int) -> dict[str, str]:
+    """A process's environment, as it started with; empty for one that is gone."""
+    with contextlib.suppress(psutil.Error):
+        return dict(psutil.Process(pid).environ())
+    return {}
 
 
 def alive(pid: int) -> bool:
     """Whether a process runs: a zombie does not."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False
 
 
@@ -44,14 +53,9 @@ def wait_for(
 
 def with_children(pid: int) -> list[int]:
     """A process and all that it has started."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parents[int(stat.parent.name)] = int(stat.read_text().rsplit(")", 1)[1].split()[1])
-    family = [pid]
-    for parent in family:
-        family += [child for child, of in parents.items() if of == parent]
-    return family
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    return [pid]
 
 
 def replicas(nodes: Any, role: str) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from scipy.optimize import brentq
 
 from pdlab.core.workload import Level, Open
 from pdlab.results.level_data import LevelData
@@ -22,11 +23,7 @@ def waits_at_most(t: float, rate: float, service: float) -> float:
 
 def highest_rate(t: float, service: float, quantile: float) -> float:
     """The rate at which that share of an M/D/1 queue's requests waits at most ``t``."""
-    low, high = 0.0, 1 / service
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if waits_at_most(t, middle, service) >= quantile else (low, middle)
-    return low
+    return float(brentq(lambda rate: waits_at_most(t, rate, service) - quantile, 0.0, 1 / service))
 
 
 def served(level: Level, service_s: float, decode_s: float = 0.0, tokens: int = 2) -> LevelData:
@@ -50,9 +47,7 @@ def md1_tail(
     low, high = 0.0, 1.0
     while waits_at_most(high, utilisation, service) < quantile:  # far beyond it the terms of the sum cancel badly
         low, high = high, 1.2 * high
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (low, middle) if waits_at_most(middle, utilisation, service) >= quantile else (middle, high)
+    wait = brentq(lambda t: waits_at_most(t, utilisation, service) - quantile, low, high, xtol=1e-12)
     rng = np.random.default_rng([seed, round(1000 * utilisation), round(1000 * quantile), requests])
     number = np.arange(requests + filling)
     quantiles_s = []
@@ -60,5 +55,5 @@ def md1_tail(
         arrival = rng.exponential(service / utilisation, (repeats, len(number))).cumsum(axis=1)
         ends = np.maximum.accumulate(arrival - number * service, axis=1) + (number + 1) * service
         stays = (ends - arrival)[:, filling:]
-        quantiles_s.append((np.quantile(stays, quantile, axis=1) / (high + service)).tolist())
+        quantiles_s.append((np.quantile(stays, quantile, axis=1) / (wait + service)).tolist())
     return quantiles_s

@@ -28,9 +28,8 @@ def serve(pipe: Connection, options: RankOptions, env: dict[str, str]) -> None:
 class ProcessRanks:
     """A context manager: started on entry, and none of them left on exit, whatever state they are in."""
 
-    def __init__(self, options: Sequence[RankOptions], env: dict[str, str] | None = None) -> None:
+    def __init__(self, options: Sequence[RankOptions]) -> None:
         self.options = list(options)
-        self.env = {"NIXL_LOG_LEVEL": "WARN"} | (env or {})
         self.busy: set[int] = set()
 
     def __enter__(self) -> ProcessRanks:
@@ -38,7 +37,7 @@ class ProcessRanks:
         self.pipes, self.processes = [], []
         for options in self.options:
             mine, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(theirs, options, self.env), daemon=True)
+            process = context.Process(target=serve, args=(theirs, options, {"NIXL_LOG_LEVEL": "WARN"}), daemon=True)
             process.start()
             theirs.close()
             self.pipes.append(mine)

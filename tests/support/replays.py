@@ -23,7 +23,6 @@ def write_replay(
     requests: Sequence[TrafficRequest],
     records: Sequence[RequestRecord],
     *,
-    model: str = "gpt-oss-120b",
     engine_kwargs: Mapping[str, object] = MappingProxyType({}),
 ) -> Path:
     """One replay of the requests, with the records of it and the compiled workload."""
@@ -32,7 +31,7 @@ def write_replay(
     with path.open("w") as stream:
         write_requests(stream, TrafficHead(source="chat.yaml"), requests)
     workload = Workload(lengths=read_traffic(path))
-    deployment = Deployment(model=model, topology=parse_label(label), engine_kwargs=dict(engine_kwargs))
+    deployment = Deployment(model="gpt-oss-120b", topology=parse_label(label), engine_kwargs=dict(engine_kwargs))
     run = made.run(records, Replay(), label=label, workload=workload)
     store = Store(folder)
     store.write_manifest(

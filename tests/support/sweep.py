@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from support import launched
+
 from pdlab.core.deployment import Deployment, Disaggregated, Pool
-from pdlab.deploy.endpoint import Running, load_running, save_running
-from pdlab.results.schema import Manifest
+from pdlab.deploy.endpoint import load_running, save_running
 
 ROOT = Path(__file__).resolve().parents[2]
 # Gates that say that this machine was too busy to drive the load, whatever is planted.
@@ -52,23 +53,14 @@ def start_oracle() -> Iterator[Oracle]:
             process.kill()
 
 
-def pd_deployment(label_prefill: int = 1) -> Deployment:
-    topology = Disaggregated(prefill=Pool(replicas=label_prefill), decode=Pool(), placement="spread")
+def pd_deployment() -> Deployment:
+    topology = Disaggregated(prefill=Pool(), decode=Pool(), placement="spread")
     return Deployment(model="tiny-gptoss", topology=topology)
 
 
 def publish(cache: Path, oracle: Oracle, tokenizer: Path, deployment: Deployment) -> None:
     """Write what the launcher would have written for the oracle."""
-    manifest = Manifest(origin="measured", label=deployment.label, deployment=deployment, gpus=deployment.gpus)
-    running = Running(
-        base_url=oracle.url,
-        model_id="oracle",
-        tokenizer=str(tokenizer),
-        manifest=manifest,
-        metrics_urls=(f"{oracle.url}/metrics",),
-        replicas=("r0",),
-        pools={"r0": "collocated" if deployment.mode == "collocated" else "decode"},
-    )
+    running = launched.oracle(oracle.url, str(tokenizer), deployment)
     with mock.patch.dict(os.environ, PDLAB_CACHE_DIR=str(cache)):
         save_running(running)
         assert load_running(oracle.url) == running
@@ -101,6 +93,12 @@ def start_template(folder: Path, tokenizer: Path) -> Iterator[None]:
 
 def environment(cache: Path, *, warm: bool = True) -> dict[str, str]:
     return {**os.environ, **(WARM if warm else {}), "PDLAB_CACHE_DIR": str(cache)}
+
+
+def start_bm(*args: str, cache: Path, warm: bool = True) -> subprocess.Popen[str]:
+    """./run_bm.sh with those arguments, as `run_bm`, while the test goes on."""
+    command, env = [str(ROOT / "run_bm.sh"), *args], environment(cache, warm=warm)
+    return subprocess.Popen(command, env=env, cwd=cache, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def run_bm(

@@ -40,17 +40,17 @@ def ask(
     answer = connection.getresponse()
     assert answer.status == 200, answer.read()
     if not stream:
-        told, ttft_s = answer.getheader(HEADER), time.perf_counter() - began
+        timeline, ttft_s = answer.getheader(HEADER), time.perf_counter() - began
         assert "pdlab" not in answer.read().decode()
     else:
         first = answer.readline()
         ttft_s = time.perf_counter() - began
         assert first.startswith(b"data: ")
         text = answer.read().decode()
-        told = text.partition(COMMENT)[2].partition("\n\n")[0] or None
+        timeline = text.partition(COMMENT)[2].partition("\n\n")[0] or None
         assert text.endswith("data: [DONE]\n\n") and answer.getheader(HEADER) is None
     connection.close()
-    return None if told is None else RequestTimeline.model_validate(json.loads(told) | {"ttft_s": ttft_s})
+    return None if timeline is None else RequestTimeline.model_validate(json.loads(timeline) | {"ttft_s": ttft_s})
 
 
 def streamed(text: str) -> tuple[str, dict[str, Any]]:
@@ -66,14 +66,14 @@ def check(timelines: Iterable[RequestTimeline], path: str) -> None:
     every = list(timelines)
     assert every
     right = [
-        told
-        for told in every
-        if told.whole
-        and told.path == path
-        and told.disorder_s <= DISORDER_S
-        and (told.front_s or 0.0) >= FRONT_LEAST_S
-        and sum(part.seconds for part in told.parts()) == pytest.approx(told.ttft_s, abs=2e-4)
+        timeline
+        for timeline in every
+        if timeline.whole
+        and timeline.path == path
+        and timeline.disorder_s <= DISORDER_S
+        and (timeline.front_s or 0.0) >= FRONT_LEAST_S
+        and sum(part.seconds for part in timeline.parts()) == pytest.approx(timeline.ttft_s, abs=2e-4)
     ]
-    wrong = [told for told in every if told not in right]
+    wrong = [timeline for timeline in every if timeline not in right]
     assert len(right) >= 0.99 * len(every), wrong[:3]
-    assert len({told.d_id for told in every}) == len(every)
+    assert len({timeline.d_id for timeline in every}) == len(every)

@@ -14,7 +14,7 @@ from pdlab.results.store import Store
 from pdlab.results.timeline import KvRead, RequestTimeline
 
 # By what each duration ends with. What prefill itself says is no mark.
-PD = ("call", "", "", "", "answer", "queued", "admitted", "posted", "seen", "told", "usable", "scheduled", "first")
+PD = ("call", "", "", "", "answer", "queued", "admitted", "posted", "seen", "reported", "usable", "scheduled", "first")
 PD_MS: Mapping[str, float] = {
     "server": 2.0,
     "call": 3.0,

@@ -1,4 +1,4 @@
-"""An HTTP server of a test's own, and a client."""
+"""An HTTP server of a test's own, what its answers are written with, and a client."""
 
 from __future__ import annotations
 
@@ -38,6 +38,20 @@ def web_server(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str
         finally:
             http.shutdown()
             thread.join()
+
+
+def body_of(call: BaseHTTPRequestHandler) -> Any:
+    """The JSON body of a request, which can be read once."""
+    return json.loads(call.rfile.read(int(call.headers["content-length"])))
+
+
+def reply(call: BaseHTTPRequestHandler, body: bytes | object, status: int = 200, **headers: object) -> None:
+    """Write an answer of one piece: ``body`` as it is if it is bytes, as JSON else. ``_`` in ``headers`` is ``-``."""
+    call.send_response(status)
+    for name, value in headers.items():
+        call.send_header(name.replace("_", "-"), str(value))
+    call.end_headers()
+    call.wfile.write(body if isinstance(body, bytes) else json.dumps(body).encode())
 
 
 def fetch(

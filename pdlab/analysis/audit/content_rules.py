@@ -50,7 +50,7 @@ def workload_of_level(level: LevelFile) -> Iterator[AuditFinding]:
     if not run.whole.completed:
         return
     workload, steady = run.workload, run.steady
-    expected = run.asked_tokens if workload.varied else (workload.sent_input_tokens, workload.sent_output_tokens)
+    expected = run.requested_tokens if workload.varied else (workload.sent_input_tokens, workload.sent_output_tokens)
     if expected is None or (workload.varied and run.failed):
         return  # only the requests show which of them were answered: see `records`
     inputs, outputs = expected
@@ -65,7 +65,7 @@ def workload_of_level(level: LevelFile) -> Iterator[AuditFinding]:
     for side, rate, window, requested, slack in token_rates:
         actual = rate * window.duration_s / window.completed
         if abs(actual / requested - 1) > slack:
-            numbers: Numbers = {"asked": requested, "side": side, "actual": actual}
+            numbers: Numbers = {"requested": requested, "side": side, "actual": actual}
             yield AuditFinding("tokens_contradict", (level.name,), numbers, 100 * abs(actual / requested - 1))
 
 
@@ -100,17 +100,17 @@ def one_workload(folder: Folder) -> Iterator[AuditFinding]:
 def early_ends(folder: Folder) -> Iterator[AuditFinding]:
     """For the published form: answers that the model ended before the length in the folder's or the file's name."""
     ended = [
-        (level, level.run.asked_tokens[1], level.run.workload.sent_output_tokens)
+        (level, level.run.requested_tokens[1], level.run.workload.sent_output_tokens)
         for level in folder.levels
-        if level.run.asked_tokens is not None and not folder.ours
+        if level.run.requested_tokens is not None and not folder.ours
     ]
     if ended:
         answered = sorted({tokens for _, _, tokens in ended})
         numbers: Numbers = {
-            "asked": max(tokens for _, tokens, _ in ended),
+            "requested": max(tokens for _, tokens, _ in ended),
             "answered": f"{answered[0]}" if len(answered) == 1 else f"{answered[0]} to {answered[-1]}",
         }
-        percent = 100 * max(asked_tokens / tokens - 1 for _, asked_tokens, tokens in ended)
+        percent = 100 * max(requested_tokens / tokens - 1 for _, requested_tokens, tokens in ended)
         yield AuditFinding("early_ends", tuple(level.name for level, _, _ in ended), numbers, percent)
 
 

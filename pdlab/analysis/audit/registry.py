@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from pdlab.analysis.audit.folders import Folder
-from pdlab.core.findings import CODES, Severity
+from pdlab.core.findings import CODES, Severity, sentence
 
 Numbers = dict[str, int | float | str | None]
 
@@ -37,15 +37,15 @@ class AuditFinding:
 
     @property
     def evidence(self) -> str:
-        return CODES[self.code].template.format_map(self.numbers)
+        return sentence(CODES[self.code].template, self.numbers)
 
     @property
     def consequence(self) -> str:
-        return CODES[self.code].impact.format_map(self.numbers)
+        return sentence(CODES[self.code].impact, self.numbers)
 
     @property
     def fix(self) -> str:
-        return CODES[self.code].fix.format_map(self.numbers)
+        return sentence(CODES[self.code].fix, self.numbers)
 
 
 @dataclass(frozen=True)

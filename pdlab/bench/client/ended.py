@@ -86,7 +86,7 @@ class EndedRequests:
                 )
 
 
-def record_of(ended: EndedRequest, origin_s: float, schedule_s: float | None = None) -> RequestRecord:
+def record_of(ended: EndedRequest, origin_s: float, schedule_s: float | None) -> RequestRecord:
     """The record of a request, times since ``origin_s``, to the microsecond."""
     arrival_s, error, late_s = ended.start_s - origin_s, None, ended.lateness_s
     if ended.by_schedule and ended.due_s is not None and schedule_s is not None:

@@ -10,6 +10,7 @@ from pydantic import Field, InstanceOf, model_validator
 from pdlab.bench.levels import prefix_seed
 from pdlab.core import defaults
 from pdlab.core.schema import Frozen
+from pdlab.core.text import counted
 from pdlab.core.workload import Closed, Level, Open, Ramp, Replay, Workload
 from pdlab.results.schema import ClientLoad, RequestRecord
 from pdlab.results.stored_rows import Row, StoredRows
@@ -148,7 +149,9 @@ class ClientLevel(Frozen):
         if self.lengths is not None and len(self.lengths) != self.num_requests:
             raise ValueError(f"{len(self.lengths)} lengths for {self.num_requests} requests")
         if self.due_s is not None and (not isinstance(self.load, Open) or len(self.due_s) != self.num_requests):
-            raise ValueError(f"{len(self.due_s)} times at which requests are due: one of each, at a constant rate")
+            raise ValueError(
+                f"{counted(len(self.due_s), 'time')} at which requests are due: one of each, at a constant rate"
+            )
         if self.part >= self.parts or self.parts > self.most_parts:
             raise ValueError(f"part {self.part} of {self.parts}: more processes than there is load for")
         if self.backend == "openai" and not self.base_url:

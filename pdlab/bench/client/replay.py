@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from pdlab.bench.client.protocol import SESSION_HEADER, ClientLevel, ComputedTokens
 from pdlab.bench.client.vllm_names import REQUESTS
 from pdlab.core.errors import BenchError, UsageError
+from pdlab.core.text import counted
 from pdlab.deploy.serving.events import DONE, data_of
 from pdlab.traffic.blocks import drawn_words
 from pdlab.traffic.bounded import LatestKeys
@@ -96,7 +97,7 @@ class WordTexts:
 
 
 def _text_of(message: dict[str, Any]) -> str:
-    """Of a chat message whose content is text or a list of parts."""
+    """The text of a chat message, whose content is text or a list of parts."""
     content = message.get("content")
     if isinstance(content, list):
         return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
@@ -143,7 +144,7 @@ def own_requests(level: ClientLevel) -> PlannedRequests:
         if level.parts > 1:
             sessions.append(groups.add(request))
     if len(offsets) != level.num_requests:
-        raise UsageError(f"{path}: {len(offsets)} requests, {level.num_requests} are to be replayed")
+        raise UsageError(f"{path}: {counted(len(offsets), 'request')}, {level.num_requests} are to be replayed")
     order = np.argsort(due_s, kind="stable")
     if level.parts > 1:
         part = np.asarray(groups.ranks())[np.asarray(sessions)] % level.parts
@@ -216,7 +217,7 @@ class SessionSender:
         keep: Keep,
         session: Any,
     ) -> None:
-        """Wait for what the request waits for, and have it sent."""
+        """Wait for the requests before this one, and send it."""
         end: History | NoFollowUp = NoFollowUp(f"{request.id} failed")
         name = self._name + request.id
         replayed = {"id": request.id, "session": request.session, "turn": turn}
@@ -266,7 +267,7 @@ class SessionSender:
         if output.success and not own.begun:
             output.success, output.error = False, "the answer's stream held no token"
         requested_tokens = (output.prompt_len if self.chat else len(ids), request.out)
-        facts |= {"output": output, "cached_tokens": own.cached, "asked": requested_tokens}
+        facts |= {"output": output, "cached_tokens": own.cached, "requested": requested_tokens}
         if not output.success:
             return NoFollowUp(f"{request.id} failed"), facts
         prompt = own.prompt if self.chat else ids
@@ -277,7 +278,7 @@ class SessionSender:
         if self.chat:
             messages = [*messages, {"role": "assistant", "content": output.generated_text}]
         elif request.id in self._awaited and len(own.ids) != output.output_tokens:
-            counts = f"{len(own.ids)} token ids of {output.output_tokens}"
+            counts = f"{counted(len(own.ids), 'token id')} of {output.output_tokens}"
             return NoFollowUp(f"the answer to {request.id} came with {counts} (return_token_ids)"), facts
         return History(ids + own.ids, messages, output.start_time + output.latency), facts
 

@@ -29,7 +29,7 @@ class _Tapped:
 
 
 class TappedSession(_Tapped):
-    """An ``aiohttp.ClientSession`` whose posts are answered as ever."""
+    """An ``aiohttp.ClientSession`` that passes the answers to its posts on unchanged."""
 
     def post(self, *args: Any, **kwargs: Any) -> Any:
         return _TappedPost(self._inner.post(*args, **kwargs), self._found)
@@ -63,7 +63,7 @@ class TappedContent(_Tapped):
             self._look_at(piece)
 
     def _look_at(self, piece: bytes) -> None:
-        """A comment may come in several pieces: what could be the begin of one is kept."""
+        """Find the comments in a piece. A comment may come in several pieces, so its possible beginning is kept."""
         text = self._rest + piece
         at = text.find(_COMMENT)
         if at < 0:

@@ -47,6 +47,7 @@ from pdlab.bench.client.timeline_tap import TappedSession
 from pdlab.bench.client.vllm_names import BENCHMARK, ENGINES_OWN
 from pdlab.core.errors import UsageError
 from pdlab.core.rehearsal import SENT_HEADER
+from pdlab.core.text import counted
 from pdlab.deploy.endpoint import key_of
 from pdlab.deploy.serving.timeline import HEADER
 
@@ -219,7 +220,7 @@ async def _replayed(level: ClientLevel, load: SessionSender, base_url: str, send
 async def _benchmarked(
     level: ClientLevel, samples: list[Any], base_url: str, tokenizer: Any, send: RequestFunc, meter: Meter
 ) -> None:
-    """Through vLLM's ``benchmark``. It gets the same output of every request, for it keeps them all."""
+    """Requests through vLLM's ``benchmark``. It keeps all outputs, so it gets one and the same for every request."""
     import numpy as np
 
     from pdlab.bench.client.vllm_names import ASYNC_REQUEST_FUNCS, RequestFuncOutput, TaskType, benchmark
@@ -231,7 +232,7 @@ async def _benchmarked(
 
     async def send_and_keep(request_func_input: Any, session: Any, pbar: Any = None) -> Any:
         output, name = await send(request_func_input, session, pbar), request_func_input.request_id
-        meter.keep(name, output, due_s=due_s.get(name), asked=lengths.get(name))
+        meter.keep(name, output, due_s=due_s.get(name), requested=lengths.get(name))
         return placeholder
 
     ASYNC_REQUEST_FUNCS["pdlab"] = send_and_keep
@@ -500,7 +501,7 @@ def _samples(level: ClientLevel, tokenizer: Any) -> list[Any]:
     return samples
 
 
-def _dataset(seed: int, prefix_tokens: int = 0, prefix_seed: int = 0, inputs: list[int] | None = None) -> Any:
+def _dataset(seed: int, prefix_tokens: int, prefix_seed: int, inputs: list[int] | None) -> Any:
     """vLLM's random dataset with another way to draw a prompt, of ``inputs`` tokens each where that is given (to be
     called with the longest of them).
 
@@ -528,8 +529,8 @@ def _dataset(seed: int, prefix_tokens: int = 0, prefix_seed: int = 0, inputs: li
                 input_len -= longest - inputs[index]
                 if input_len < 1:
                     raise UsageError(
-                        f"a request of {inputs[index]} input tokens has none of its own beside the tokenizer's special "
-                        "ones; give longer ones"
+                        f"a request of {counted(inputs[index], 'input token')} has none of its own beside the "
+                        "tokenizer's special ones; give longer ones"
                     )
             if self.words is None:
                 self.drawn = set()
@@ -549,8 +550,8 @@ def _dataset(seed: int, prefix_tokens: int = 0, prefix_seed: int = 0, inputs: li
                     self.drawn.add(prompt)
                     return prompt, len(tokens), 0
             raise UsageError(
-                f"no prompt of exactly {input_len} tokens was found in {MAX_DRAWS} draws; "
-                "is the tokenizer the model's own?"
+                f"no prompt of exactly {counted(input_len, 'token')} was found in {MAX_DRAWS} draws; is the tokenizer "
+                "the model's own?"
             )
 
     return DistinctRandomDataset(random_seed=seed)

@@ -29,6 +29,7 @@ from pdlab.core.lengths import relative_to_folder
 from pdlab.core.schema import Frozen, Incidental, load_yaml, validate
 from pdlab.core.served_model import served_model
 from pdlab.core.settings import FlagsOf, flag_names, flags_in_part, to_words
+from pdlab.core.text import counted
 from pdlab.core.workload import BURSTINESS, SLO_BOUNDS, Burstiness, Closed, Load, Open, Ramp, Replay, Slo, Workload
 from pdlab.deploy.export_options import ExportOptions
 from pdlab.deploy.options import (
@@ -236,7 +237,8 @@ class TuneBaseline(Frozen):
                 raise ValueError(str(error)) from error
         if len(self.settings) > MOST_SETTINGS:
             raise ValueError(
-                f"grid: has {len(self.settings)} combinations, each a launch; at most {MOST_SETTINGS} are tried"
+                f"grid: has {counted(len(self.settings), 'combination')}, each a launch; at most {MOST_SETTINGS} are "
+                "tried"
             )
         if self.loads is not None and (self.loads.slo is not None or self.loads.ramp is not None):
             raise ValueError("loads: give concurrency, concurrency_per_gpu or rate_rps")

@@ -144,7 +144,7 @@ def _visit(
     launcher: _Launcher,
     progress: ExperimentProgress,
 ) -> None:
-    """One configuration launched and measured; whatever goes wrong with it is kept with the visit."""
+    """Launch and measure one configuration. The visit keeps whatever goes wrong with it."""
     name = visit.configuration.name
     measured = False
     writer.update(number, started_at=now(), status="interrupted", command=launcher.typed_command(visit), error=None)

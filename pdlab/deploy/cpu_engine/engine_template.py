@@ -1,7 +1,7 @@
 """One process that has imported vLLM, of which the replicas of CPU engines are forked: vLLM is imported once for all.
 
 The launcher starts it when it starts local Ray nodes (`pdlab.cluster.local_nodes`), and it ends with them. A Ray worker
-that becomes a replica asks it for a fork before it imports anything large. The fork takes over the worker's command,
+that becomes a replica requests a fork of it before it imports anything large. The fork takes over the worker's command,
 environment, folder and output, and goes on as the worker: Ray identifies a worker by what registers, not by what it
 started. The process that Ray started waits for the fork, and the template ends a fork whose worker's process is gone.
 
@@ -36,7 +36,6 @@ MAY_DIFFER = ("RAY_", "UCX_", "NIXL_", "PDLAB_NODE", "SPT_NOENV")
 # Its C++ part reads the worker's environment when it is imported: the template does without, a fork imports it.
 RAY = "ray"
 WAIT_S = 300.0  # for a template that still imports, on a busy machine
-PID_BYTES = 8
 _PEER = struct.Struct("3i")
 
 
@@ -73,7 +72,7 @@ def _import() -> None:
 
 
 def _serve(listener: socket.socket, before: Mapping[str, str]) -> tuple[Worker, list[int]]:
-    """Fork for every worker that asks and has the environment of ``before``; returns in each fork."""
+    """Fork for every worker that requests it and has the environment of ``before``; returns in each fork."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks leave no zombies
     forks: dict[int, int] = {}  # by pidfds: a worker's process, its fork
     while True:
@@ -99,7 +98,7 @@ def _serve(listener: socket.socket, before: Mapping[str, str]) -> tuple[Worker, 
                 os.close(asking)
                 continue
             forks[asking] = os.pidfd_open(pid)
-            connection.sendall(pid.to_bytes(PID_BYTES, "little"))
+            connection.sendall(pid.to_bytes(prefork.PID_BYTES, "little"))
 
 
 def become_fork() -> None:
@@ -114,8 +113,8 @@ def become_fork() -> None:
         socket.send_fds(connection, [b"1"], [0, 1, 2])
         connection.sendall(json.dumps(worker).encode())
         connection.shutdown(socket.SHUT_WR)
-        answer = connection.recv(PID_BYTES)
-        if len(answer) == PID_BYTES:
+        answer = connection.recv(prefork.PID_BYTES)
+        if len(answer) == prefork.PID_BYTES:
             _wait_for(int.from_bytes(answer, "little"))
 
 

@@ -117,7 +117,7 @@ class _Popen(popen_spawn_posix.Popen):
     def _hand_over(self, data: memoryview) -> bool:
         """False when the child is gone."""
         parent_r, child_w = os.pipe()  # its other end closes with the child: the sentinel
-        child_r, parent_w = os.pipe()  # and this one tells the child that we live
+        child_r, parent_w = os.pipe()  # and this one is open in the child while we live
         read, write = os.pipe()
         out, err = (os.dup(number) for number in (1, 2))
         tracker: Any = resource_tracker.getfd()
@@ -140,7 +140,7 @@ class _Popen(popen_spawn_posix.Popen):
 
 
 def _wait(end: socket.socket, parent: int) -> NoReturn:
-    """What the child does: nothing until it is told what to run, and end with its parent."""
+    """What the child does: wait for what to run, and end with its parent."""
     code = 1
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

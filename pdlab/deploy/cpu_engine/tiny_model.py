@@ -7,15 +7,13 @@ continuation depends on early prompt tokens (tests/live proves it).
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 import random
-import shutil
 from pathlib import Path
 
 from pdlab.core.catalog import ModelShape
+from pdlab.core.files import built_once
 
 RECIPE = 2  # raise it when the code below changes: a cached model of another recipe is not used
 SEED = 0
@@ -30,25 +28,13 @@ def tiny_model_folder(shape: ModelShape, cache: Path) -> Path:
 
 
 def ensure_tiny_model(shape: ModelShape, cache: Path) -> Path:
-    """Folder of the tiny model under ``cache``, built if it is not there (about 10 s, once).
+    """Folder of the tiny model under ``cache``, built if it is not there (about 10 s, once)."""
 
-    Safe when several processes ask at once: one builds under a lock, the others wait; the folder
-    appears complete or not at all.
-    """
-    folder = tiny_model_folder(shape, cache)
-    if folder.exists():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f".{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
-            shutil.rmtree(part, ignore_errors=True)
-            part.mkdir()
-            build_tokenizer(part, shape.vocab)
-            _build_weights(part, shape)
-            part.rename(folder)
-    return folder
+    def build(folder: Path) -> None:
+        build_tokenizer(folder, shape.vocab)
+        _build_weights(folder, shape)
+
+    return built_once(tiny_model_folder(shape, cache), build)
 
 
 def build_tokenizer(folder: Path, vocab: int) -> None:

@@ -21,13 +21,13 @@ from pdlab.core.catalog import gpu_link
 from pdlab.core.deployment import Fluid
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import NODE_NAME_LABEL, WIRE_OF_NIC, ClusterNode, Role
-from pdlab.core.version import STACK, __version__
+from pdlab.core.version import STACK, __version__, stack_text
 from pdlab.deploy.export_options import MOST_NAME_CHARS, ExportOptions, RdmaDevices
-from pdlab.deploy.exports import comments, engine_configs, node_env, without_bringing
+from pdlab.deploy.exports import comments, node_env, without_bringing
 from pdlab.deploy.kubernetes.code_zip import archive, code, digest, file_name
 from pdlab.deploy.kubernetes.rules import NODE_GROUP_LABEL, SELECTOR, problems
 from pdlab.deploy.prepared import Prepared
-from pdlab.deploy.serve_config import serve_config
+from pdlab.deploy.serve_config import engine_configs, one_of, serve_config
 from pdlab.deploy.wire_proof import planned_wires
 
 CODE_PATH = "/opt/pdlab"
@@ -124,10 +124,9 @@ def notes(prepared: Prepared, options: ExportOptions, *, wants_key: bool, port: 
     """What the Kubernetes cluster must have, and how the file is applied."""
     name = service_name(prepared, options)
     secret = options.key_secret or f"{name}-api-key"
-    versions = ", ".join(f"{package} {version}" for package, version in STACK.items())
     found = [
         f"pdlab {__version__}: {prepared.deployment.label} on {prepared.view.name}. Read docs/kubernetes.md first.",
-        f"The image {options.image} has {versions}, bash and wget.",
+        f"The image {options.image} has {stack_text()}, bash and wget.",
         "The cluster has KubeRay 1.5.1 or later, and the plugins of the devices that the pods request.",
     ]
     if wants_key:
@@ -149,7 +148,7 @@ def notes(prepared: Prepared, options: ExportOptions, *, wants_key: bool, port: 
             "A fluid pool has one router, on the head: worker pods stay unready, because KubeRay requires a proxy on "
             "each (ray-project/kuberay issue 4994). The Service sends requests to the head."
         )
-    if prepared.view.device == "gpu" and options.hugepages is None and _has_efa(prepared):
+    if prepared.view.device == "gpu" and options.hugepages is None and node_env(prepared):
         found.append("With --hugepages libfabric has huge pages, where `kubectl describe node` shows some.")
     found += [
         f"To deploy and to wait:\nkubectl apply -f FILE\n"
@@ -224,9 +223,8 @@ def _serve_config(
         app = app.model_copy(update={"args": copy.deepcopy(app.args)})
         for role, config in zip(prepared.placement.roles, engine_configs(app.args), strict=True):
             names = [group.name for group in groups if role in group.name.split("-")]
-            value = names[0] if len(names) == 1 else f"in({','.join(names)})"
             bundles = config["deployment_config"][SELECTOR]
-            config["deployment_config"][SELECTOR] = [{NODE_GROUP_LABEL: value} for _ in bundles]
+            config["deployment_config"][SELECTOR] = [{NODE_GROUP_LABEL: one_of(names)} for _ in bundles]
     location = "HeadOnly" if isinstance(prepared.deployment.topology, Fluid) else "EveryNode"
     return serve_config(app, host="0.0.0.0", port=port, proxy_location=location)
 
@@ -242,10 +240,6 @@ def _check_weights(prepared: Prepared, options: ExportOptions) -> None:
             f"--model {source}: no pod has that folder; give the volume claim that holds it (--weights-pvc CLAIM:PATH) "
             "and --model PATH/FOLDER as the pods see it"
         )
-
-
-def _has_efa(prepared: Prepared) -> bool:
-    return any(node.nic.kind == "efa" for node in prepared.view.engine_nodes)
 
 
 def _rdma(prepared: Prepared, options: ExportOptions) -> RdmaDevices | None:

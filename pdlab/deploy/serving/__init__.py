@@ -25,7 +25,7 @@ The path of one request with PD (pd-pack and pd-spread), with the module of each
    status with its reason (`engine_errors`).
 10. The parts of the request's time go into the answer if the client wants them (`timeline`), into Ray's metrics
     (`ttft_metrics`), and into spans (`traces`).
-11. If the client went away between steps 5 and 7, decode tells prefill to free the blocks. `prefill_call`
+11. If the client went away between steps 5 and 7, decode has prefill free the blocks. `prefill_call`
 
 With pd-fluid the same engine may prefill and decode (`fluid`). `fluid_router` picks the replica of steps 1 and 4 by the
 roles that `role_board` decides, `engine_traffic` measures what passes through an engine for that decision, and

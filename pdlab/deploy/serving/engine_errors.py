@@ -73,7 +73,7 @@ def _is_harmonys(error: Any) -> bool:
 
 
 def count_reasoning_of(serving: Any) -> None:
-    """vLLM's parser of gpt-oss's answers counts no reasoning tokens for chat, and the usage then says 0."""
+    """vLLM's parser of gpt-oss's answers counts no reasoning tokens for chat, and the usage then has 0."""
     parser = getattr(serving, "parser_cls", None)
     if parser is None or parser.__module__ != HARMONY or "count_reasoning_tokens" in vars(parser):
         return

@@ -199,12 +199,12 @@ class SwitchesRoles:
 
     async def _held(self, chunks: list[int]) -> dict[str, tuple[int, int]]:
         """How many tokens of a prompt with these chunks each other engine has that prefills, and how many tokens of
-        prompts wait there, as the board knows; of none where it does not say so in time."""
+        prompts wait there, as the board knows; empty where the board does not answer in time."""
         if not self._affinity or self._board is None or not chunks:
             return {}
         try:
-            asked = self._board.held.remote(self._name, chunks)
-            held: dict[str, tuple[int, int]] = await asyncio.wait_for(asked, HELD_S)
+            query = self._board.held.remote(self._name, chunks)
+            held: dict[str, tuple[int, int]] = await asyncio.wait_for(query, HELD_S)
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -290,9 +290,9 @@ class SwitchesRoles:
                 if self._board is None:
                     self._board = await asyncio.to_thread(board, self.board_name, spec)
                 counts = replace(self._flow_report(), warmed=dict(self._warmed))
-                told = await asyncio.wait_for(self._board.report.remote(name, node, counts.fields), BOARD_ANSWER_S)
+                answer = await asyncio.wait_for(self._board.report.remote(name, node, counts.fields), BOARD_ANSWER_S)
                 self._warmed = {engine: how for engine, how in self._warmed.items() if engine not in counts.warmed}
-                orders = EngineOrders(**told)
+                orders = EngineOrders(**answer)
                 self._local_below = orders.local_below
                 for engine in orders.warm:
                     self._warm(name, engine)

@@ -42,7 +42,7 @@ _DRAIN = 16
 NO_VOCABULARY = "vocab file"
 # How the error begins of Ray's ingress for a message whose parts are of no kind that it knows, which it calls its own.
 _NO_CONTENT = "Validating message"
-# 500 or an exception, by what it says, that is a 400 -> what the client is told.
+# A part of the message of a 500 or an exception that is the request's fault -> what the client reads, with a 400.
 REASONS = {
     NO_VOCABULARY: "the engine's node has no vocabulary for this model's chat format (o200k_base.tiktoken) and cannot "
     "download it: fetch it there with pdlab's command `weights --fetch`, or use /v1/completions",
@@ -96,10 +96,10 @@ class Guard:
             body = await self._body(scope, receive)
             if body is None:  # the client has gone
                 return
-            coding = _header(scope, b"content-encoding").strip().lower()
+            coding = header_of(scope, b"content-encoding").strip().lower()
             if coding not in (b"", b"identity"):
                 raise Refused(415, f"a body in {_shown(coding.decode('latin-1'))} is not decoded here: send plain JSON")
-            parsed = check_body(body, _header(scope, b"content-type"), self.rules, path)
+            parsed = check_body(body, header_of(scope, b"content-type"), self.rules, path)
         except Refused as refused:
             await refuse(scope, refused, send)
             return
@@ -126,7 +126,7 @@ class Guard:
                 parts.append(part)
             more = message.get("more_body", False)
         if size > limit:
-            length_text = _header(scope, b"content-length").decode("latin-1") or f"more than {limit}"
+            length_text = header_of(scope, b"content-length").decode("latin-1") or f"more than {limit}"
             raise Refused(
                 413,
                 f"the body has {length_text} bytes, the limit is {limit}: send a shorter prompt, or fewer in one "
@@ -323,12 +323,12 @@ def _shown(text: str, chars: int = _VALUE_CHARS) -> str:
 
 
 def _one_line(body: bytes) -> str | None:
-    """What an application's complaint says, as one line; None where it has no known form."""
+    """The message of an application's error, as one line; None where it has no known form."""
     try:
         parsed = json.loads(body)
         error = parsed.get("error", parsed)
         message = error.get("message", error.get("detail")) if isinstance(error, dict) else error
-        if isinstance(message, list):  # FastAPI's, of which the first says enough
+        if isinstance(message, list):  # FastAPI's, of which the first is enough
             where = ".".join(str(part) for part in message[0].get("loc", ()))
             message = f"{where}: {message[0]['msg']}"
         return _shown(message, _MESSAGE_CHARS) if isinstance(message, str) else None
@@ -338,7 +338,7 @@ def _one_line(body: bytes) -> str | None:
 
 def _may_name_internals(body: bytes) -> bool:
     """False when no key of the JSON text without escapes can be one of `INTERNAL`: a search of bytes, for walking a
-    long prompt's token ids costs more than parsing them. UTF-16 and UTF-32 could hide a name, so they say True."""
+    long prompt's token ids costs more than parsing them. UTF-16 and UTF-32 could hide a name, and give True."""
     if b"\0" in body[:4] or body[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return True
     return _END.encode() in body and any(name.encode() in body for name in INTERNAL)
@@ -362,8 +362,9 @@ def _path(scope: MutableMapping[str, Any]) -> str:
     return path[len(root) :] if root and path.startswith(root) else path
 
 
-def _header(scope: MutableMapping[str, Any], name: bytes) -> bytes:
-    return next((bytes(value) for key, value in scope.get("headers", ()) if key.lower() == name), b"")
+def header_of(message: MutableMapping[str, Any], name: bytes) -> bytes:
+    """The header of that name (in lower case) of an ASGI scope or of the start of an answer; empty without it."""
+    return next((bytes(value) for key, value in message.get("headers", ()) if key.lower() == name), b"")
 
 
 def _internal(name: str) -> str:

@@ -157,7 +157,7 @@ class InstallsGuard:
     async def start(self) -> None:
         folder, self._guard_folder = hold(self.guard_files)
         if folder not in sys.path:
-            sys.path.insert(0, folder)  # this node has another home folder than Ray's environment says
+            sys.path.insert(0, folder)  # this node's home folder is not the one in Ray's environment
             os.environ["PYTHONPATH"] = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
         await _write_elsewhere(self.guard_files)
         await super().start()  # type: ignore[misc]

@@ -37,8 +37,8 @@ class CountsPoolTokens:
 
 
 def keeps_ends_alone(config: Any) -> bool:
-    """Whether vLLM keeps the windows of a prompt's layers sparsely: they have a group of their own, and vLLM was not
-    told to keep every one (``prefix_cache_retention_interval`` None)."""
+    """Whether vLLM keeps the windows of a prompt's layers sparsely: they have a group of their own, and vLLM is not
+    set to keep every one (``prefix_cache_retention_interval`` None)."""
     kinds = getattr(config.model_config.hf_text_config, "layer_types", None) or ()
     if not any("sliding" in kind for kind in kinds) or config.scheduler_config.disable_hybrid_kv_cache_manager:
         return False

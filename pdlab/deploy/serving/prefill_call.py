@@ -49,7 +49,7 @@ COUNTERS = {
     "released": "Prefills whose client left before decode began: prefill got a message to free their KV blocks.",
 }
 _SERVER_ERRORS = 500
-_Told = TypeVar("_Told")
+_Reused = TypeVar("_Reused")
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class Route:
 
     @staticmethod
     def of(pending_request: Any) -> Any:
-        """The route of a call that a router of Ray places; None: the call has none. Ray asks again with the same object
-        if a replica refused."""
+        """The route of a call that a router of Ray places; None: the call has none. After a replica has refused, Ray
+        calls again with the same object."""
         route = pending_request.kwargs.pop(ROUTE, None) or getattr(pending_request, ROUTE, None)
         setattr(pending_request, ROUTE, route)
         if route is not None:
@@ -133,8 +133,8 @@ class CallsPrefill:
             return
         kv_parameters = getattr(answer, "kv_transfer_params", None)
         times = kv_parameters.pop(TIMES_KEY, None) if kv_parameters else None
-        told = kv_parameters.pop(IDS_KEY, None) if kv_parameters else None
-        prompt_ids, first_ids = map(unpacked, told or (b"", b""))
+        packed_ids = kv_parameters.pop(IDS_KEY, None) if kv_parameters else None
+        prompt_ids, first_ids = map(unpacked, packed_ids or (b"", b""))
         if timing is not None and answer is not None:
             timing.answered(times)
         began = False
@@ -142,11 +142,11 @@ class CallsPrefill:
         early: EarlyToken | None = None
         reused: int | None = None
         if answer is not None:
-            told_of = (request, answer, prompt_ids, first_ids)
+            of_answer = (request, answer, prompt_ids, first_ids)
             if self.prefill_rules.early_token and method == "completions":
-                early = self._where_exact(early_token, *told_of)
+                early = self._where_exact(early_token, *of_answer)
             if self.prefill_rules.reuse_first_token:
-                reused = self._where_exact(first_token, *told_of)
+                reused = self._where_exact(first_token, *of_answer)
         try:
             decode_request = request
             if answer is not None:
@@ -155,7 +155,7 @@ class CallsPrefill:
                     decode_request.kv_transfer_params[FIRST_TOKEN] = reused
             with pd._reuse_prompt_token_ids(prompt_ids):
                 stream = await getattr(super(pd.PDOrchestratorMixin, self), method)(decode_request, raw_request_info)
-                # From here on vLLM itself tells prefill of a request that ends early; behind an early token later.
+                # From here on vLLM itself notifies prefill of a request that ends early; behind an early token later.
                 began = early is None
                 if early is not None:
                     begun: Any = super(pd.PDOrchestratorMixin, self)
@@ -172,15 +172,16 @@ class CallsPrefill:
                     await stream.aclose()
 
     def _where_exact(
-        self, tell: Callable[..., _Told], request: Any, answer: Any, prompt_ids: list[int], first_ids: list[int]
-    ) -> _Told | None:
-        """What `first_token` or `early_token` (``tell``) says. Never a reason for a request to fail."""
+        self, reused: Callable[..., _Reused], request: Any, answer: Any, prompt_ids: list[int], first_ids: list[int]
+    ) -> _Reused | None:
+        """What `first_token` or `early_token` (``reused``) returns; None where prefill's first token may not be used.
+        Never a reason for a request to fail."""
         try:
             engine: Any = self.engine  # type: ignore[attr-defined]
             model = engine._engine_client.model_config
             if model.has_inner_state:  # as Mamba's: vLLM has prefill leave out the prompt's last token
                 return None
-            return tell(request, answer, int(model.max_model_len), prompt_ids, first_ids)
+            return reused(request, answer, int(model.max_model_len), prompt_ids, first_ids)
         except Exception as error:  # another vLLM, whose requests and answers have other fields
             logging.getLogger("ray.serve").warning("prefill's first token is not used: %s", _in_words(error))
             return None
@@ -255,7 +256,7 @@ class CallsPrefill:
         """Prefill's first answer: a completion, or an error of the client's. Raises PrefillFailed."""
         exceptions: Any = importlib.import_module("ray.exceptions")
         prefill_request = backend.prepare_prefill_request(request=request, peer=None)
-        # Ray asks for them in a field of the answer, as a list of integers. A prompt of ids decode has itself.
+        # Ray's own request for ids gets a list of integers in the answer. A prompt of ids decode has itself.
         uses_first = self.prefill_rules.early_token or self.prefill_rules.reuse_first_token
         if self._pd_tokenize_once and (uses_first or not _of_ids(request)):
             prefill_request.kv_transfer_params[IDS_KEY] = True
@@ -315,7 +316,7 @@ class CallsPrefill:
                 await self._release(kv_parameters)
 
     async def _release(self, kv_parameters: dict[str, Any]) -> None:
-        """Have decode's engine tell prefill that nobody will read what it keeps for these transfer parameters."""
+        """Have decode's engine notify prefill that nobody will read what it keeps for these transfer parameters."""
         engine: Any = self.engine  # type: ignore[attr-defined]
         name = f"gone-{kv_parameters.get('remote_request_id')}"
         try:

@@ -327,7 +327,6 @@ class RoleBoard:
             prefilled_tokens=since.prefilled_tokens,
             prefill_busy_s=since.prefill_busy_s / self.spec.slow_down,
             generated_tokens=since.generated_tokens,
-            kv_used_share=each.now.kv_used_share,
         )
 
     def _learn_local_below(self) -> None:

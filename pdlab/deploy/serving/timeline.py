@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Mutable
 from typing import Any
 
 from pdlab.deploy.serving.events import DONE_EVENT, END
-from pdlab.deploy.serving.guard import Message, Send
+from pdlab.deploy.serving.guard import Message, Send, header_of
 from pdlab.deploy.serving.step_watch import connector_stats, on_outputs
 from pdlab.deploy.serving.traces import TRACEPARENT, TRACESTATE, RequestTrace, SpanMaker
 from pdlab.deploy.serving.ttft_metrics import CountsParts
@@ -31,7 +31,7 @@ from pdlab.marks.engine_marks import CORE, READ, WIRE, boot_id
 HEADER = "x-pdlab-timeline"
 ID_HEADER = "x-request-id"
 COMMENT = ": pdlab "
-# The key in vLLM's KV-transfer parameters under which prefill tells decode its durations.
+# The key in vLLM's KV-transfer parameters under which prefill sends decode its durations.
 TIMES_KEY = "pdlab_times"
 # The key there under which decode requests token ids, and prefill gives them `packed`. In vLLM's own field they are a
 # list of integers, which pydantic looks at one by one.
@@ -145,10 +145,10 @@ class RequestTiming:
         """An event of the engine core's, at its own time; the first of its kind counts."""
         self.marks.setdefault(name, at)
 
-    def receive(self, admitted: float | None, told: float | None, usable: float, outcome: str) -> None:
+    def receive(self, admitted: float | None, reported: float | None, usable: float, outcome: str) -> None:
         """Take the engine core's report on KV cache from prefill."""
         if outcome == READ:
-            for name, at in (("admitted", admitted), ("told", told), ("usable", usable)):
+            for name, at in (("admitted", admitted), ("reported", reported), ("usable", usable)):
                 if at is not None:
                     self.event(name, at)
         self.outcome = outcome
@@ -501,8 +501,7 @@ class _Sending:
     def __call__(self, message: Message) -> Awaitable[None]:
         timing = self._timing
         if message["type"] == "http.response.start":
-            kind = next((value for key, value in message.get("headers", ()) if key.lower() == b"content-type"), b"")
-            self._streams = kind.startswith(b"text/event-stream")
+            self._streams = header_of(message, b"content-type").startswith(b"text/event-stream")
             if not self._streams and message["status"] == 200:
                 timing.chunk()
                 if timing.wanted:
@@ -524,8 +523,7 @@ class TimelineHeader:
         self.app = app
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Send) -> None:
-        headers = scope.get("headers", ()) if scope["type"] == "http" else ()
-        if not any(key.lower() == HEADER.encode() and requests_timeline(value) for key, value in headers):
+        if scope["type"] != "http" or not requests_timeline(header_of(scope, HEADER.encode())):
             await self.app(scope, receive, send)
             return
         await self.app(scope, receive, _WithHeader(send))
@@ -538,7 +536,7 @@ class _WithHeader:
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            kind = next((value for key, value in message.get("headers", ()) if key.lower() == b"content-type"), b"")
+            kind = header_of(message, b"content-type")
             if message["status"] == 200 and kind.startswith(b"application/json"):
                 self._held = [message]
                 return

@@ -64,7 +64,7 @@ class SpanTime(NamedTuple):
 
 
 def span_times(record: Mapping[str, Any], ended_ms: float) -> Iterator[SpanTime]:
-    """The spans of a timeline as the server tells it: each within 0 and ``ended_ms``, the end of the answer.
+    """The spans of a timeline as the server writes it: each within 0 and ``ended_ms``, the end of the answer.
 
     If the first token was sent early, the parts after it are those of the second token.
     """

@@ -15,6 +15,7 @@ from typing import TextIO
 
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import INPUTS, OUTPUTS, column_name, whole_tokens
+from pdlab.core.text import counted
 from pdlab.traffic.file import TrafficFile
 from pdlab.traffic.formats.record import RecordedPrompt, RecordedRequest, check_name
 from pdlab.traffic.requests import opened
@@ -38,7 +39,7 @@ def csv_trace(path: Path, spec: TrafficFile) -> Iterator[RecordedRequest]:
         for line, row in rows:
             where = f"{path}, line {line}"
             if len(row) < len(names):
-                raise UsageError(f"{where}: {len(row)} cells for {len(names)} columns")
+                raise UsageError(f"{where}: {counted(len(row), 'cell')} for {counted(len(names), 'column')}")
             name = f"r{line}"
             at_s = moment_s(row[moment], where, unit_s)
             if may_fail and "0" in (row[inputs].strip(), row[outputs].strip()):

@@ -69,7 +69,9 @@ def render(facts: Facts, findings: Sequence[DoctorFinding]) -> str:
         versions = ", ".join(f"{name} {version or '-'}" for name, version in fact.get("versions", {}).items())
         loaded = fact.get("loaded") or {}
         ucx = f", UCX {loaded['ucx']} ({_library_origin(loaded['libraries'])})" if loaded.get("ucx") else ""
-        lines.append(f"{node}  {fact.get('host')}: {versions}{ucx}; {fact.get('gpus', 0)} GPUs, {fabric_text(fact)}")
+        lines.append(
+            f"{node}  {fact.get('host')}: {versions}{ucx}; {counted(fact.get('gpus', 0), 'GPU')}, {fabric_text(fact)}"
+        )
         works = [name for name, why in loaded.get("backends", {}).items() if why is None]
         if loaded:
             lines.append(f"  NIXL backends that load: {', '.join(works) or 'none'}")
@@ -102,7 +104,7 @@ def _by_device(transports: Sequence[str]) -> list[str]:
     for name in transports:
         transport = name.split("/")[0]
         devices[transport] = devices.get(transport, 0) + 1
-    return [name if count == 1 else f"{name} on {count} devices" for name, count in devices.items()]
+    return [name if count == 1 else f"{name} on {counted(count, 'device')}" for name, count in devices.items()]
 
 
 def _library_origin(libraries: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from pdlab.core.commands import PDLAB
+from pdlab.core.text import counted
 from pdlab.transfer.doctor.findings import SPANNING, DoctorFinding, Facts, Rule
 
 LEAST_DRIVER = 580  # first driver for CUDA 13, for which torch is built
@@ -129,7 +130,7 @@ def _mig(facts: Facts) -> Iterator[DoctorFinding]:
                 "warning",
                 "mig",
                 (node,),
-                f"MIG is on for {sum(modes)} of {len(modes)} GPUs",
+                f"MIG is on for {sum(modes)} of {counted(len(modes), 'GPU')}",
                 "slices of GPUs cannot reach each other (no cuda_ipc, no NVLink, no NCCL): TP > 1 fails, the KV "
                 "cache of a pack goes through host memory, and a slice has only a part of the GPU's memory",
                 "nvidia-smi -mig 0 on the node, or nodes without MIG",

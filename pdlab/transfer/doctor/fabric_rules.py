@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pdlab.core.commands import CHECK_TRANSFER
+from pdlab.core.text import counted
 from pdlab.transfer.doctor.findings import FABRIC, NETWORK, Concern, DoctorFinding, Facts, Rule
 from pdlab.transfer.ucx_log import failed_modules
 from pdlab.transfer.verdict import FABRIC as FABRIC_TRANSPORTS
@@ -131,7 +132,7 @@ def _rails(facts: Facts) -> Iterator[DoctorFinding]:
                 "rails",
                 (node,),
                 f"{per_gpu} {fabric.name} devices per GPU, UCX_MAX_RMA_RAILS {rails} ({DEFAULT_RAILS} where not set)",
-                f"a transfer uses {rails} of {per_gpu} devices{speed}",
+                f"a transfer uses {rails} of {counted(per_gpu, 'device')}{speed}",
                 f"set UCX_MAX_RMA_RAILS={per_gpu} on every node",
                 (fabric.wire,),
             )
@@ -288,7 +289,7 @@ def _one_nic(facts: Facts) -> Iterator[DoctorFinding]:
                 "warning" if len(fabric.devices) > 1 else "note",
                 "one_nic",
                 (node,),
-                f"{reason}: only {min(chosen)} serves {fact['gpus']} GPUs",
+                f"{reason}: only {min(chosen)} serves {counted(fact['gpus'], 'GPU')}",
                 "all KV transfers of the node share the rate of one device, and most GPUs reach it through the CPU",
                 "unset UCX_NET_DEVICES: UCX takes the devices that are near each GPU" if by
                 else "give the node, or the container, a device for each GPU",

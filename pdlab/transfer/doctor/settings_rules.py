@@ -9,6 +9,8 @@ from typing import NamedTuple
 from pdlab.cluster.machine import SPAWNED
 from pdlab.core.commands import LAUNCH
 from pdlab.core.deployment import Pool
+from pdlab.core.nodes import Role
+from pdlab.core.text import counted
 from pdlab.transfer.doctor.findings import ONE_MACHINE, DoctorFinding, Facts, Rule
 
 DEBUG_LEVELS = {"debug", "trace", "trace_req", "trace_data", "trace_async", "trace_func", "trace_poll", "data", "func"}
@@ -69,7 +71,7 @@ LISTENING = (
 ENGINES = ("VLLM::", "ray::")  # titles of vLLM's and Ray's processes
 
 
-def side_channel_ports(pools: Mapping[str, Pool]) -> tuple[int, ...]:
+def side_channel_ports(pools: Mapping[Role, Pool]) -> tuple[int, ...]:
     """Side-channel ports of the engines of pools (role -> pool), one per engine.
 
     Ray Serve LLM 2.60 uses base + rank x devices for a replica (kv_transfer/base.py). For a data-parallel engine it
@@ -120,7 +122,7 @@ def _gpus(facts: Facts) -> Iterator[DoctorFinding]:
                 "warning",
                 "gpu_visibility",
                 (node,),
-                f"NVIDIA_VISIBLE_DEVICES={visible}, the node has {fact['gpus']} GPUs",
+                f"NVIDIA_VISIBLE_DEVICES={visible}, the node has {counted(fact['gpus'], 'GPU')}",
                 "cuda_ipc needs both GPUs visible to both processes: in a pack, KV cache moves through host memory",
                 "run one container per node with all its GPUs, and let Ray assign them",
                 ("gpu peer",),

@@ -382,8 +382,8 @@ class TestVariedLengths:
     WORKLOAD = Workload(input_tokens=ITL, output_tokens=OTL, lengths=Uniform(low=0.5, high=1.5))
 
     def folder(self, path: Path, requested: tuple[int, int] = (ITL, OTL), **changes: Any) -> Path:
-        usual = {"workload": self.WORKLOAD, "asked_tokens": (float(ITL), float(OTL))}
-        records = [record.model_copy(update={"asked": requested}) for record in requests(4, 80)]
+        usual = {"workload": self.WORKLOAD, "requested_tokens": (float(ITL), float(OTL))}
+        records = [record.model_copy(update={"requested": requested}) for record in requests(4, 80)]
         whole = metrics.whole(LevelData.of(records))
         steady = metrics.steady(LevelData.of(records), Closed(concurrency=4))
         store = Store(path)
@@ -400,7 +400,7 @@ class TestVariedLengths:
         assert "80 answers do not have the requested token counts" in finding.evidence
 
     def test_rates_of_other_lengths_than_requested(self, tmp_path: Path) -> None:
-        (finding,) = audit([self.folder(tmp_path / "one", asked_tokens=(1.1 * ITL, float(OTL)))])
+        (finding,) = audit([self.folder(tmp_path / "one", requested_tokens=(1.1 * ITL, float(OTL)))])
         assert finding.kind == "contradiction" and "the workload has 563.2 input tokens per request" in finding.evidence
 
 

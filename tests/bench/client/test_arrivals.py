@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from support.client_levels import client_level
 
 from pdlab.bench.client.protocol import ClientAnswer, ClientLevel, merged
 from pdlab.core.workload import Closed, Open, Ramp
@@ -16,9 +17,8 @@ from pdlab.results import metrics
 from pdlab.results.schema import RequestRecord
 
 
-def level(**more: Any) -> ClientLevel:
-    base = {"name": "x", "base_url": "http://h", "model": "m", "tokenizer": "t", "input_tokens": 8, "output_tokens": 4}
-    return ClientLevel(**{**base, "num_requests": 4000, "seed": 3, **more})
+def level(**given: Any) -> ClientLevel:
+    return client_level(**{"num_requests": 4000, "seed": 3} | given)
 
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.client_levels import client_level
 from support.sweep import Oracle
 
 from pdlab.bench.client.processes import LoadClient
@@ -31,17 +32,8 @@ def client(warm_starts: None) -> Iterator[LoadClient]:
 
 @pytest.fixture
 def level(shared_oracle: Oracle, tokenizer: Path) -> ClientLevel:
-    return ClientLevel(
-        name="level",
-        base_url=shared_oracle.url,
-        model="oracle",
-        tokenizer=str(tokenizer),
-        input_tokens=24,
-        output_tokens=8,
-        num_requests=60,
-        seed=1,
-        load=Closed(concurrency=6),
-    )
+    served = {"base_url": shared_oracle.url, "model": "oracle", "tokenizer": str(tokenizer)}
+    return client_level(**served, input_tokens=24, output_tokens=8, num_requests=60, load=Closed(concurrency=6))
 
 
 def test_open_loop_arrives_at_its_rate(client: LoadClient, level: ClientLevel, shared_oracle: Oracle) -> None:

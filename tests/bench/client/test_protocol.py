@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from support.client_levels import client_level
 
-from pdlab.bench.client.protocol import ClientAnswer, ClientLevel, in_simulated_time, slowed
+from pdlab.bench.client.protocol import ClientAnswer, in_simulated_time, slowed
 from pdlab.core.workload import Closed, Open, Ramp
 from pdlab.results.schema import RequestRecord
 
-LEVEL = ClientLevel(
-    name="rate4", base_url="http://h", model="m", tokenizer="t", input_tokens=10, output_tokens=5, num_requests=20,
-    seed=1, load=Open(rate_rps=4.0), request_timeout_s=60.0,
-)  # fmt: skip
+LEVEL = client_level(load=Open(rate_rps=4.0), request_timeout_s=60.0)
 
 
 def test_requests_come_slowly_with_their_time() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.client_levels import client_level
 from support.completions import TOKEN_S, CompletionsServer, ReceivedRequest, completions_server
 
 from pdlab.bench.client.processes import LoadClient
@@ -78,10 +79,8 @@ def level(path: Path, server: CompletionsServer, tokenizer: Path, **changes: Any
         groups.add(each)
     fields: dict[str, Any] = {"path": str(path), "groups": groups.count}
     fields |= {name: changes.pop(name) for name in ("endpoint", "stretch", "block_tokens") if name in changes}
-    given = {"seed": 5, "num_requests": len(requests), "model": "m", "tokenizer": str(tokenizer), **changes}
-    return ClientLevel(
-        name="replay1", base_url=server.url, input_tokens=20, output_tokens=4, load=ReplayedPlan(**fields), **given
-    )
+    given = {"seed": 5, "num_requests": len(requests), "tokenizer": str(tokenizer), **changes}
+    return client_level(base_url=server.url, input_tokens=20, load=ReplayedPlan(**fields), **given)
 
 
 def by_id(records: tuple[RequestRecord, ...]) -> dict[str, RequestRecord]:
@@ -104,7 +103,7 @@ def test_a_follow_up_is_its_parent_its_answer_and_its_own_tokens(
         each, record = came[request.id], records[request.id]
         prompt = each.body["prompt"]
         assert each.headers["x-session-id"] == request.session
-        assert record.asked == (len(prompt), request.out) == (record.input_tokens, record.output_tokens)
+        assert record.requested == (len(prompt), request.out) == (record.input_tokens, record.output_tokens)
         assert record.replayed and record.replayed.session == request.session
         assert record.replayed.turn == int(request.id[-1]) + 1
         if request.parent is None:
@@ -206,7 +205,7 @@ def test_reasoning_and_tool_calls_are_tokens_and_the_end_is_none(
     path = written(tmp_path, conversations(2), endpoint="chat")
     records = by_id(client.run(level(path, server, tokenizer, endpoint="chat")).records)
     for record in records.values():
-        assert record.ok and record.asked is not None and record.output_tokens == record.asked[1]
+        assert record.ok and record.requested is not None and record.output_tokens == record.requested[1]
         assert len(record.itl_s) == record.output_tokens - 1
         assert record.ttft_s is not None and record.e2el_s is not None
         # A first token is the first that came: reasoning.
@@ -264,12 +263,10 @@ def test_an_error_in_the_stream_fails_a_request_of_any_level(
     server: CompletionsServer, client: LoadClient, tokenizer: Path
 ) -> None:
     server.breaks = lambda prompt: len(server.received) == 1
-    records = client.run(
-        ClientLevel(
-            name="c1", base_url=server.url, model="m", tokenizer=str(tokenizer), input_tokens=20, output_tokens=4,
-            num_requests=3, seed=1, load=Closed(concurrency=1),
-        )
-    ).records  # fmt: skip
+    one_by_one = client_level(
+        base_url=server.url, tokenizer=str(tokenizer), input_tokens=20, num_requests=3, load=Closed(concurrency=1)
+    )
+    records = client.run(one_by_one).records
     assert [record.ok for record in records] == [False, True, True]
     assert records[0].error is not None and "the engine has died" in records[0].error
 
@@ -285,7 +282,7 @@ def test_real_text_is_sent_as_it_is(
     path = written(tmp_path, requests)
     (record,) = client.run(level(path, server, tokenizer)).records
     ids = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).encode(text, add_special_tokens=False).ids
-    assert server.received[0].body["prompt"] == ids and record.asked == (len(ids), 3)
+    assert server.received[0].body["prompt"] == ids and record.requested == (len(ids), 3)
     tools = [{"type": "function", "function": {"name": "f"}}]
     requests = [dataclasses.replace(requests[0], extra={"tools": tools})]
     client.run(level(written(tmp_path, requests, endpoint="chat"), server, tokenizer, endpoint="chat"))
@@ -317,10 +314,7 @@ def test_blocks_of_what_is_to_be_sent_stay_in_the_file(tmp_path: Path) -> None:
     blocks = [tuple((f"b{n}-{k}", 5) for k in range(100)) for n in range(2000)]
     many = [TrafficRequest(f"r{n}", f"s{n}", each, 3, at_s=0.0) for n, each in enumerate(blocks)]
     plan = ReplayedPlan(path=str(written(tmp_path, many)), groups=2000)
-    whole = ClientLevel(
-        name="replay1", base_url="http://x", input_tokens=500, output_tokens=3, seed=5, num_requests=2000, model="m",
-        tokenizer="t", load=plan,
-    )  # fmt: skip
+    whole = client_level(input_tokens=500, num_requests=2000, load=plan)
     own_requests(whole)  # what is made once
     tracemalloc.start()
     try:
@@ -342,12 +336,7 @@ def test_requests_are_handed_over_when_they_are_due_or_with_what_they_wait_for(t
         TrafficRequest("d", "t", (("d", 5),), 3, parent="c", waits=("c",), at_s=6.0),
     ]
     plan = ReplayedPlan(path=str(written(tmp_path, many)), groups=2)
-    planned = own_requests(
-        ClientLevel(
-            name="replay1", base_url="http://x", input_tokens=5, output_tokens=3, seed=5, num_requests=4, model="m",
-            tokenizer="t", load=plan,
-        )
-    )  # fmt: skip
+    planned = own_requests(client_level(num_requests=4, load=plan))
     assert [many[number].id for number in planned.order] == ["c", "a", "b", "d"]
     assert [*planned.due_s] == [4.0, 4.0, 1.0, 6.0] and [*planned.turns] == [1, 2, 1, 2]
     assert [*planned.followers] == [1, 0, 2, 0] and not planned.has_text

@@ -10,16 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.client_levels import client_level
 
-from pdlab.bench.client.protocol import ClientAnswer, ClientLevel, merged
+from pdlab.bench.client.protocol import ClientAnswer, merged
 from pdlab.bench.client.worker import Meter, _own_lengths
 from pdlab.core.workload import Closed, Open
 from pdlab.results.schema import RequestRecord
-
-
-def level(**load: Any) -> ClientLevel:
-    fields: dict[str, Any] = {"model": "m", "tokenizer": "t", "input_tokens": 8, "output_tokens": 4, "num_requests": 9}
-    return ClientLevel(name="x", base_url="http://h", seed=1, **fields, **load)
 
 
 def answered(start_s: float, **changes: Any) -> Any:
@@ -34,7 +30,7 @@ def records_of(meter: Meter) -> list[RequestRecord]:
 
 
 async def test_a_request_without_an_answer_in_time_is_marked() -> None:
-    meter = Meter(level(load=Closed(concurrency=1), request_timeout_s=0.05), io.StringIO())
+    meter = Meter(client_level(load=Closed(concurrency=1), request_timeout_s=0.05), io.StringIO())
 
     async def serve(request: Any, *_: Any) -> Any:
         await asyncio.sleep(request.takes_s)
@@ -51,7 +47,7 @@ async def test_a_request_without_an_answer_in_time_is_marked() -> None:
 
 
 async def test_lateness_in_a_closed_loop_is_the_time_a_place_stood_empty() -> None:
-    meter = Meter(level(load=Closed(concurrency=2)), io.StringIO())
+    meter = Meter(client_level(load=Closed(concurrency=2)), io.StringIO())
     sent: dict[str, float] = {}
     ended: list[float] = []
 
@@ -94,21 +90,21 @@ def test_a_process_that_begins_late_is_late_by_the_common_schedule() -> None:
 
 def test_records_keep_the_requested_tokens_of_each_request_of_this_process() -> None:
     lengths = tuple((number, 2) for number in range(1, 10))
-    own = level(load=Open(rate_rps=1.0), lengths=lengths).model_copy(update={"part": 1, "parts": 4})
-    assert _own_lengths(own) == [(2, 2), (6, 2)] and _own_lengths(level(load=Open(rate_rps=1.0))) is None
+    own = client_level(load=Open(rate_rps=1.0), lengths=lengths).model_copy(update={"part": 1, "parts": 4})
+    assert _own_lengths(own) == [(2, 2), (6, 2)] and _own_lengths(client_level(load=Open(rate_rps=1.0))) is None
     meter = Meter(own, io.StringIO())
-    for start_s, asked in zip((9.0, 8.5), _own_lengths(own) or (), strict=True):
-        meter.keep(str(start_s), answered(start_s), due_s=start_s - 7.0, asked=asked)
+    for start_s, requested in zip((9.0, 8.5), _own_lengths(own) or (), strict=True):
+        meter.keep(str(start_s), answered(start_s), due_s=start_s - 7.0, requested=requested)
     meter.keep("plain", answered(8.0), due_s=0.75)
     records = records_of(meter)
-    assert [(record.arrival_s, record.asked) for record in records] == [(0.0, None), (0.5, (6, 2)), (1.0, (2, 2))]
+    assert [(record.arrival_s, record.requested) for record in records] == [(0.0, None), (0.5, (6, 2)), (1.0, (2, 2))]
     # The schedule began at 7.0, by the two that were sent then and not a quarter of a second later.
     assert [record.lateness_s for record in records] == [0.25, 0.0, 0.0] and meter.ended.schedule_s == 7.0
-    assert "asked" not in records[0].model_dump(exclude_defaults=True)
+    assert "requested" not in records[0].model_dump(exclude_defaults=True)
 
 
 def test_what_waited_for_others_is_late_by_them() -> None:
-    meter = Meter(level(load=Open(rate_rps=1.0)), io.StringIO())
+    meter = Meter(client_level(load=Open(rate_rps=1.0)), io.StringIO())
     meter.keep("root", answered(8.0), due_s=1.0)
     meter.keep("next", answered(9.0), due_s=1.0, waited=True, lateness_s=0.125)
     meter.keep("unsent", answered(9.5, success=False, error="not sent"), due_s=1.0, waited=True)
@@ -119,7 +115,7 @@ def test_tokens_that_the_server_does_not_report_are_counted_in_the_text() -> Non
     def tokenizer(text: str, **_: Any) -> Any:
         return SimpleNamespace(input_ids=text.split())
 
-    meter = Meter(level(load=Closed(concurrency=1)), io.StringIO(), tokenizer)
+    meter = Meter(client_level(load=Closed(concurrency=1)), io.StringIO(), tokenizer)
     meter.keep("reported", answered(1.0, generated_text="a b c"))
     meter.keep("not reported", answered(2.0, output_tokens=None, generated_text="a b c"))
     meter.keep("failed", answered(3.0, output_tokens=None, success=False))
@@ -127,7 +123,7 @@ def test_tokens_that_the_server_does_not_report_are_counted_in_the_text() -> Non
 
 
 def test_what_has_ended_is_not_kept_in_memory() -> None:
-    meter = Meter(level(load=Closed(concurrency=1)), io.StringIO())
+    meter = Meter(client_level(load=Closed(concurrency=1)), io.StringIO())
     gaps_s = [0.001 * number for number in range(200)]
     tracemalloc.start()
     try:

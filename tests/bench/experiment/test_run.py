@@ -53,7 +53,7 @@ class Lab:
             "CALLS": str(self.calls_path),
             "TOKENIZER": str(tokenizer),
             **WARM,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [WARM.get("PYTHONPATH")])]),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), *filter(None, [WARM.get("PYTHONPATH")])]),
         }
 
     def file(self, **changes: Any) -> Path:

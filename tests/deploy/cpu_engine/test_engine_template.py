@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.processes import alive, wait_for
 
 from pdlab.deploy.cpu_engine import engine_template
 
@@ -35,10 +36,11 @@ prefork.at_start()
 WORKER = """
 import json, os, random, sys, threading, time
 import imported_once
-told = {"argv": sys.argv, "name": __name__, "mine": os.environ.get("RAY_MINE"), "gone": os.environ.get("RAY_TEMPLATES"),
+facts = {"argv": sys.argv, "name": __name__, "mine": os.environ.get("RAY_MINE"),
+         "gone": os.environ.get("RAY_TEMPLATES"),
         "folder": os.getcwd(), "pid": os.getpid(), "imported_by": imported_once.PID, "path": sys.path[0],
         "drawn": random.random()}
-print(json.dumps(told), flush=True)
+print(json.dumps(facts), flush=True)
 while not os.path.exists(sys.argv[2]):
     time.sleep(0.01)
 print("done", flush=True)
@@ -83,14 +85,14 @@ class Place:
         env = self.environment(RAY_MINE="mine", **more)
         options: dict[str, Any] = {"env": env, "cwd": folder, "text": True, "stdout": subprocess.PIPE}
         with subprocess.Popen(command, **options) as up:
-            told = {}
+            process_facts = {}
             try:
                 assert up.stdout is not None
-                told = json.loads(up.stdout.readline())
-                yield up, told
+                process_facts = json.loads(up.stdout.readline())
+                yield up, process_facts
             finally:
                 up.kill()
-                await_end(told.get("pid", up.pid))
+                await_end(process_facts.get("pid", up.pid))
 
     def end(self) -> None:
         (self.folder / "end").touch()
@@ -101,29 +103,22 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def ended(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
 def await_end(pid: int) -> None:
-    deadline = time.monotonic() + 60
-    while not ended(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: not alive(pid))
 
 
 def test_the_fork_takes_over_command_environment_folder_and_output(place: Place) -> None:
-    with place.template() as template, place.worker() as (shell, told), place.worker() as (other, second):
-        assert told["imported_by"] == second["imported_by"] == template.pid
-        assert len({told["pid"], second["pid"], shell.pid, other.pid, template.pid}) == 5
+    with place.template() as template, place.worker() as (shell, process_facts), place.worker() as (other, second):
+        assert process_facts["imported_by"] == second["imported_by"] == template.pid
+        assert len({process_facts["pid"], second["pid"], shell.pid, other.pid, template.pid}) == 5
         script = str(place.folder / "default_worker.py")
-        assert told["argv"] == [script, "--word", str(place.folder / "end")] and told["name"] == "__main__"
-        assert (told["mine"], told["gone"]) == ("mine", None)
-        assert told["folder"] == str(place.folder / "elsewhere") and told["path"] == str(place.folder)
-        assert told["drawn"] != second["drawn"]
+        assert (
+            process_facts["argv"] == [script, "--word", str(place.folder / "end")]
+            and process_facts["name"] == "__main__"
+        )
+        assert (process_facts["mine"], process_facts["gone"]) == ("mine", None)
+        assert process_facts["folder"] == str(place.folder / "elsewhere") and process_facts["path"] == str(place.folder)
+        assert process_facts["drawn"] != second["drawn"]
         place.end()
         for one in (shell, other):
             assert one.stdout is not None and one.stdout.read() == "done\n" and one.wait(60) == 0
@@ -131,35 +126,35 @@ def test_the_fork_takes_over_command_environment_folder_and_output(place: Place)
 
 @pytest.mark.parametrize("differs", [{"OMP_NUM_THREADS": "7"}, {"VLLM_LOGGING_LEVEL": "DEBUG"}])
 def test_a_worker_with_another_environment_imports_by_itself(differs: dict[str, str], place: Place) -> None:
-    with place.template() as template, place.worker(**differs) as (worker, told):
-        assert told["pid"] == told["imported_by"] == worker.pid
+    with place.template() as template, place.worker(**differs) as (worker, process_facts):
+        assert process_facts["pid"] == process_facts["imported_by"] == worker.pid
         assert template.stdout is not None and template.stdout.readline().split()[-1] == next(iter(differs))
 
 
 def test_without_a_template_a_worker_imports_by_itself(place: Place) -> None:
-    with place.worker() as (worker, told):
-        assert told["pid"] == told["imported_by"] == worker.pid
+    with place.worker() as (worker, process_facts):
+        assert process_facts["pid"] == process_facts["imported_by"] == worker.pid
     with place.template():
         pass  # its socket stays behind
     assert place.socket.exists()
-    with place.worker() as (worker, told):
-        assert told["pid"] == told["imported_by"] == worker.pid
+    with place.worker() as (worker, process_facts):
+        assert process_facts["pid"] == process_facts["imported_by"] == worker.pid
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_worker_and_fork_end_with_each_other(number: signal.Signals, place: Place) -> None:
     with place.template():
-        with place.worker() as (worker, told):
+        with place.worker() as (worker, process_facts):
             worker.send_signal(number)
-            await_end(told["pid"])
-        with place.worker() as (worker, told):
-            os.kill(told["pid"], number)
+            await_end(process_facts["pid"])
+        with place.worker() as (worker, process_facts):
+            os.kill(process_facts["pid"], number)
             assert worker.wait(60) == 0
-        with place.worker() as (worker, told):  # as a raylet does with what is left of a worker
-            os.killpg(os.getpgid(told["pid"]), number)
+        with place.worker() as (worker, process_facts):  # as a raylet does with what is left of a worker
+            os.killpg(os.getpgid(process_facts["pid"]), number)
             assert worker.wait(60) == 0
-        with place.worker() as (_, told):  # and the template goes on
-            assert told["pid"] != told["imported_by"]
+        with place.worker() as (_, process_facts):  # and the template goes on
+            assert process_facts["pid"] != process_facts["imported_by"]
 
 
 def test_only_variables_that_are_read_later_may_differ() -> None:

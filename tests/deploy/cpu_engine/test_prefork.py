@@ -6,10 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from support.processes import alive, wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ends with its parent by prctl")
 
@@ -96,8 +96,7 @@ def test_who_waits_ends_with_its_parent(number: signal.Signals, tmp_path: Path) 
         running.stdout.readline()
         (child,) = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
         running.send_signal(number)
-    while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().split()[2]:
-        time.sleep(0.01)
+    wait_for(lambda: not alive(int(child)))
 
 
 @pytest.mark.parametrize(

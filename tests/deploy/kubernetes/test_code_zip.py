@@ -10,11 +10,10 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.values import strings
 
 from pdlab.cli import code_zip as command
 from pdlab.core import api_key
@@ -27,17 +26,6 @@ from tests.support.deployments import SHAPES
 
 # `kubectl apply` keeps a copy of an object in an annotation, which may have so many bytes.
 MOST_BYTES = 262_144
-
-
-def strings(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        for each in value.values():
-            yield from strings(each)
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from strings(each)
-    elif isinstance(value, str):
-        yield value
 
 
 def module_path(name: str) -> Path | None:

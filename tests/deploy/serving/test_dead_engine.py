@@ -153,7 +153,7 @@ def test_a_replica_that_answers_http_itself_has_it_in_front(watched: bool) -> No
         def __del__(self) -> None:  # type: ignore[override]
             """None is to run when it is collected."""
 
-    asked = TestClient(asyncio.run(Mixed().__serve_build_asgi_app__()))
-    assert asked.post("/").status_code == 200
+    browser = TestClient(asyncio.run(Mixed().__serve_build_asgi_app__()))
+    assert browser.post("/").status_code == 200
     client.errored = True
-    assert asked.post("/").status_code == (ELSEWHERE if watched else 200)
+    assert browser.post("/").status_code == (ELSEWHERE if watched else 200)

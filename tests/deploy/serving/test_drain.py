@@ -14,15 +14,15 @@ from pdlab.deploy.serving.drain import DrainsBeforeStop, drained
 
 def engine(*free: bool | Exception) -> Any:
     """Whose blocks are free as said, the last answer over and over."""
-    asked: list[bool | Exception] = []
+    answers: list[bool | Exception] = []
 
     async def reset_prefix_cache() -> bool:
-        asked.append(free[min(len(asked), len(free) - 1)])
-        if isinstance(asked[-1], Exception):
-            raise asked[-1]
-        return asked[-1]
+        answers.append(free[min(len(answers), len(free) - 1)])
+        if isinstance(answers[-1], Exception):
+            raise answers[-1]
+        return answers[-1]
 
-    return SimpleNamespace(_engine_client=SimpleNamespace(reset_prefix_cache=reset_prefix_cache), asked=asked)
+    return SimpleNamespace(_engine_client=SimpleNamespace(reset_prefix_cache=reset_prefix_cache), answers=answers)
 
 
 @pytest.fixture(autouse=True)
@@ -34,13 +34,13 @@ def test_nothing_held_is_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain, "_application_goes", lambda: pytest.fail("the controller was asked for nothing"))
     held = engine(True)
     assert asyncio.run(drained(held, 60, poll_s=60)) is True
-    assert len(held.asked) == 1
+    assert len(held.answers) == 1
 
 
 def test_it_waits_until_the_blocks_are_read() -> None:
     held = engine(False, False, True)
     assert asyncio.run(drained(held, 60, poll_s=0.001)) is True
-    assert len(held.asked) == 3
+    assert len(held.answers) == 3
 
 
 def test_blocks_that_nobody_reads_do_not_hold_it_for_ever() -> None:
@@ -51,7 +51,7 @@ def test_an_application_that_goes_is_not_held(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(drain, "_application_goes", lambda: True)
     held = engine(False)
     assert asyncio.run(drained(held, 3600, poll_s=3600)) is False
-    assert len(held.asked) == 1
+    assert len(held.answers) == 1
 
 
 def test_a_dead_engine_does_not_hold_it() -> None:
@@ -84,4 +84,4 @@ async def test_rays_own_end_comes_behind_it() -> None:
     mixed.engine = server.engine  # type: ignore[attr-defined]
     await mixed.__del__()
     Mixed.__del__ = Server.__del__ = lambda self: None  # type: ignore[assignment, method-assign]
-    assert ends == ["ended"] and len(held.asked) == 1
+    assert ends == ["ended"] and len(held.answers) == 1

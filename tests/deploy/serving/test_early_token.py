@@ -146,14 +146,14 @@ class Chat(Request):
     ],
 )  # fmt: skip
 def test_chat_may_be_handed_its_first_token(changes: dict[str, Any], token: int | None) -> None:
-    asked = Chat(**{"messages": [{"role": "user", "content": "ba"}], "temperature": 0.0, **changes})
-    assert first_token(asked, answer(), LONGEST, PROMPT, [9]) == token
+    sent_request = Chat(**{"messages": [{"role": "user", "content": "ba"}], "temperature": 0.0, **changes})
+    assert first_token(sent_request, answer(), LONGEST, PROMPT, [9]) == token
 
 
 def test_chat_as_long_as_the_context_has_room_for_a_second_token() -> None:
-    asked = Chat(messages=[{"role": "user", "content": "ba"}], temperature=0.0)
-    assert first_token(asked, answer(), len(PROMPT) + 2, PROMPT, [9]) == 9
-    assert first_token(asked, answer(), len(PROMPT) + 1, PROMPT, [9]) is None
+    sent_request = Chat(messages=[{"role": "user", "content": "ba"}], temperature=0.0)
+    assert first_token(sent_request, answer(), len(PROMPT) + 2, PROMPT, [9]) == 9
+    assert first_token(sent_request, answer(), len(PROMPT) + 1, PROMPT, [9]) is None
 
 
 @pytest.mark.parametrize(("prompt_ids", "token_ids"), [([], [9]), (PROMPT, []), (PROMPT, [9, 9])])
@@ -227,7 +227,7 @@ class Decode(CallsPrefill):
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     counts: list[str] = []
     monkeypatch.setattr(prefill_call, "count", counts.append)
     return counts
@@ -243,20 +243,20 @@ def sent_by(decode: Decode) -> list[Any]:
     return asyncio.run(run())
 
 
-def test_the_client_has_the_token_once_and_then_the_rest(told: list[str]) -> None:
+def test_the_client_has_the_token_once_and_then_the_rest(events: list[str]) -> None:
     decode = Decode([event(" ufo"), event(" wan"), event("", "length"), USAGE, DONE], [])
-    assert texts(sent_by(decode)) == " ufo wan" and told == ["early"] and decode.closed == ["first"]
+    assert texts(sent_by(decode)) == " ufo wan" and events == ["early"] and decode.closed == ["first"]
 
 
 def test_where_decode_takes_another_token_it_is_asked_to_go_on_from_prefills(
-    told: list[str], monkeypatch: pytest.MonkeyPatch
+    events: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timing = RequestTiming(wanted=True)
     monkeypatch.setattr(prefill_call, "current", lambda: timing)
     decode = Decode([event(" gi"), event(" gi"), DONE], [event(" wan"), event("", "length"), USAGE, DONE])
     sent = sent_by(decode)
     assert timing.early and timing.second_request
-    assert texts(sent) == " ufo wan" and told == ["early", "early_again"] and decode.closed == ["first", "again"]
+    assert texts(sent) == " ufo wan" and events == ["early", "early_again"] and decode.closed == ["first", "again"]
     usage = json.loads(sent[-2].removeprefix("data: "))["usage"]
     assert usage == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
 
@@ -264,14 +264,14 @@ def test_where_decode_takes_another_token_it_is_asked_to_go_on_from_prefills(
 def test_the_request_that_goes_on() -> None:
     early = early_token(request(), answer(), LONGEST, PROMPT, [9])
     assert early is not None
-    asked = request(kv_transfer_params={"do_remote_prefill": True})
-    anew = going_on(asked, early)
+    sent_request = request(kv_transfer_params={"do_remote_prefill": True})
+    anew = going_on(sent_request, early)
     assert (anew.prompt, anew.max_tokens, anew.kv_transfer_params) == ([5, 6, 7, 9], 7, None)
-    assert asked.max_tokens == 8
+    assert sent_request.max_tokens == 8
     assert counted(event('"usage"')) == event('"usage"'), "a text that the model wrote"
 
 
-def test_decode_begins_behind_the_token(told: list[str]) -> None:
+def test_decode_begins_behind_the_token(events: list[str]) -> None:
     """A client that goes away before has nothing of decode's to be ended."""
     decode = Decode([event(" ufo"), event(" wan"), DONE], [])
     early = early_token(request(), answer(), LONGEST, PROMPT, [9])
@@ -289,7 +289,7 @@ def test_decode_begins_behind_the_token(told: list[str]) -> None:
     assert asyncio.run(run(1)) == ["first"]
 
 
-async def test_a_client_that_goes_away_while_decode_says_nothing_ends_it(told: list[str]) -> None:
+async def test_a_client_that_goes_away_while_decode_says_nothing_ends_it(events: list[str]) -> None:
     decode = Decode([], [])
     early = early_token(request(), answer(), LONGEST, PROMPT, [9])
     assert early is not None
@@ -308,7 +308,7 @@ async def test_a_client_that_goes_away_while_decode_says_nothing_ends_it(told: l
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
-    assert decode.closed == ["silent"] and told == ["early"]
+    assert decode.closed == ["silent"] and events == ["early"]
 
 
 def engine_of(**model: Any) -> Any:

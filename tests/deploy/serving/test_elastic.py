@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.clock import Clock
+from support.role_boards import Quiet, report, roles
 
 from pdlab.deploy.serving.elastic import (
     HEARD_S,
@@ -27,17 +28,10 @@ from pdlab.deploy.serving.elastic import (
     ReplicasOfPool,
     next_to_stop,
 )  # fmt: skip
-from pdlab.deploy.serving.engine_traffic import TrafficCounts
-from pdlab.deploy.serving.role_board import SETTLE_S, SILENT_S, RoleBoard
+from pdlab.deploy.serving.role_board import SETTLE_S, SILENT_S
 from pdlab.roles.count import CountDecision
 from pdlab.roles.policy import Demand
 from pdlab.roles.spec import FluidSpec
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
 
 # --- joining -------------------------------------------------------------------------------------
 
@@ -120,7 +114,7 @@ class Serve:
 
     def __init__(self, *names: str) -> None:
         self.served = ReplicasOfPool(len(names), tuple(Replica(name, RUNNING, "n") for name in names), {}, "n")
-        self.asked: list[int] = []
+        self.targets: list[int] = []
         self.looks = 0
         self.error: Exception | None = None
 
@@ -131,7 +125,7 @@ class Serve:
         return self.served
 
     async def set_target(self, replicas: int) -> None:
-        self.asked.append(replicas)
+        self.targets.append(replicas)
         self.served = replace(self.served, target=replicas)
 
     def state(self, **states: str | None) -> None:
@@ -167,43 +161,43 @@ def test_one_more_is_asked_for_at_once(clock: Clock) -> None:
     made.wanted = 3
     step(made, clock)
     step(made, clock)
-    assert serve.asked == [3] and not made.leaving
+    assert serve.targets == [3] and not made.leaving
 
 
 def test_an_engine_ends_what_it_has_before_it_is_stopped(clock: Clock) -> None:
     serve, made = one_fewer(clock)
     step(made, clock, busy="c")
-    assert made.leaving == {"c"} and not serve.asked
+    assert made.leaving == {"c"} and not serve.targets
     for _ in range(20):
         step(made, clock, busy="c")
-    assert not serve.asked, "it still decodes"
+    assert not serve.targets, "it still decodes"
     step(made, clock)
-    assert serve.asked == [2] and made.leaving == {"c"}
+    assert serve.targets == [2] and made.leaving == {"c"}
     step(made, clock)
-    assert serve.asked == [2] and made.leaving == {"c"}, "Ray Serve has not stopped it yet"
+    assert serve.targets == [2] and made.leaving == {"c"}, "Ray Serve has not stopped it yet"
     serve.state(c=STOPPING)
     step(made, clock)
     assert made.leaving == {"c"}
     serve.state(c=None)
     step(made, clock)
     assert made.leaving == {"c"}, "the last that it told may still be remembered"
-    assert serve.asked == [2] and made.wanted == 2
+    assert serve.targets == [2] and made.wanted == 2
 
 
 def test_requests_that_are_on_their_way_are_waited_for(clock: Clock) -> None:
     serve, made = one_fewer(clock)
     step(made, clock)
     step(made, clock, seconds=HEARD_S / 2)
-    assert not serve.asked
+    assert not serve.targets
     step(made, clock, seconds=HEARD_S)
-    assert serve.asked == [2]
+    assert serve.targets == [2]
 
 
 def test_who_never_ends_is_stopped_all_the_same(clock: Clock) -> None:
     serve, made = one_fewer(clock)
     step(made, clock, busy="c")
     step(made, clock, busy="c", seconds=LEAVES_S)
-    assert serve.asked == [2]
+    assert serve.targets == [2]
 
 
 def test_an_engine_stays_where_work_comes_back(clock: Clock) -> None:
@@ -211,7 +205,7 @@ def test_an_engine_stays_where_work_comes_back(clock: Clock) -> None:
     step(made, clock, busy="c")
     made.wanted = 3
     step(made, clock, busy="c")
-    assert not made.leaving and not serve.asked
+    assert not made.leaving and not serve.targets
 
 
 def test_another_one_than_expected_is_stopped(clock: Clock) -> None:
@@ -229,7 +223,7 @@ def test_one_that_has_not_started_goes_at_once(clock: Clock) -> None:
     made = scaling(serve, clock)
     made.wanted = 2
     step(made, clock, busy="abc")
-    assert serve.asked == [2] and not made.leaving
+    assert serve.targets == [2] and not made.leaving
 
 
 def test_a_number_that_somebody_else_sets_is_taken_over(clock: Clock) -> None:
@@ -237,7 +231,7 @@ def test_a_number_that_somebody_else_sets_is_taken_over(clock: Clock) -> None:
     made = scaling(serve, clock)
     serve.served = replace(serve.served, target=4)
     step(made, clock, seconds=STEADY_S)
-    assert made.wanted == 4 and not serve.asked
+    assert made.wanted == 4 and not serve.targets
 
 
 def test_ray_serve_is_seldom_asked_while_nothing_moves(clock: Clock) -> None:
@@ -261,11 +255,8 @@ def test_the_newest_on_the_emptiest_node_that_is_not_the_head_stops_first() -> N
 # --- the board ---------------------------------------------------------------------------------------
 
 
-class Quiet(RoleBoard):
-    """Decides when it is told to."""
-
-    def _run(self) -> None:
-        pass
+class Elastic(Quiet):
+    """One whose number of engines a test sets."""
 
     def count(self, wanted: int) -> None:
         """As if the policy of the number had decided."""
@@ -279,44 +270,32 @@ def serve() -> Serve:
 
 
 @pytest.fixture
-def board(clock: Clock, serve: Serve) -> Iterator[Quiet]:
-    made = Quiet(FluidSpec(engines=2, least=2, most=3), clock, serve)
+def board(clock: Clock, serve: Serve) -> Iterator[Elastic]:
+    made = Elastic(FluidSpec(engines=2, least=2, most=3), clock, serve)
     clock.now += SETTLE_S
-    tell(made, "a", "b")
+    report(made, "a", "b")
     made.decide()
     look(made, clock)
     assert sorted(roles(made).values()) == ["decode", "prefill"]
     yield made
 
 
-def tell(of: RoleBoard, *names: str, **more: Any) -> dict[str, Any]:
-    """The last one's answer."""
-    answer = {}
-    for name in names:
-        answer = asyncio.run(of.report(name, "node", {**TrafficCounts().take().fields, **more}))
-    return answer
-
-
-def look(of: Quiet, clock: Clock) -> None:
+def look(of: Elastic, clock: Clock) -> None:
     clock.now += MOVING_S
     asyncio.run(of._scale())
 
 
-def roles(of: RoleBoard) -> dict[str, str]:
-    return {name: engine["role"] for name, engine in asyncio.run(of.look())["engines"].items()}
-
-
-def join(of: Quiet) -> None:
+def join(of: Elastic) -> None:
     """The engine c comes and makes its first transfers."""
-    assert tell(of, "c") == {"local_below": 0, "warm": ["a", "b"]}
-    assert tell(of, "a")["warm"] == tell(of, "b")["warm"] == ["c"]
-    tell(of, "a", "b", warmed={"c": ""})
-    tell(of, "c", warmed={"a": "", "b": ""})
+    assert report(of, "c") == {"local_below": 0, "warm": ["a", "b"]}
+    assert report(of, "a")["warm"] == report(of, "b")["warm"] == ["c"]
+    report(of, "a", "b", warmed={"c": ""})
+    report(of, "c", warmed={"a": "", "b": ""})
 
 
-def test_a_new_engine_has_no_role_until_it_is_warm(board: Quiet) -> None:
+def test_a_new_engine_has_no_role_until_it_is_warm(board: Elastic) -> None:
     before = roles(board)
-    tell(board, "c")
+    report(board, "c")
     assert roles(board) == {**before, "c": "joining"}
     assert board._state().roles["c"] == "joining", "routers know it"
     board.decide()
@@ -325,79 +304,79 @@ def test_a_new_engine_has_no_role_until_it_is_warm(board: Quiet) -> None:
         asyncio.run(board.set_split("1:2"))
 
 
-def test_a_warm_engine_gets_a_role_and_that_is_logged(board: Quiet) -> None:
+def test_a_warm_engine_gets_a_role_and_that_is_logged(board: Elastic) -> None:
     join(board)
     assert "joining" not in roles(board).values() and len(roles(board)) == 3
     assert "c has made its first transfers" in asyncio.run(board.decisions())[-1]["reason"]
 
 
-def test_a_leaving_engine_has_no_role_and_both_kinds_stay(board: Quiet, serve: Serve, clock: Clock) -> None:
+def test_a_leaving_engine_has_no_role_and_both_kinds_stay(board: Elastic, serve: Serve, clock: Clock) -> None:
     join(board)
     serve.state(c=RUNNING)
     serve.served = replace(serve.served, target=3)
     clock.now += STEADY_S
-    tell(board, "a", "b", "c")
+    report(board, "a", "b", "c")
     look(board, clock)
     asyncio.run(board.set_roles({"a": "decode", "b": "decode", "c": "prefill"}))
     board._by = "auto"
     board.count(2)
-    tell(board, "c", running=1)
+    report(board, "c", running=1)
     look(board, clock)
-    assert roles(board)["c"] == "leaving" and not serve.asked
+    assert roles(board)["c"] == "leaving" and not serve.targets
     assert sorted(each for name, each in roles(board).items() if name != "c") == ["decode", "prefill"]
     assert any("c leaves" in each["reason"] for each in asyncio.run(board.decisions()))
     for _ in range(5):
-        tell(board, "a", "b", "c", running=1)
+        report(board, "a", "b", "c", running=1)
         look(board, clock)
-    assert not serve.asked
-    tell(board, "a", "b", "c")
+    assert not serve.targets
+    report(board, "a", "b", "c")
     look(board, clock)
-    assert serve.asked == [2]
+    assert serve.targets == [2]
     serve.state(c=STOPPING)
     look(board, clock)
-    tell(board, "a", "b", "c")
+    report(board, "a", "b", "c")
     board.decide()
     assert roles(board)["c"] == "leaving"
     serve.state(c=None)
     clock.now += SILENT_S + 1
-    tell(board, "a", "b")
+    report(board, "a", "b")
     look(board, clock)
     board.decide()
     assert sorted(roles(board)) == ["a", "b"]
 
 
 def test_the_number_follows_the_policy_and_is_told(
-    board: Quiet, serve: Serve, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    board: Elastic, serve: Serve, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[int, int]] = []
+    targets: list[tuple[int, int]] = []
 
     def decide(now_s: float, playing: int, wanted: int, load: Any) -> CountDecision:
-        asked.append((playing, wanted))
+        targets.append((playing, wanted))
         return CountDecision(3, wanted != 3, "2 -> 3 engines: why")
 
     monkeypatch.setattr(type(board._count_policy), "decide", lambda self, *args: decide(*args))
     board.decide()
     look(board, clock)
-    assert serve.asked == [3] and asked == [(2, 2)]
+    assert serve.targets == [3] and targets == [(2, 2)]
     looked = asyncio.run(board.look())
     assert looked["count"] == {"wanted": 3, "least": 2, "most": 3, "reason": "2 -> 3 engines: why"}
     assert asyncio.run(board.decisions())[-1]["reason"] == "2 -> 3 engines: why"
     join(board)
     board.decide()
-    assert asked[-1] == (3, 3)
+    assert targets[-1] == (3, 3)
 
 
-def test_an_idle_pool_is_not_loaded_by_what_came_before(board: Quiet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_pool_is_not_loaded_by_what_came_before(board: Elastic, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(board._policy), "demand", lambda self, engines: Demand(9.0, 9.0, 9.0, 1))
-    tell(board, "a", running=1)
+    report(board, "a", running=1)
     board.decide()
     assert "2 are loaded 1800%" in asyncio.run(board.look())["count"]["reason"]
-    tell(board, "a")
+    report(board, "a")
     board.decide()
     assert "2 are loaded 0%" in asyncio.run(board.look())["count"]["reason"]
 
 
-def test_a_number_is_not_changed_while_roles_are_set_by_hand(board: Quiet) -> None:
+def test_a_number_is_not_changed_while_roles_are_set_by_hand(board: Elastic) -> None:
     asyncio.run(board.set_split("1:1"))
     assert board._scaling is not None
     board._scaling.wanted = 5
@@ -406,20 +385,20 @@ def test_a_number_is_not_changed_while_roles_are_set_by_hand(board: Quiet) -> No
     assert "set by hand" in asyncio.run(board.look())["count"]["reason"]
 
 
-def test_a_new_board_knows_who_is_warm_and_who_is_not(board: Quiet, serve: Serve, clock: Clock) -> None:
-    tell(board, "c")
-    new = Quiet(FluidSpec(engines=2, least=2, most=3), clock, serve)
+def test_a_new_board_knows_who_is_warm_and_who_is_not(board: Elastic, serve: Serve, clock: Clock) -> None:
+    report(board, "c")
+    new = Elastic(FluidSpec(engines=2, least=2, most=3), clock, serve)
     asyncio.run(asyncio.wait_for(new.follow(board._state().fields, "router"), 5))
     clock.now += SETTLE_S
-    assert tell(new, "a", "b", "c")["warm"] == ["a", "b"]
+    assert report(new, "a", "b", "c")["warm"] == ["a", "b"]
     new.decide()
     assert roles(new) == roles(board)
-    tell(new, "a", "b", warmed={"c": ""})
-    tell(new, "c", warmed={"a": "", "b": ""})
+    report(new, "a", "b", warmed={"c": ""})
+    report(new, "c", warmed={"a": "", "b": ""})
     assert "joining" not in roles(new).values()
 
 
-def test_a_controller_that_is_away_changes_nothing(board: Quiet, serve: Serve, clock: Clock) -> None:
+def test_a_controller_that_is_away_changes_nothing(board: Elastic, serve: Serve, clock: Clock) -> None:
     serve.error = RuntimeError("the controller is gone")
     before = roles(board)
     clock.now += STEADY_S
@@ -428,11 +407,11 @@ def test_a_controller_that_is_away_changes_nothing(board: Quiet, serve: Serve, c
 
 
 def test_a_fixed_number_asks_ray_serve_for_nothing(clock: Clock, serve: Serve) -> None:
-    made = Quiet(FluidSpec(roles="1:1"), clock, serve)
+    made = Elastic(FluidSpec(roles="1:1"), clock, serve)
     clock.now += SETTLE_S
-    tell(made, "a", "b")
+    report(made, "a", "b")
     look(made, clock)
-    tell(made, "c")
+    report(made, "c")
     assert serve.looks == 0 and "joining" not in roles(made).values()
     assert asyncio.run(made.look())["count"] is None
 
@@ -447,7 +426,7 @@ class World:
         self.rng = random.Random(seed)
         self.clock = Clock()
         self.serve = Serve("a", "b", "c")
-        self.board = Quiet(FluidSpec(engines=3, least=2, most=5), self.clock, self.serve)
+        self.board = Elastic(FluidSpec(engines=3, least=2, most=5), self.clock, self.serve)
         self.made = 0
         self.pairs: set[tuple[str, str]] = set()  # first transfers that were made
         self.founders = {"a", "b", "c"}
@@ -459,14 +438,14 @@ class World:
 
     def tell(self) -> None:
         for name in self.alive:
-            answer = tell(self.board, name, running=self.rng.choice((0, 0, 1, 5)))
+            answer = report(self.board, name, running=self.rng.choice((0, 0, 1, 5)))
             outcomes = {}
             for prefill in answer["warm"]:
                 outcomes[prefill] = self.rng.choice(("", "", "it failed"))
                 if not outcomes[prefill]:
                     self.pairs.add((prefill, name))
             if outcomes:
-                tell(self.board, name, warmed=outcomes)
+                report(self.board, name, warmed=outcomes)
 
     def ray_serve(self) -> None:
         """One step towards the target, or a death."""
@@ -504,18 +483,18 @@ class World:
 def test_whatever_happens_only_warm_engines_work_and_both_kinds_stay(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decided = type(Quiet(FluidSpec(engines=3, least=2, most=5))._count_policy)
+    decided = type(Elastic(FluidSpec(engines=3, least=2, most=5))._count_policy)
     monkeypatch.setattr(decided, "decide", lambda self, now_s, playing, wanted, load: CountDecision(wanted, False, ""))
     world = World(seed)
     numbers = set()
     worked: set[str] = set()
     for _ in range(150):
         world.step()
-        told = roles(world.board)
-        working = {name for name, role in told.items() if role not in ("joining", "leaving", "none")}
+        reports = roles(world.board)
+        working = {name for name, role in reports.items() if role not in ("joining", "leaving", "none")}
         numbers.add(len(working))
         if len(working) > 1:
-            assert {"prefill", "decode"} <= {told[name] for name in working}, told
+            assert {"prefill", "decode"} <= {reports[name] for name in working}, reports
         stopping = {each.name for each in world.serve.served.replicas if each.state == STOPPING}
         assert not (working & stopping & set(world.board._scaling.leaving if world.board._scaling else ()))
         for new in working - worked - world.founders:
@@ -523,5 +502,5 @@ def test_whatever_happens_only_warm_engines_work_and_both_kinds_stay(
             missing = {pair for each in others for pair in ((new, each), (each, new))} - world.pairs
             assert not missing, f"{new} works without {missing}"
         worked |= working
-        assert all(2 <= asked <= 5 for asked in world.serve.asked)
+        assert all(2 <= targets <= 5 for targets in world.serve.targets)
     assert len(numbers) > 1 and world.made > 0

@@ -49,7 +49,7 @@ class Board:
     def __init__(self, answer: Callable[[], Awaitable[dict[str, tuple[int, int]]]] | None = None) -> None:
         self.answer = answer
         self.kept: list[tuple[str, int, bool]] = []
-        self.asked: list[tuple[str, int]] = []
+        self.queries: list[tuple[str, int]] = []
         self.waiting: list[int] = []
         self.keeps = SimpleNamespace(remote=self._keeps)
         self.waits = SimpleNamespace(remote=lambda name, tokens: self.waiting.append(tokens))
@@ -60,7 +60,7 @@ class Board:
         self.kept.append((name, len(chunks), pulled))
 
     def _held(self, name: str, chunks: list[int]) -> Awaitable[dict[str, tuple[int, int]]]:
-        self.asked.append((name, len(chunks)))
+        self.queries.append((name, len(chunks)))
         assert self.answer is not None
         return self.answer()
 
@@ -147,7 +147,7 @@ def test_the_board_is_asked_who_has_a_prompts_beginning(counted: list[str]) -> N
     (route,) = engine.routes
     assert route.cached == {"a": 640, "b": 64} and route.tokens == 20 * CHUNK_TOKENS
     assert route.waiting == {"a": 0, "b": 30, "c": 900}
-    assert board.asked == [("me", 20)] and counted == ["cached"]
+    assert board.queries == [("me", 20)] and counted == ["cached"]
     engine.prefills(prompt(3 * CHUNK_TOKENS, first=10_000))
     assert board.kept == [("me", 20, True), ("me", 3, False)]
     assert board.waiting == [192, 0]
@@ -247,13 +247,13 @@ def test_without_the_flags_nothing_is_asked_or_kept() -> None:
     engine._board = board = Board()
     assert engine.decodes(prompt(20 * CHUNK_TOKENS)) == ["elsewhere"]
     engine.prefills(prompt(20 * CHUNK_TOKENS))
-    assert board.asked == board.kept == board.waiting == []
+    assert board.queries == board.kept == board.waiting == []
 
 
 def test_a_prompt_too_short_for_a_chunk_is_not_asked_for() -> None:
     board = Board()
     engine = Engine(board=board)
-    assert engine.decodes(prompt(CHUNK_TOKENS - 1)) == ["elsewhere"] and not board.asked
+    assert engine.decodes(prompt(CHUNK_TOKENS - 1)) == ["elsewhere"] and not board.queries
 
 
 def test_the_launchers_pairs_are_not_led_elsewhere() -> None:
@@ -263,4 +263,4 @@ def test_the_launchers_pairs_are_not_led_elsewhere() -> None:
     request = prompt(20 * CHUNK_TOKENS)
     engine._prefill_by[id(request)] = "b"
     assert engine.decodes(request) == ["elsewhere"]
-    assert engine.routes[0].only == "b" and not board.asked
+    assert engine.routes[0].only == "b" and not board.queries

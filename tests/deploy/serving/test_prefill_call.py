@@ -133,10 +133,10 @@ def server(monkeypatch: pytest.MonkeyPatch, counted: dict[str, int]) -> Iterator
     def made(prefill: Prefill, on_failure: str = "retry,local", **flags: bool) -> Any:
         decode: Any = Decode()
         decode.prefill_rules = replace(RULES, timeout_s=0.05, absent_s=0.02, on_failure=tuple(on_failure.split(",")))
-        decode._prefill_handle, decode.decoded, decode.before, decode.told = prefill, [], None, []
+        decode._prefill_handle, decode.decoded, decode.before, decode.notified = prefill, [], None, []
 
         async def notify(name: str, given: dict[str, Any]) -> None:
-            decode.told.append(given)
+            decode.notified.append(given)
 
         decode.engine = SimpleNamespace(_engine_client=SimpleNamespace(notify_kv_transfer_request_rejected=notify))
         decode._get_connector_backend = lambda: SimpleNamespace(
@@ -169,7 +169,7 @@ def test_one_that_answers_is_read_by_decode(server: Made, counted: dict[str, int
     given = prefilled()
     decode = server(Prefill([given]))
     assert answer(decode) == ["one", "two"]
-    assert decode.decoded == [("a prompt", given)] and decode.told == []
+    assert decode.decoded == [("a prompt", given)] and decode.notified == []
     assert counted == {"calls": 1}
 
 
@@ -185,9 +185,11 @@ def test_the_first_token_is_handed_to_decodes_engine(
     backend = decode._get_connector_backend()
     backend.prepare_decode_request = lambda request, peer, prefill_response: prefill_response
     decode._get_connector_backend = lambda: backend
-    asked = SimpleNamespace(prompt=[5, 6], kv_transfer_params={})
-    assert answer(decode, asked) == ["one", "two"]
-    assert asked.kv_transfer_params == ({timeline.IDS_KEY: True} if reuses else {}), "a prompt of ids decode has itself"
+    sent_request = SimpleNamespace(prompt=[5, 6], kv_transfer_params={})
+    assert answer(decode, sent_request) == ["one", "two"]
+    assert sent_request.kv_transfer_params == ({timeline.IDS_KEY: True} if reuses else {}), (
+        "a prompt of ids decode has itself"
+    )
     (given,) = decode.decoded
     handed = {FIRST_TOKEN: [9]} if reuses else {}
     assert given.kv_transfer_params == {"remote_request_id": "p", **handed}
@@ -237,9 +239,9 @@ def test_a_timeline_has_the_calls_that_were_made_and_the_time_of_those_that_fail
         answer(decode)
     timeline._context.set(None)
     timing.chunk()
-    told = timing.record("d", guarded=True)
-    assert told["try"] == len(prefill.calls) == len(outcomes)
-    assert {name: seconds for name, seconds in seconds_of(told).items() if seconds} == parts
+    record = timing.record("d", guarded=True)
+    assert record["try"] == len(prefill.calls) == len(outcomes)
+    assert {name: seconds for name, seconds in seconds_of(record).items() if seconds} == parts
 
 
 @pytest.mark.parametrize(("prefill_fails", "cached"), [(False, 64), (True, 300)])
@@ -365,12 +367,12 @@ def leave(decode: Any, *, when: Callable[[], bool], then: Callable[[], None] = l
             async for _ in decode._pd_handle_request("a prompt"):
                 pass
 
-        asked = asyncio.ensure_future(ask())
+        client = asyncio.ensure_future(ask())
         while not when():
             await asyncio.sleep(0)
-        asked.cancel()
+        client.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asked
+            await client
         then()
         for _ in range(1000):
             await asyncio.sleep(0)
@@ -396,7 +398,7 @@ def leave_before_decode(decode: Any) -> None:
 def test_a_client_that_leaves_before_decode_has_it_frees_the_blocks(server: Made, counted: dict[str, int]) -> None:
     decode = server(Prefill([prefilled(7)]))
     leave_before_decode(decode)
-    assert decode.told == [{"remote_request_id": "p7"}] and counted["released"] == 1
+    assert decode.notified == [{"remote_request_id": "p7"}] and counted["released"] == 1
 
 
 def test_an_answer_of_prefill_behind_the_clients_back_frees_the_blocks(server: Made, counted: dict[str, int]) -> None:
@@ -405,7 +407,7 @@ def test_an_answer_of_prefill_behind_the_clients_back_frees_the_blocks(server: M
     decode = server(prefill)
     decode.prefill_rules = replace(RULES, timeout_s=60)
     leave(decode, when=lambda: bool(prefill.calls), then=ready.set)
-    assert decode.told == [{"remote_request_id": "p3"}] and decode.decoded == []
+    assert decode.notified == [{"remote_request_id": "p3"}] and decode.decoded == []
 
 
 async def test_once_decode_has_it_vllm_itself_tells_prefill(server: Made) -> None:
@@ -413,7 +415,7 @@ async def test_once_decode_has_it_vllm_itself_tells_prefill(server: Made) -> Non
     stream = decode._pd_handle_request("a prompt")
     assert await stream.__anext__() == "one"
     await stream.aclose()
-    assert decode.told == [] and decode.decoded
+    assert decode.notified == [] and decode.decoded
 
 
 @pytest.mark.parametrize(("items", "released"), [(1, True), (2, False)])
@@ -435,7 +437,7 @@ async def test_behind_an_early_token_decode_has_it_with_the_next_item(
     while prefill_call._tasks:
         await asyncio.sleep(0)
     assert bool(decode.decoded) is not released
-    assert decode.told == ([{"remote_request_id": "p5"}] if released else [])
+    assert decode.notified == ([{"remote_request_id": "p5"}] if released else [])
 
 
 def test_a_prefill_that_cannot_be_told_is_no_error(server: Made, counted: dict[str, int]) -> None:

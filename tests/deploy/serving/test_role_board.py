@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.clock import Clock
+from support.role_boards import Quiet, report, roles
 
 from pdlab.deploy.serving.engine_traffic import TrafficCounts
 from pdlab.deploy.serving.role_board import SETTLE_S, SILENT_S, RoleBoard, pace
@@ -16,20 +17,8 @@ from pdlab.roles.prefixes import CHUNK_TOKENS, chunks_of
 from pdlab.roles.spec import FluidSpec
 
 
-class Quiet(RoleBoard):
-    """Decides when it is told to."""
-
-    def _run(self) -> None:
-        pass
-
-
 def board(clock: Clock, **spec: Any) -> Quiet:
     return Quiet(FluidSpec(**spec), clock)
-
-
-def report(of: RoleBoard, *names: str, **more: Any) -> None:
-    for name in names:
-        asyncio.run(of.report(name, "node", {**TrafficCounts().take().fields, **more}))
 
 
 def played(clock: Clock, split: str, engines: str) -> Quiet:
@@ -40,19 +29,9 @@ def played(clock: Clock, split: str, engines: str) -> Quiet:
     return of
 
 
-def roles(of: RoleBoard) -> dict[str, str]:
-    looked = asyncio.run(of.look())
-    return {name: engine["role"] for name, engine in looked["engines"].items()}
-
-
 def counts(of: RoleBoard) -> tuple[int, int]:
     plays = list(roles(of).values())
     return plays.count("prefill"), plays.count("decode")
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.mark.parametrize("launched", ["auto", "1:3"])

@@ -126,12 +126,12 @@ def test_an_engine_that_sends_no_statistics_cannot_be_watched() -> None:
 class Server:
     def __init__(self, engine: Any) -> None:
         self.engine = engine
-        self.asked = 0
+        self.calls = 0
 
     async def start(self) -> None: ...
 
     async def check_health(self) -> None:
-        self.asked += 1
+        self.calls += 1
 
 
 class Watched(WatchesSteps, Server): ...
@@ -149,7 +149,7 @@ def test_a_replica_asks_both(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(StepWatch, "check", unhealthy)
         with pytest.raises(RuntimeError, match="no step"):
             await server.check_health()
-        return server.asked
+        return server.calls
 
     assert asyncio.run(run()) == 3
 

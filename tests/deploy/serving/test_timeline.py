@@ -63,15 +63,15 @@ def test_a_request_whose_kv_cache_moved(timing: RequestTiming, clock: Clock) -> 
     timing.chunk()
     clock.now = 100.5
     timing.chunk()
-    told = RequestTimeline.model_validate(json.loads(json.dumps(timing.record("D", guarded=True))))
-    assert told.whole and told.path == "pd" and told.disorder_s == 0 and told.attempt == 1
-    assert told.t == {
-        "call": 10, "answer": 30, "queued": 40, "admitted": 50, "posted": 52, "seen": 66, "told": 70, "usable": 80,
+    parsed = RequestTimeline.model_validate(json.loads(json.dumps(timing.record("D", guarded=True))))
+    assert parsed.whole and parsed.path == "pd" and parsed.disorder_s == 0 and parsed.attempt == 1
+    assert parsed.t == {
+        "call": 10, "answer": 30, "queued": 40, "admitted": 50, "posted": 52, "seen": 66, "reported": 70, "usable": 80,
         "scheduled": 90, "first": 100, "first_byte": 110, "second_byte": 500,
     }  # fmt: skip
-    assert (told.id, told.d_id, told.p_id, told.role_d, told.role_p) == ("r-1", "d-1", "p-1", "D", "P")
-    assert told.p == {"total": 15, "queue": 4, "prefill": 9}
-    assert [tuple(read) for read in told.wire] == [(0, 52, 60, 800, 64, 1), (1, 55, 66, 900, 64, 1)]
+    assert (parsed.id, parsed.d_id, parsed.p_id, parsed.role_d, parsed.role_p) == ("r-1", "d-1", "p-1", "D", "P")
+    assert parsed.p == {"total": 15, "queue": 4, "prefill": 9}
+    assert [tuple(read) for read in parsed.wire] == [(0, 52, 60, 800, 64, 1), (1, 55, 66, 900, 64, 1)]
 
 
 def test_reads_of_another_machines_clock_do_not_make_marks(timing: RequestTiming) -> None:
@@ -79,11 +79,11 @@ def test_reads_of_another_machines_clock_do_not_make_marks(timing: RequestTiming
     timing.event("first", 100.1)
     timing.receive(100.05, 100.07, 100.08, "read")
     timing.reads.append((0, 7.0, 7.5, 1.0, 64, 1, "another"))
-    told = timing.record("D", guarded=True)
-    assert "posted" not in told["t"] and told["err"] == "the reads were on other machines"
+    parsed = timing.record("D", guarded=True)
+    assert "posted" not in parsed["t"] and parsed["err"] == "the reads were on other machines"
     timing.reads.append((1, 100.055, 100.066, 1.0, 64, 1, boot_id()))
-    told = timing.record("D", guarded=True)
-    assert told["wire"][0][:3] == [0, 55, 555] and told["t"]["seen"] == 66 and "err" not in told
+    parsed = timing.record("D", guarded=True)
+    assert parsed["wire"][0][:3] == [0, 55, 555] and parsed["t"]["seen"] == 66 and "err" not in parsed
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_two_machines_that_do_not_know_their_boot_have_two_clocks(
     timing.event("first", 100.1)
     timing.receive(100.05, 100.07, 100.08, "read")
     timing.read(0, 7.0, 7.5, 1.0, 64, 1, "")
-    told = timing.record("D", guarded=True)
-    assert "posted" not in told["t"] and told["err"] == "the reads were on other machines"
+    parsed = timing.record("D", guarded=True)
+    assert "posted" not in parsed["t"] and parsed["err"] == "the reads were on other machines"
 
 
 HOSTILE = "x\r\nset-cookie: a\n\ndata: [DONE]\n\n\x00\x7fé" + 20_000 * "y"
@@ -134,8 +134,8 @@ def test_a_clients_id_of_its_request_cannot_end_a_line_nor_fill_a_header(clock: 
     timing.answered(timing.durations("P"))
     value = timeline.header_value(timing.record("D", guarded=True))
     assert len(value) < 1500 and value.isascii() and b"\n" not in value and b"\r" not in value
-    told = json.loads(value)
-    assert told["d_id"].endswith("y-12345678") and told["p_id"] == told["d_id"] and len(told["id"]) == 128
+    parsed = json.loads(value)
+    assert parsed["d_id"].endswith("y-12345678") and parsed["p_id"] == parsed["d_id"] and len(parsed["id"]) == 128
 
 
 def test_a_header_is_no_longer_than_clients_take(timing: RequestTiming) -> None:
@@ -145,8 +145,8 @@ def test_a_header_is_no_longer_than_clients_take(timing: RequestTiming) -> None:
         timing.read(number % 8, 100.05, 100.06 + number / 1e5, 900.123, 123_456_789, 16, boot_id())
     whole = timing.record("D", guarded=True)
     assert len(whole["wire"]) == 512 and len(timeline._json(whole)) > 8190
-    told = json.loads(timeline.header_value(whole))
-    assert told["wire"] == [] and told["err"] == "too long a header" and told["t"] == whole["t"]
+    parsed = json.loads(timeline.header_value(whole))
+    assert parsed["wire"] == [] and parsed["err"] == "too long a header" and parsed["t"] == whole["t"]
     assert len(timeline.header_value(whole)) < 4096
 
 
@@ -263,9 +263,9 @@ def test_through_a_handle_a_stream_has_one_comment_before_its_end(batched: bool)
     items = [STREAM[:1], STREAM[1:]] if batched else STREAM
     sent = asyncio.run(answer(server, items, {HEADER: "1", "x-request-id": "r-9"}))
     text = "".join("".join(item) for item in sent)
-    first, told, end = text.partition(": pdlab ")[0], text.partition(": pdlab ")[2].split("\n\n")[0], text[-14:]
+    first, parsed, end = text.partition(": pdlab ")[0], text.partition(": pdlab ")[2].split("\n\n")[0], text[-14:]
     assert first == "".join(STREAM[:2]) and end == STREAM[2]
-    record = RequestTimeline.model_validate_json(told)
+    record = RequestTimeline.model_validate_json(parsed)
     assert record.whole and (record.id, record.d_id, record.path) == ("r-9", "cmpl-r", "collocated")
     assert record.t["first"] - record.t["queued"] == pytest.approx(12, abs=1) and "first_byte" in record.t
     assert not server._book._timings, "forgotten"
@@ -284,9 +284,9 @@ def test_prefill_tells_decode_durations_and_no_client() -> None:
     server = Server(Engine())
     item = SimpleNamespace(choices=[], kv_transfer_params={"remote_request_id": "cmpl-r"})
     asyncio.run(answer(server, [item], {HEADER: "1"}, kv_transfer_params={"do_remote_decode": True}))
-    told = item.kv_transfer_params.pop(TIMES_KEY)
-    assert (told["id"], told["prefill"]) == ("cmpl-r", 1.0) and told["total"] >= 0
-    assert told["queue"] == pytest.approx(11, abs=1), "with the step that was running"
+    parsed = item.kv_transfer_params.pop(TIMES_KEY)
+    assert (parsed["id"], parsed["prefill"]) == ("cmpl-r", 1.0) and parsed["total"] >= 0
+    assert parsed["queue"] == pytest.approx(11, abs=1), "with the step that was running"
     assert item.kv_transfer_params == {"remote_request_id": "cmpl-r"} and not hasattr(item, FIELD)
 
 
@@ -335,8 +335,8 @@ def test_with_direct_streaming_the_timing_begins_where_http_does() -> None:
     server = Server(Engine())
     app = application(server, [start(b"text/event-stream; charset=utf-8"), *map(body, STREAM)])
     text = text_of(exchange(app, "/v1/completions", headers=ASKS))
-    told = RequestTimeline.model_validate_json(text.split(": pdlab ")[1].split("\n\n")[0])
-    assert told.id == "r-1" and told.d_id == "cmpl-r" and {"first_byte", "second_byte"} <= told.t.keys()
+    parsed = RequestTimeline.model_validate_json(text.split(": pdlab ")[1].split("\n\n")[0])
+    assert parsed.id == "r-1" and parsed.d_id == "cmpl-r" and {"first_byte", "second_byte"} <= parsed.t.keys()
     assert text.endswith("\n\ndata: [DONE]\n\n") and text.count(": pdlab") == 1
     assert text_of(exchange(app, "/v1/completions", headers=QUIET)) == "".join(STREAM)
     assert not server._book._timings and current() is None
@@ -380,8 +380,8 @@ def test_what_the_client_was_told_is_counted(monkeypatch: pytest.MonkeyPatch) ->
     app = application(server, [start(b"text/event-stream"), *map(body, STREAM)])
     monkeypatch.setattr(server._counts, "add", counted.append)
     sent = exchange(app, "/v1/completions", headers=ASKS)
-    told = json.loads(text_of(sent).partition(": pdlab ")[2].split("\n\n")[0])
-    assert json.loads(json.dumps(counted)) == [told]
+    parsed = json.loads(text_of(sent).partition(": pdlab ")[2].split("\n\n")[0])
+    assert json.loads(json.dumps(counted)) == [parsed]
 
 
 def test_an_ingress_makes_a_header_of_the_field() -> None:

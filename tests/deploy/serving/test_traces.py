@@ -26,7 +26,7 @@ PD: dict[str, Any] = {
     "p": {"total": 15.0, "queue": 4.0, "prefill": 9.0},
     "wire": [[0, 52, 60, 800.0, 64, 1], [1, 55, 66, 900.0, 64, 2]],
     "t": {
-        "call": 10, "answer": 30, "queued": 40, "admitted": 50, "posted": 52, "seen": 66, "told": 70, "usable": 80,
+        "call": 10, "answer": 30, "queued": 40, "admitted": 50, "posted": 52, "seen": 66, "reported": 70, "usable": 80,
         "scheduled": 90, "first": 100, "first_byte": 110, "second_byte": 120,
     },
 }  # fmt: skip
@@ -175,10 +175,10 @@ def test_hostile_ids_are_text_that_can_be_sent(memory: InMemorySpanExporter, nam
 
 class Broken(SpanExporter):
     def __init__(self) -> None:
-        self.asked = 0
+        self.calls = 0
 
     def export(self, spans: Any) -> Any:
-        self.asked += 1
+        self.calls += 1
         raise OSError("nobody is there")
 
 
@@ -195,7 +195,7 @@ def test_an_exporter_that_fails_costs_spans_alone(
             traces.end(traces.begin(f"r-{number}", None, None), PD, 500.0)
     assert len(processor._batch_processor._queue) <= 64
     provider.shutdown()
-    assert exporter.asked > 0
+    assert exporter.calls > 0
 
 
 def test_a_fault_of_opentelemetrys_fails_no_request(

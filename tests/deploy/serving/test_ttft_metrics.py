@@ -19,7 +19,7 @@ from pdlab.marks.request_parts import MARKS, seconds_of
 from pdlab.results.timeline import PARTS, RequestTimeline
 
 
-def told(timeline: RequestTimeline) -> dict[str, Any]:
+def as_sent(timeline: RequestTimeline) -> dict[str, Any]:
     """As a server sends it."""
     whole: dict[str, Any] = timeline.model_dump(mode="json", by_alias=True, exclude={"arrival_s", "ttft_s"})
     return whole
@@ -75,7 +75,7 @@ def test_the_parts_are_those_of_a_timeline(
     path: Any, marks: dict[str, float], first_byte: float, p: dict[str, float], early: bool
 ) -> None:
     timeline = RequestTimeline(id="r", path=path, t={**marks, "first_byte": first_byte}, p=p, early=early)
-    mine = seconds_of(told(timeline))
+    mine = seconds_of(as_sent(timeline))
     assert mine == pytest.approx(dict(timeline.parts()))
     assert set(mine) <= set(PARTS) and set(WATCHED) - {"total"} <= set(PARTS)
     assert sum(mine.values()) == pytest.approx(first_byte / 1e3) and min(mine.values()) >= 0
@@ -87,7 +87,7 @@ def test_a_thousand_requests_are_counted_exactly_and_told_once(ray_metrics: Metr
     sums: Counter[str] = Counter()
     for number in range(1000):
         ms = drawn(chance, PD_MS if number % 2 else ALONE_MS)
-        counts.add(told((pd if number % 2 else alone)(number, 0.0, ms)))
+        counts.add(as_sent((pd if number % 2 else alone)(number, 0.0, ms)))
         sums.update({name: each / 1e3 for name, each in ms.items()})
     assert len(waiting) == 1 and not ray_metrics.counted
     waiting.pop()()
@@ -99,7 +99,7 @@ def test_a_thousand_requests_are_counted_exactly_and_told_once(ray_metrics: Metr
     total = [value for part, value in ray_metrics.observed if part == "total"]
     assert len(total) == 1000 and sum(total) == pytest.approx(sum(sums.values()))
     calls = ray_metrics.calls
-    counts.add(told(alone(0, 0.0, ALONE_MS)))
+    counts.add(as_sent(alone(0, 0.0, ALONE_MS)))
     waiting.pop()()
     assert ray_metrics.calls > calls, "and again a second later"
 
@@ -107,7 +107,7 @@ def test_a_thousand_requests_are_counted_exactly_and_told_once(ray_metrics: Metr
 def test_parts_of_no_time_are_not_counted(ray_metrics: Metrics) -> None:
     waiting: list[Callable[[], None]] = []
     counts = CountsParts("r1", waiting.append)
-    counts.add(told(pd(0, 0.0, {**PD_MS, "guard": 0.0, "wait": 0.0})))
+    counts.add(as_sent(pd(0, 0.0, {**PD_MS, "guard": 0.0, "wait": 0.0})))
     waiting.pop()()
     assert ray_metrics.of("pdlab_ttft_seconds", part="guard") == 0
     assert ray_metrics.of("pdlab_ttft_seconds", part="prefill") == pytest.approx(0.05)
@@ -129,7 +129,7 @@ def test_where_nobody_could_be_told_the_next_request_has_ray_told(ray_metrics: M
 
     counts = CountsParts("r1", later)
     for number in range(2):
-        counts.add(told(alone(number, 0.0, ALONE_MS)))
+        counts.add(as_sent(alone(number, 0.0, ALONE_MS)))
     assert len(waiting) == 2
     waiting.pop()()
     assert ray_metrics.of("pdlab_ttft_requests") == 2
