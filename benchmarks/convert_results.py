@@ -6,7 +6,8 @@ Requests and figures stay as they are. What changes:
 
 - A level kept the sentences of its failed gates. It gets their findings, with the code whose sentence begins alike. The
   numbers in a sentence are not read back.
-- Three keys have new names: ``asked`` of a request, ``asked_tokens`` and ``asked_s`` of a level (`RENAMED`).
+- Keys have new names: ``asked`` of a request, ``asked_tokens`` and ``asked_s`` of a level, ``told`` of a timeline
+  (`RENAMED`).
 - A manifest that does not mention a KV guard is of a deployment that had none. The variables of UCX move from the
   transport to the deployment's ``env``.
 """
@@ -26,9 +27,10 @@ from pdlab.core.files import replace  # noqa: E402
 from pdlab.core.findings import CODES, Finding  # noqa: E402
 from pdlab.core.schema import Frozen  # noqa: E402
 from pdlab.results.schema import Manifest, RequestRecord, Run  # noqa: E402
-from pdlab.results.store import Store  # noqa: E402
+from pdlab.results.store import MANIFEST, Store  # noqa: E402
+from pdlab.results.timeline import RequestTimeline  # noqa: E402
 
-RENAMED = {"asked": "requested", "asked_tokens": "requested_tokens", "asked_s": "requested_s"}
+RENAMED = {"asked": "requested", "asked_tokens": "requested_tokens", "asked_s": "requested_s", "told": "reported"}
 
 
 def classified(reason: str, gates: list[str]) -> Finding:
@@ -52,8 +54,8 @@ def renamed(data: Any) -> Any:
 
 def converted(data: dict[str, Any]) -> Frozen:
     """The content of a level's or a manifest's file as it is read today. Raises ValueError."""
+    data = renamed(data)
     if "key" in data:
-        data = renamed(data)
         validity = data["validity"]
         if "findings" not in validity:
             found = [classified(reason, validity["failed_gates"]) for reason in validity["reasons"]]
@@ -71,11 +73,20 @@ def main(folders: list[str]) -> int:
     for folder in map(Path, folders):
         store = Store(folder)
         for path in sorted(folder.glob("*.json")):
-            read = converted(json.loads(path.read_bytes()))
+            data = json.loads(path.read_bytes())
+            if "key" not in data and path.name != MANIFEST:
+                replace(path, json.dumps(renamed(data), indent=2).encode())
+                print(path)
+                continue
+            read = converted(data)
             if isinstance(read, Run) and store.records_path(read.key).exists():
                 with gzip.open(store.records_path(read.key)) as lines:
                     requests = [RequestRecord.model_validate(renamed(json.loads(line))) for line in lines]
-                store.write(read, requests, store.read_timelines(read.key), force=True)
+                timelines: list[RequestTimeline] = []
+                if (kept := store.timelines_path(read.key)).exists():
+                    with gzip.open(kept) as lines:
+                        timelines = [RequestTimeline.model_validate(renamed(json.loads(line))) for line in lines]
+                store.write(read, requests, timelines, force=True)
             else:
                 replace(path, read.model_dump_json(indent=2).encode())
             print(path)

@@ -140,6 +140,9 @@ def validate(kind: type[T], data: Any, where: str, names: Mapping[str, str] | No
         raise UsageError(complaint if flagged else f"{where}: {complaint}") from error
 
 
+CONVERT = "python benchmarks/convert_results.py"
+
+
 def read_model(path: Path, kind: type[T]) -> T:
     """Read a JSON file that pdlab wrote. Raises StoreError with the file and the rule in one line."""
     try:
@@ -157,7 +160,7 @@ def read_model(path: Path, kind: type[T]) -> T:
     try:
         return validate(kind, data, where=str(path))
     except UsageError as error:
-        raise StoreError(str(error)) from error
+        raise StoreError(f"{error}; if an earlier pdlab wrote it: {CONVERT} {path.parent}") from error
 
 
 def _kind_of(data: Any) -> str:

@@ -212,7 +212,7 @@ class Validity(Frozen):
         if not isinstance(data, dict):
             return data
         if data.get("reasons") and not data.get("findings"):
-            raise ValueError("reasons without findings: measure again, or convert with benchmarks/convert_results.py")
+            raise ValueError("reasons without findings")
         return {name: value for name, value in data.items() if name not in ("reasons", "failed_gates")}
 
 

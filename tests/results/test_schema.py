@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from support import records as made
+from support import timelines as made_timelines
 
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import StoreError
@@ -29,7 +30,7 @@ def convert() -> ModuleType:
 
 
 def test_sentences_without_findings_never_read_as_a_valid_level() -> None:
-    with pytest.raises(ValidationError, match=r"convert with benchmarks/convert_results\.py"):
+    with pytest.raises(ValidationError, match="reasons without findings"):
         Validity.model_validate({"reasons": ["3 KV transfers failed"], "failed_gates": ["kv_transfers"]})
     assert Validity.model_validate({"reasons": [], "failed_gates": []}) == Validity()
 
@@ -84,9 +85,29 @@ def test_requests_of_0_1_0_have_the_keys_of_today(convert: ModuleType, tmp_path:
     path.write_text(path.read_text().replace('"requested_tokens"', f'"{older["requested_tokens"]}"'))
     with pytest.raises(StoreError):
         store.read_records(level.key)
+    with pytest.raises(StoreError, match=rf"asked_tokens.*: python benchmarks/convert_results\.py {store.folder}$"):
+        next(store.runs())
+    (store.folder / "slo-1.json").write_text('{"asked_s": 3.0}')
     assert convert.main([str(store.folder)]) == 0
     assert store.read_records(level.key) == records and next(store.runs()) == level
+    assert json.loads((store.folder / "slo-1.json").read_text()) == {"requested_s": 3.0}
     store.check_records(level)
+
+
+def test_timelines_of_0_1_0_have_the_marks_of_today(convert: ModuleType, tmp_path: Path) -> None:
+    store = Store(tmp_path / "x")
+    records = (made.record(0.0),)
+    timelines = (made_timelines.pd(0, 0.0, made_timelines.PD_MS),)
+    level = store.write(made.run(records, Open(rate_rps=4)), records, timelines)
+    kept = store.timelines_path(level.key)
+    with gzip.open(kept, "rt") as file:
+        lines = file.read()
+    assert '"reported"' in lines
+    with gzip.open(kept, "wt") as file:
+        file.write(lines.replace('"reported"', '"told"'))
+    assert store.read_timelines(level.key) != timelines
+    assert convert.main([str(store.folder)]) == 0
+    assert store.read_timelines(level.key) == timelines
 
 
 def test_a_stored_finding_keeps_its_code_its_numbers_and_its_sentence() -> None:
