@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,32 @@ def test_the_template_imports_vllm_without_ray_and_a_fork_adds_it() -> None:
     """One module of vLLM's uses Ray where it is. Loaded again, it does so for whoever has its functions already."""
     found = printed(WITHOUT_RAY, env={**ENV, "PYTHONPATH": str(ROOT)})[-1]
     assert found == "FOUND 1 [] False True ['vllm.v1.executor.ray_utils']"
+
+
+TITLED = """
+import setproctitle
+setproctitle.setproctitle("VLLM::EngineCore")
+print(open("/proc/self/cmdline").read().split(chr(0))[0].strip())
+"""
+# torch writes it again when it is imported (`pdlab.cluster.connection.WRITTEN`).
+REWRITTEN = {"TORCHINDUCTOR_CACHE_DIR": "/tmp/cache", **ENV, "PYTHONPATH": str(ROOT), "SPT_NOENV": "1"}
+
+
+def test_imports_of_vllm_write_the_first_variable_and_then_no_title_is_set() -> None:
+    imports = "".join(f"import {name}; " for name in prefork.ENGINE)
+    assert printed(imports + TITLED, env=REWRITTEN)[-1] == sys.executable
+
+
+def test_a_fork_of_the_template_has_a_title() -> None:
+    program = "from pdlab.deploy.cpu_engine import engine_template; engine_template._import()" + TITLED
+    assert printed(program, env=REWRITTEN)[-1] == "VLLM::EngineCore"
+
+
+def test_the_engine_core_of_a_replica_has_a_title(tmp_path: Path) -> None:
+    worker = tmp_path / prefork.WORKER
+    worker.write_text(f"from pdlab.deploy.cpu_engine import prefork; prefork.at_start(){TITLED}", encoding="utf-8")
+    ran = subprocess.run([sys.executable, str(worker)], env=REWRITTEN, check=True, capture_output=True, text=True)
+    assert ran.stdout.splitlines()[-1] == "VLLM::EngineCore"
 
 
 def test_rays_title_is_set_by_the_name_that_a_fork_replaces() -> None:

@@ -60,6 +60,7 @@ def main() -> None:
 
 
 def _import() -> None:
+    prefork.keep_title_settable()
     modules: Any = sys.modules
     modules[RAY] = None
     for module in prefork.ENGINE:
@@ -67,7 +68,6 @@ def _import() -> None:
     del modules[RAY]
     if importlib.import_module("psutil").Process().num_threads() > 1:
         raise SystemExit("something of vLLM started a thread at its import: no process can be forked of this one")
-    importlib.import_module("setproctitle").getproctitle()  # finds its place by the first environment
     gc.freeze()  # what forks share stays shared: no collection writes to it
 
 

@@ -44,8 +44,18 @@ def at_start() -> None:
     """Called at the start of every process that has `AT_START`; only Ray's workers are replicas."""
     script = next((word for word in sys.orig_argv[1:] if word.endswith(".py")), "")
     if Path(script).name == WORKER:
+        keep_title_settable()
         importlib.import_module("pdlab.deploy.cpu_engine.engine_template").become_fork()
         fork_after(ENGINE)
+
+
+def keep_title_settable() -> None:
+    """Have `setproctitle` find the title's place, here and in forks. Call it before any import of vLLM.
+
+    It finds the place by the environment that the process started with. Imports of vLLM write variables again, and
+    Ray orders them at random: after a write to the first one, no title can be set (`tests/contract/test_faults.py`).
+    """
+    importlib.import_module("setproctitle").getproctitle()
 
 
 def fork_after(modules: Sequence[str]) -> None:
@@ -144,8 +154,6 @@ def _wait(end: socket.socket, parent: int) -> NoReturn:
     code = 1
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        # It finds the title's place by the environment that the process started with; vLLM names the core later.
-        importlib.import_module("setproctitle").getproctitle()
         word, fds, _, _ = socket.recv_fds(end, 1, 6) if os.getppid() == parent else (b"", [], 0, None)
         code = _run(end, fds) if word else 0
     except BaseException:
