@@ -25,8 +25,9 @@ from typing import NamedTuple, TypeVar
 from pdlab.core.errors import StoreError, reason_of
 from pdlab.core.files import locked, replace
 from pdlab.core.findings import Finding, found
-from pdlab.core.schema import read_model
+from pdlab.core.schema import CONVERT, read_model
 from pdlab.core.workload import RunKey
+from pdlab.marks.request_parts import MARKS
 from pdlab.results.level_data import LevelData
 from pdlab.results.schema import (
     SLO_PREFIX,
@@ -187,7 +188,14 @@ class Store:
     def timelines(self, key: RunKey) -> Iterator[RequestTimeline]:
         """The timelines of one level by arrival; empty if its servers recorded none. Raises StoreError."""
         path = self.timelines_path(key)
-        return _rows(path, RequestTimeline, "timelines cannot be read", "; remove it") if path.exists() else iter(())
+        rows = _rows(path, RequestTimeline, "timelines cannot be read", "; remove it") if path.exists() else iter(())
+        for each in rows:
+            if unknown := each.t.keys() - MARKS.keys():
+                raise StoreError(
+                    f"{path}: {min(unknown)} is no mark of a timeline; if an earlier pdlab wrote it: {CONVERT} "
+                    f"{self.folder}"
+                )
+            yield each
 
     def requests(self, key: RunKey) -> LevelData:
         """`read_records` in columns."""
