@@ -1,4 +1,4 @@
-"""Timelines by the real sweep: what is requested of the server, what is stored, and what is noted of those that lack."""
+"""Timelines by the real sweep: what it requests of the server, what it stores, and what it notes of those that lack."""
 
 from __future__ import annotations
 
