@@ -42,6 +42,8 @@ FIELD = "pdlab_timeline"
 SENDING = "pdlab.sending"
 _TRACE = (TRACEPARENT, TRACESTATE)
 ROUTES = ("/v1/completions", "/v1/chat/completions")
+# vLLM's events that are marks. Others (``PREEMPTED``) are no moment of TTFT, and may come after the first token.
+_EVENTS = {"QUEUED": "queued", "SCHEDULED": "scheduled"}
 _DONE_BYTES = DONE_EVENT.encode()
 _ID_CHARS = 128
 # Of a header's value. aiohttp reads lines of 8190 bytes, HAProxy headers of 15 KiB together.
@@ -279,7 +281,8 @@ class TimingBook:
         for output in outputs.outputs:
             if output.events and (timing := self._timings.get(output.request_id)) is not None:
                 for event in output.events:
-                    timing.event(event.type.name.lower(), event.timestamp)
+                    if (mark := _EVENTS.get(event.type.name)) is not None:
+                        timing.event(mark, event.timestamp)
                 if output.new_token_ids:
                     self._without_first.discard(output.request_id)
                     if "first" not in timing.marks:

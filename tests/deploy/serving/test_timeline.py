@@ -31,6 +31,7 @@ from pdlab.deploy.serving.timeline import (
     unpacked,
 )
 from pdlab.marks.engine_marks import boot_id
+from pdlab.marks.request_parts import MARKS
 from pdlab.results.timeline import RequestTimeline
 
 ASKS = ((HEADER.encode(), b"1"), (b"x-request-id", b"r-1"), (b"content-type", b"application/json"))
@@ -212,6 +213,21 @@ def test_marks_are_taken_out_of_the_statistics_before_anybody_keeps_them() -> No
         asyncio.run(engine.generate("r"))
         kept = stats.get("NixlConnector", {}).get("data", stats)
         assert kept == {"transfer_duration": [1.0]}
+
+
+@pytest.mark.parametrize("tokens", [[[7], []], [[], [7]], [[7], [8]]], ids=["after", "before", "beside"])
+def test_only_the_events_that_end_a_part_are_marks(clock: Clock, tokens: list[list[int]]) -> None:
+    """A preempted request has another event, also after its first token while another request waits for its own."""
+    book, own = TimingBook(), RequestTiming(wanted=True, clock=clock)
+    book._timings["r"], book._without_first = own, {"r", "other"}
+    names = (["QUEUED", "SCHEDULED"], ["PREEMPTED", "SCHEDULED", "ONE_OF_A_LATER_VLLM"])
+    for number, (new, events) in enumerate(zip(tokens, names, strict=True)):
+        at = 101.0 + number
+        output = SimpleNamespace(request_id="r", events=[event(name, at) for name in events], new_token_ids=new)
+        book.take(SimpleNamespace(outputs=[output], timestamp=at + 0.5, scheduler_stats=None))
+    first = 101.5 if tokens[0] else 102.5
+    assert own.marks == {"queued": 101.0, "scheduled": 101.0, "first": first} and not book._failed
+    assert own.marks.keys() <= MARKS.keys()
 
 
 def test_a_request_that_nobody_times_is_only_passed_on() -> None:
