@@ -132,9 +132,9 @@ class ErrorCatalog(Frozen):
             fits.append(home)
         return prior_of(stack, fits, [EffectSds(*each) for each in self.effects])
 
-    def correction(self, stack: Stack) -> Correction:
-        """The mean and the covariance of the prior, as a correction of hardware."""
-        return correction_of(self.prior(stack), 0, SOURCE)
+    def correction(self, stack: Stack, sequence_us: float) -> Correction:
+        """The mean and the covariance of the prior, as a correction of hardware with that time of a sequence."""
+        return correction_of(self.prior(stack), 0, SOURCE, sequence_us)
 
     def unseen(self, stack: Stack) -> tuple[str, ...]:
         """The kinds, of model, GPU and engine version, in which no stack here is like this one."""
@@ -217,7 +217,7 @@ def with_stack_prior(hardware: Hardware, shape: ModelShape) -> Hardware:
     catalog, stack = public_errors(), stack_of(hardware, shape)
     if not any(each.engine == stack.engine for each in catalog.stacks):
         return hardware
-    return hardware.with_correction(catalog.correction(stack))
+    return hardware.with_correction(catalog.correction(stack, steps.correction.sequence_us))
 
 
 def error_after(levels: int) -> FitError:

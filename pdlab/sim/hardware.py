@@ -229,9 +229,14 @@ STEPS_UNIT = "steps that the engine core has launched at once"
 ASYNCHRONOUS_SINCE = (0, 14)  # vLLM schedules asynchronously by default; its release notes of 0.14.0
 
 
+def is_asynchronous(version: str) -> bool:
+    """Whether that version of vLLM (major and minor) schedules asynchronously by default."""
+    return tuple(map(int, version.split("."))) >= ASYNCHRONOUS_SINCE
+
+
 def steps_in_flight(version: str) -> Constant:
     """The default `Hardware.steps_in_flight` of that version of vLLM (major and minor) on GPUs."""
-    asynchronous = tuple(map(int, version.split("."))) >= ASYNCHRONOUS_SINCE
+    asynchronous = is_asynchronous(version)
     return Constant(
         value=2 if asynchronous else 1,
         unit=STEPS_UNIT,
