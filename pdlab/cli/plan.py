@@ -411,6 +411,7 @@ def _hardware(settings: PlanSettings) -> Hardware:
     from pdlab.plan.planned_nodes import nodes_of
     from pdlab.sim.computed_hardware import beside, computed_gpus, hardware_of, is_gpu
     from pdlab.sim.hardware import Speculation
+    from pdlab.sim.kv_transfer import on_nodes
 
     node_gpus = nodes_of(settings.node)[0].gpus if "node" in settings.model_fields_set else None
 
@@ -435,6 +436,8 @@ def _hardware(settings: PlanSettings) -> Hardware:
         hardware = beside(named(settings.p_hardware), named(settings.d_hardware))
     else:
         hardware = named(settings.hardware)
+    if "node" in settings.model_fields_set and not hardware.cpu:
+        hardware = on_nodes(hardware, nodes_of(settings.node))
     if settings.acceptance_length is None:
         return hardware
     draft_tokens = settings.draft_tokens or max(math.ceil(settings.acceptance_length) - 1, 1)
@@ -579,7 +582,8 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
     measured = _measured_sweeps(settings, scenario.workload)
     node = _node(settings, hardware)
     view = planned_nodes(hardware, settings.gpus, node, spread=settings.placement == "spread")
-    scenario = replace(scenario, nic=view.engine_nodes[0].nic.kind)
+    if node is not None:
+        scenario = replace(scenario, nic=view.engine_nodes[0].nic.kind)
     progress = _PlanProgress()
     ranked_plan = plan(
         scenario,

@@ -1063,6 +1063,11 @@ CODES: dict[str, FindingCode] = {
         "all pools are on GPUs of one type",
         "prefill is on {prefill}, decode and collocated engines are on {decode}; --gpus counts GPUs of each type",
     ),
+    "network_not_fitted": _of_plan(
+        "nodes have the network of the fitted hardware",
+        "between nodes KV cache crosses {network} at {gb_per_s:.3g} GB/s per {of}, {why}; no run was fitted with this "
+        "rate",
+    ),
     "draft_time_not_counted": _of_plan(
         "the time to guess tokens is measured",
         "speculative decoding accepts {accepted:g} tokens per step, with {guessed} guessed tokens and one more; the "

@@ -1,4 +1,5 @@
-"""Findings about the basis of a plan's step times: version of the tables, host time, speculative decoding. Pure."""
+"""Findings about the basis of a plan's step times: version of the tables, host time, network, speculative
+decoding. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from pdlab.core.deployment import Deployment, Disaggregated, Pool
 from pdlab.core.findings import Finding, found
 from pdlab.plan.extrapolation import major_minor
 from pdlab.sim.aic import literal_version
-from pdlab.sim.hardware import Hardware, TableMode
+from pdlab.sim.hardware import Hardware, NodeWires, TableMode
+from pdlab.sim.kv_transfer import wire_rate
 from pdlab.sim.level import SimulatedLevel
 from pdlab.sim.step_source import Correction
 from pdlab.sim.steps import COMPARED_EXPERT_RANKS, has_wide_experts, tables_of
@@ -37,6 +39,8 @@ def step_findings(
         findings.append(found("step_times_extrapolated", times=beyond))
     for each in hardware.beside:
         findings.append(found("pools_of_two_types", prefill=hardware.gpu_type, decode=each.gpu_type))
+    if hardware.wires is not None:
+        findings += _of_network(hardware, hardware.wires)
     if hardware.speculation is not None:
         speculation = hardware.speculation
         findings.append(
@@ -47,6 +51,22 @@ def step_findings(
             )
         )
     return tuple(findings)
+
+
+def _of_network(hardware: Hardware, wires: NodeWires) -> Iterable[Finding]:
+    """About the network of the planned nodes, if it is not EFA at the rate of the constants."""
+    rate, line = wire_rate(hardware, "srd"), wires.node_gb_per_s
+    share = line if line is None or rate.per_node else line / hardware.gpus_per_node
+    if wires.network == "efa" and rate.gb_per_s == hardware.value("srd_gb_per_s"):
+        return
+    if rate.gb_per_s == share:
+        why = f"the line rate of the NICs{'' if rate.per_node else ', shared equally'}"
+    elif rate.per_node:
+        why = "as published for TCP without GPUDirect"
+    else:
+        why = "as over EFA, because the nodes' file gives no gbit_per_s"
+    of = "node" if rate.per_node else "GPU"
+    yield found("network_not_fitted", network=wires.network.upper(), gb_per_s=rate.gb_per_s, of=of, why=why)
 
 
 def _of_tables(

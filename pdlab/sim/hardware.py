@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from pdlab.core.catalog import find_config
 from pdlab.core.deployment import Deployment, Disaggregated, Mode, Pool
 from pdlab.core.errors import UsageError
+from pdlab.core.nodes import GpuLink, WireKind
 from pdlab.core.schema import Frozen, load_yaml
 from pdlab.core.text import counted
 from pdlab.sim.step_source import NO_CORRECTION, Correction
@@ -157,6 +158,16 @@ class Apart(Frozen):
     pd_overhead_ms: float = Field(ge=0)
 
 
+class NodeWires(Frozen):
+    """The wires of the planned nodes. ``gpu_link``: between the GPUs of a node (None: that of the GPU type).
+    ``network``: between nodes. ``node_gb_per_s``: line rate of all NICs of the slowest node, in one direction (None:
+    unknown)."""
+
+    gpu_link: GpuLink | None = None
+    network: WireKind = "efa"
+    node_gb_per_s: float | None = Field(default=None, gt=0)
+
+
 class Hardware(Frozen):
     """One kind of GPU (or CPU) with one serving stack: constants by name.
 
@@ -165,6 +176,7 @@ class Hardware(Frozen):
     step times, which replace the constants of a step. ``speculation``: that of its engines (None: none). ``beside``:
     other GPU types of the same cluster; a pool of such a type has their step times and memory. ``direct``: the routing
     of engines without Ray (None: Ray routes). ``apart``: values of P:D engines (None: the same as of others).
+    ``wires``: of the planned nodes (None: the network of the constants, and the link of the GPU type).
     """
 
     name: str
@@ -182,6 +194,7 @@ class Hardware(Frozen):
     speculation: Speculation | None = None
     direct: DirectRouting | None = None
     apart: Apart | None = None
+    wires: NodeWires | None = None
     beside: tuple[Hardware, ...] = ()
     constants: dict[str, Constant]
     error: FitError | None = None

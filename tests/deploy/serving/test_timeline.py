@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import pickle
+import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.asgi import exchange, text_of
 from support.clock import Clock
+from support.ray_metrics import Metrics
 
 from pdlab.deploy.serving import timeline
 from pdlab.deploy.serving.timeline import (
@@ -31,6 +34,7 @@ from pdlab.deploy.serving.timeline import (
     unpacked,
 )
 from pdlab.marks.engine_marks import boot_id
+from pdlab.marks.request_parts import MARKS
 from pdlab.results.timeline import RequestTimeline
 
 ASKS = ((HEADER.encode(), b"1"), (b"x-request-id", b"r-1"), (b"content-type", b"application/json"))
@@ -176,7 +180,8 @@ class Engine:
     """vLLM's client and its engine core: a step of 10 ms is running; then the request is queued, taken up and has a
     token, 1 ms apart."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
         self.sent = asyncio.Queue[Any]()
         self.added: list[str] = []
         self.output_processor = SimpleNamespace(add_request=self.add)
@@ -185,7 +190,7 @@ class Engine:
 
     def add(self, request: Any, prompt: str | None) -> None:
         self.added.append(request.request_id)
-        at = time.monotonic()
+        at = self.clock()
         events = [event("QUEUED", at + 0.010), event("SCHEDULED", at + 0.011), event("SCHEDULED", at + 0.5)]
         output = SimpleNamespace(request_id=request.request_id, events=events, new_token_ids=[7])
         other = SimpleNamespace(request_id="other", events=None, new_token_ids=[8])
@@ -212,6 +217,21 @@ def test_marks_are_taken_out_of_the_statistics_before_anybody_keeps_them() -> No
         asyncio.run(engine.generate("r"))
         kept = stats.get("NixlConnector", {}).get("data", stats)
         assert kept == {"transfer_duration": [1.0]}
+
+
+@pytest.mark.parametrize("tokens", [[[7], []], [[], [7]], [[7], [8]]], ids=["after", "before", "beside"])
+def test_only_the_events_that_end_a_part_are_marks(clock: Clock, tokens: list[list[int]]) -> None:
+    """A preempted request has another event, also after its first token while another request waits for its own."""
+    book, own = TimingBook(), RequestTiming(wanted=True, clock=clock)
+    book._timings["r"], book._without_first = own, {"r", "other"}
+    names = (["QUEUED", "SCHEDULED"], ["PREEMPTED", "SCHEDULED", "ONE_OF_A_LATER_VLLM"])
+    for number, (new, events) in enumerate(zip(tokens, names, strict=True)):
+        at = 101.0 + number
+        output = SimpleNamespace(request_id="r", events=[event(name, at) for name in events], new_token_ids=new)
+        book.take(SimpleNamespace(outputs=[output], timestamp=at + 0.5, scheduler_stats=None))
+    first = 101.5 if tokens[0] else 102.5
+    assert own.marks == {"queued": 101.0, "scheduled": 101.0, "first": first} and not book._failed
+    assert own.marks.keys() <= MARKS.keys()
 
 
 def test_a_request_that_nobody_times_is_only_passed_on() -> None:
@@ -246,7 +266,7 @@ class Plain:
 class Server(SendsTimeline, Plain): ...
 
 
-async def answer(server: Any, items: list[Any], headers: dict[str, str] | None, **more: Any) -> list[Any]:
+async def answer(server: Any, items: Iterable[Any], headers: dict[str, str] | None, **more: Any) -> list[Any]:
     if server._book is None:
         await server.start()
     raw = None if headers is None else SimpleNamespace(headers=headers)
@@ -378,10 +398,55 @@ def test_an_answer_that_is_not_streamed_has_a_header() -> None:
 def test_what_the_client_was_told_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     server, counted = Server(Engine()), list[dict[str, Any]]()
     app = application(server, [start(b"text/event-stream"), *map(body, STREAM)])
-    monkeypatch.setattr(server._counts, "add", counted.append)
+    monkeypatch.setattr(server._counts, "add", lambda record, **how: counted.append(record))
     sent = exchange(app, "/v1/completions", headers=ASKS)
     parsed = json.loads(text_of(sent).partition(": pdlab ")[2].split("\n\n")[0])
     assert json.loads(json.dumps(counted)) == [parsed]
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("direct", [True, False])
+def test_an_answer_that_is_not_streamed_counts_until_its_first_token(
+    direct: bool, streamed: bool, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first token is made after 12 ms. The first piece is sent after 30 ms, the whole answer after 5 s."""
+    metrics, sent_after_s = Metrics(), 0.030 if streamed else 5.0
+    monkeypatch.setitem(sys.modules, "ray.util.metrics", metrics)
+    monkeypatch.setattr(timeline, "RequestTiming", functools.partial(RequestTiming, clock=clock))
+    server = Server(Engine(clock))
+
+    def pieces() -> Iterator[Any]:
+        clock.now += sent_after_s
+        yield from STREAM if streamed else [SimpleNamespace(choices=[])]
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        stream = await server.completions(SimpleNamespace(name="r", items=pieces()), None)
+        assert [item async for item in stream]
+        await send(start(b"text/event-stream" if streamed else b"application/json"))
+        await send(body(STREAM[-1]) if streamed else body("{}"))
+
+    if direct:
+        asyncio.run(server.start())
+        sent = exchange(TimelineMiddleware(app, server), "/v1/completions", headers=ASKS)
+        text = (
+            text_of(sent).split(": pdlab ")[1].split("\n\n")[0]
+            if streamed
+            else dict(sent[0]["headers"])[HEADER.encode()]
+        )
+        record = json.loads(text)
+    else:
+        last = asyncio.run(answer(server, pieces(), {HEADER: "1"}))[-1]
+        record = json.loads(last.split(": pdlab ")[1].split("\n\n")[0]) if streamed else getattr(last, FIELD)
+    client = RequestTimeline.model_validate(record | {"ttft_s": sent_after_s})
+    assert sum(part.seconds for part in client.parts()) == pytest.approx(sent_after_s)
+    assert dict(client.parts())["out"] == pytest.approx(sent_after_s - 0.012)
+    server._counts.publish()
+    assert metrics.of("pdlab_ttft_seconds") == pytest.approx(0.030 if streamed else 0.012)
+    assert metrics.of("pdlab_ttft_seconds", part="out") == pytest.approx(0.018 if streamed else 0)
+    assert metrics.of("pdlab_ttft_requests") == 1
+    assert [value for part, value in metrics.observed if part == "total"] == [
+        pytest.approx(0.030 if streamed else 0.012)
+    ]
 
 
 def test_an_ingress_makes_a_header_of_the_field() -> None:
