@@ -232,7 +232,10 @@ def test_experts_spread_over_more_than_a_node_are_an_estimate_that_says_so() -> 
     assert steps_of(hardware, GPT_OSS, Pool(tp=16)).step_s(1, 0, 100) > 0
     wide, narrow = (Pool(dp=dp, expert_parallel=True) for dp in (32, 8))
     assert steps_of(hardware, GPT_OSS, wide).step_s(1, 0, 100) > 0
-    said = [{each.code for each in step_findings(hardware, GPT_OSS, [pool])} for pool in (wide, narrow)]
+    said = [
+        {each.code for each in step_findings(hardware, GPT_OSS, [Deployment(topology=Collocated(pool=pool))])}
+        for pool in (wide, narrow)
+    ]
     assert ["experts_wider_than_tables" in codes for codes in said] == [True, False]
 
 
