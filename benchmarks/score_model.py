@@ -256,7 +256,7 @@ def main() -> int:
         else:
             out = out._replace(banded=False)
         each = stacks[stack]
-        hardware, alone = each.hardware.with_correction(correction_by(out)), Alone(each)
+        hardware, alone = each.hardware.with_correction(correction_by(out, each.hardware)), Alone(each)
         points = [
             ScoredPoint(point, predict_point(point, hardware, each.shape), alone.figure(point)) for point in runs[stack]
         ]

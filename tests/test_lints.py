@@ -101,6 +101,8 @@ RIDDLES = {
     "stage",
     "told",
 }
+# Module -> names in files of an earlier version, which it recognises.
+IN_FILES = {"pdlab/results/timeline.py": {"told"}}
 
 
 def riddles(path: str, tree: ast.Module) -> Iterator[str]:
@@ -111,7 +113,7 @@ def riddles(path: str, tree: ast.Module) -> Iterator[str]:
             name = node.name.lstrip("_").lower()
             if name in RIDDLES:
                 yield node.name
-    yield from names_in(tree) & {"asked", "told"}
+    yield from (names_in(tree) & {"asked", "told"}) - IN_FILES.get(path, set())
 
 
 def test_no_name_is_a_riddle() -> None:

@@ -34,7 +34,6 @@ from pdlab.plan.correction_fit import (
     posterior,
     slopes_at,
 )
-from pdlab.plan.extrapolation import major_minor
 from pdlab.plan.stack_bands import saturation
 from pdlab.plan.stack_prior import (
     LEAST_LIKE,
@@ -47,12 +46,13 @@ from pdlab.plan.stack_prior import (
     group_of,
     prior_of,
     unseen,
+    version_of,
 )
 from pdlab.sim.computed_hardware import computed
 from pdlab.sim.hardware import Hardware, TableMode
 from pdlab.sim.level import figures
 from pdlab.sim.simulator import simulate
-from pdlab.sim.step_source import NO_CORRECTION, Correction
+from pdlab.sim.step_source import Correction
 from stack_scores.chance import BandedLevel, PointsInBand, points_in_band, sum_of
 from stack_scores.components import StackError, effects_of, error_components, hold_outs, is_represented
 from stack_scores.public_points import PublicPoint, throughput
@@ -77,9 +77,15 @@ class PointFigure(NamedTuple):
 
 
 def bare_hardware(stack: Stack, quant: Mapping[str, str] | None = None, mode: TableMode = "SILICON") -> Hardware:
-    """Hardware of a stack behind its own server; its correction is none. Raises UsageError."""
-    hardware = computed(stack.gpu, stack.engine, major_minor(stack.version), quant=quant, mode=mode, bare=True)
-    return hardware.with_correction(NO_CORRECTION)
+    """Hardware of a stack behind its own server. Its correction has only the time of a sequence. Raises UsageError."""
+    hardware = computed(stack.gpu, stack.engine, version_of(stack), quant=quant, mode=mode, bare=True)
+    return hardware.with_correction(Correction(sequence_us=sequence_us(hardware)))
+
+
+def sequence_us(hardware: Hardware) -> float:
+    """The time of a sequence, of tables."""
+    assert hardware.steps is not None
+    return hardware.steps.correction.sequence_us
 
 
 def predict_point(point: PublicPoint, hardware: Hardware, shape: ModelShape, seed: int = 0) -> PointFigure:
@@ -112,7 +118,8 @@ def response(point: PublicPoint, number: int, hardware: Hardware, shape: ModelSh
     """What a point says: by its TPOT and, where its benchmark is known, by its mean TTFT. Five simulations. Raises
     UsageError where it cannot run."""
     base, *aside = (
-        predict_point(point, hardware.with_correction(correction_at(t)), shape) for t in (theta, *perturbed(theta))
+        predict_point(point, hardware.with_correction(correction_at(t, sequence_us(hardware))), shape)
+        for t in (theta, *perturbed(theta))
     )
     truth = measured_figure(point)
     return [
@@ -486,6 +493,6 @@ def lost_by_ratio(points: Sequence[ScoredPoint]) -> list[float]:
     return losses
 
 
-def correction_by(out: HeldOutStack) -> Correction:
-    """The correction that the others give a left-out stack."""
-    return correction_of(out.prior, 0, "stacks of public points, this one left out")
+def correction_by(out: HeldOutStack, hardware: Hardware) -> Correction:
+    """The correction that the others give a left-out stack, which this hardware is of."""
+    return correction_of(out.prior, 0, "stacks of public points, this one left out", sequence_us(hardware))

@@ -411,6 +411,7 @@ def _hardware(settings: PlanSettings) -> Hardware:
     from pdlab.plan.planned_nodes import nodes_of
     from pdlab.sim.computed_hardware import beside, computed_gpus, hardware_of, is_gpu
     from pdlab.sim.hardware import Speculation
+    from pdlab.sim.kv_transfer import on_nodes
 
     node_gpus = nodes_of(settings.node)[0].gpus if "node" in settings.model_fields_set else None
 
@@ -435,6 +436,8 @@ def _hardware(settings: PlanSettings) -> Hardware:
         hardware = beside(named(settings.p_hardware), named(settings.d_hardware))
     else:
         hardware = named(settings.hardware)
+    if "node" in settings.model_fields_set and not hardware.cpu:
+        hardware = on_nodes(hardware, nodes_of(settings.node))
     if settings.acceptance_length is None:
         return hardware
     draft_tokens = settings.draft_tokens or max(math.ceil(settings.acceptance_length) - 1, 1)
@@ -508,6 +511,10 @@ def _scenario(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> 
     from pdlab.plan.scenario import Scenario
     from pdlab.sim.kv_transfer import with_scattered_blocks
 
+    if hardware.engine != "vllm":
+        not_given(
+            settings, ("assume_merged", "blocks", "fidelity"), f"a plan of {hardware.engine}: it is of vLLM alone"
+        )
     trace, hit_rate = _trace(settings), settings.prefix_hit_rate
     if settings.kv_offload_gb and not (trace and trace.requests):
         raise UsageError(
@@ -529,6 +536,8 @@ def _scenario(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> 
 
         blocks = read(settings.blocks, shape.name, workload.sent_input_tokens, cpu=hardware.cpu)
         hardware = with_scattered_blocks(hardware, shape, blocks.extra_s_per_token)
+    elif hardware.engine != "vllm":  # copies of single blocks were seen with vLLM alone
+        hardware = with_scattered_blocks(hardware, shape, 0.0)
     return Scenario(
         hardware=hardware,
         shape=shape,
@@ -561,6 +570,8 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
         check_picture(settings.goodput_map, "--goodput-map")
     if settings.out:
         check_folder(settings.out, "--out")
+    if hardware.engine != "vllm":
+        not_given(settings, ("out",), f"a plan of {hardware.engine}: it writes files for {LAUNCH}, which launches vLLM")
     if hardware.cpu:
         not_given(settings, ("node",), f"--hardware {settings.hardware}, which is CPUs of this machine")
     scenario = _scenario(settings, hardware, shape)
@@ -579,7 +590,8 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
     measured = _measured_sweeps(settings, scenario.workload)
     node = _node(settings, hardware)
     view = planned_nodes(hardware, settings.gpus, node, spread=settings.placement == "spread")
-    scenario = replace(scenario, nic=view.engine_nodes[0].nic.kind)
+    if node is not None:
+        scenario = replace(scenario, nic=view.engine_nodes[0].nic.kind)
     progress = _PlanProgress()
     ranked_plan = plan(
         scenario,

@@ -537,8 +537,13 @@ CODES: dict[str, FindingCode] = {
         "the KV guard's wait for prefill's confirmation",
         "look at the counters pdlab_guard_*; put prefill and decode on nodes close to each other",
     ),
+    "ttft_mostly_lost_read": _part(
+        "the time until decode gave up KV cache that did not arrive",
+        f"look at the counters pdlab_guard_*, which have the reason, and let {PDLAB} doctor check the wire",
+    ),
     "ttft_mostly_wait": _part(
-        "the wait in decode with usable KV cache", "add decode engines, or send fewer requests at once"
+        "the wait in decode after the KV cache was usable or given up",
+        "add decode engines, or send fewer requests at once",
     ),
     "ttft_mostly_recompute": _part(
         "decode's recomputation of the prompt", "its KV cache did not arrive: look at the counters pdlab_guard_*"
@@ -1018,6 +1023,11 @@ CODES: dict[str, FindingCode] = {
         "the host adds {host_ms:.2g} ms per step, standard deviation {spread}, and ranks wait {sync_us:.2g} us per "
         "layer and doubling of TP ({source})",
     ),
+    "steps_of_pd": _of_plan(
+        "engines of P:D were measured on the planned stack",
+        "of P:D decode takes {decode:.3g} and prefill {prefill:.3g} times the tables' time, and the path of a request "
+        "{path_ms:.0f} ms ({source})",
+    ),
     "table_values_estimated": _of_plan(
         "tables are measured with the formats and sizes of the model",
         "some step times of {gpu} are estimated from other sizes or formats ({kinds})",
@@ -1057,6 +1067,11 @@ CODES: dict[str, FindingCode] = {
     "pools_of_two_types": _of_plan(
         "all pools are on GPUs of one type",
         "prefill is on {prefill}, decode and collocated engines are on {decode}; --gpus counts GPUs of each type",
+    ),
+    "network_not_fitted": _of_plan(
+        "nodes have the network of the fitted hardware",
+        "between nodes KV cache crosses {network} at {gb_per_s:.3g} GB/s per {of}, {why}; no run was fitted with this "
+        "rate",
     ),
     "draft_time_not_counted": _of_plan(
         "the time to guess tokens is measured",

@@ -84,7 +84,7 @@ def compared_experiment(
             ran_on=ran_on(experiment),
             in_flight_per_gpu=loads_in_flight(sweep),
         ),
-        findings=step_findings(corrected, shape, deployment.pools.values()),
+        findings=step_findings(corrected, shape, [deployment]),
         notes=notes,
     )
 

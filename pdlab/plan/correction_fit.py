@@ -18,7 +18,7 @@ from annotated_types import Ge
 from numpy.typing import NDArray
 
 from pdlab.core.schema import Frozen
-from pdlab.sim.step_source import SEQUENCE_US, Correction
+from pdlab.sim.step_source import Correction
 
 Array = NDArray[np.float64]
 SOFT = 2.0  # standard deviations: the weight of a larger residual is inverse to the residual
@@ -76,14 +76,14 @@ ERRORS = {
 }
 
 
-def correction_at(theta: Array) -> Correction:
-    """The correction with the parameters (host_ms, ln factor, ln prefill_factor, sync_us)."""
+def correction_at(theta: Array, sequence_us: float) -> Correction:
+    """The correction with the parameters (host_ms, ln factor, ln prefill_factor, sync_us), and a sequence's time."""
     return Correction(
         host_ms=max(float(theta[0]), 0.0),
         factor=math.exp(float(theta[1])),
         prefill_factor=math.exp(float(theta[2])),
         sync_us=max(float(theta[3]), 0.0),
-        sequence_us=SEQUENCE_US,
+        sequence_us=sequence_us,
     )
 
 
@@ -124,7 +124,7 @@ def bounded(distribution: CorrectionDistribution) -> Array:
 HOST, PREFILL, SYNC = 0, 2, 3  # indices of host_ms, ln prefill_factor and sync_us among the parameters
 
 
-def correction_of(distribution: CorrectionDistribution, levels: int, source: str) -> Correction:
+def correction_of(distribution: CorrectionDistribution, levels: int, source: str, sequence_us: float) -> Correction:
     """The distribution as a correction of hardware, fitted to that number of levels."""
     host_ms, *logs, sync_us = bounded(distribution)
     host_ms, factor, prefill, sync_us = (float(f"{each:.4g}") for each in (host_ms, *np.exp(logs), sync_us))
@@ -134,7 +134,7 @@ def correction_of(distribution: CorrectionDistribution, levels: int, source: str
         factor=factor,
         prefill_factor=prefill,
         sync_us=max(sync_us, 0.0),
-        sequence_us=SEQUENCE_US,
+        sequence_us=sequence_us,
         covariance=tuple((row[0], row[1], row[2], row[3]) for row in rows),
         fitted_levels=levels,
         source=source,

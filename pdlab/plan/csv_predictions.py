@@ -24,7 +24,6 @@ from pdlab.plan import prediction_intervals
 from pdlab.plan.csv_rows import PUBLISHED_PROMPTS, RefusedRow, RequestedRow
 from pdlab.plan.error_catalog import with_stack_prior
 from pdlab.plan.extrapolation import Platform, in_flight_per_gpu, outside_fit, outside_text
-from pdlab.plan.pd_catalog import with_pd_correction
 from pdlab.plan.precisions import is_precision
 from pdlab.plan.stack_bands import band_of, no_band, saturation, why_cached
 from pdlab.plan.step_findings import step_findings
@@ -120,8 +119,6 @@ def _predicted_sweep(
     deployment, link = rows[0].deployment, rows[0].link
     shape = as_served(shape, any_model)
     hardware = with_stack_prior(any_model, shape)
-    if isinstance(deployment.topology, Disaggregated):
-        hardware = with_pd_correction(hardware, shape)
     levels = _levels(rows)
     trials = [_trial(rows[0], levels, hardware, shape, seed) for seed in seeds]
     merged: list[list[SimulatedLevel]] = []
@@ -152,7 +149,7 @@ def _predicted_row(
     why = _why_unlike_public(version, hardware, levels)
     band = no_band(why) if why else band_of(hardware, shape, deployment, row.workload, row.load, in_flight, outside)
     saturated = saturation(levels, hardware, shape, deployment) if hardware.steps is not None else None
-    findings = [*step_findings(hardware, shape, deployment.pools.values(), levels), *band.findings]
+    findings = [*step_findings(hardware, shape, [deployment], levels), *band.findings]
     if saturated is not None:
         findings.append(saturated)
     columns = _columns(levels, merged, deployment, hardware, None if saturated is not None else band.error)

@@ -18,6 +18,7 @@ from pdlab.core.files import CONFIGS
 from pdlab.core.schema import Frozen, load_yaml
 from pdlab.plan.correction_fit import TPOT, TTFT, WIDE, CorrectionDistribution, correction_of
 from pdlab.plan.extrapolation import major_minor
+from pdlab.plan.pd_catalog import with_pd_correction
 from pdlab.plan.precisions import is_precision
 from pdlab.plan.stack_prior import (
     UNSTATED,
@@ -132,9 +133,9 @@ class ErrorCatalog(Frozen):
             fits.append(home)
         return prior_of(stack, fits, [EffectSds(*each) for each in self.effects])
 
-    def correction(self, stack: Stack) -> Correction:
-        """The mean and the covariance of the prior, as a correction of hardware."""
-        return correction_of(self.prior(stack), 0, SOURCE)
+    def correction(self, stack: Stack, sequence_us: float) -> Correction:
+        """The mean and the covariance of the prior, as a correction of hardware with that time of a sequence."""
+        return correction_of(self.prior(stack), 0, SOURCE, sequence_us)
 
     def unseen(self, stack: Stack) -> tuple[str, ...]:
         """The kinds, of model, GPU and engine version, in which no stack here is like this one."""
@@ -206,8 +207,9 @@ def stack_of(hardware: Hardware, shape: ModelShape, deployment: Deployment | Non
 
 
 def with_stack_prior(hardware: Hardware, shape: ModelShape) -> Hardware:
-    """The hardware with the prior of the public stacks as the correction of its tables. The hardware stays the same if
-    its steps are no tables, if levels were measured for its correction, or if no public stack has its engine."""
+    """The hardware with the prior of the public stacks as the correction of its tables, and with that of the public
+    stacks of P:D for P:D engines. The hardware stays the same if its steps are no tables, if levels were measured for
+    its correction, or if no public stack has its engine."""
     if hardware.beside:
         beside = tuple(with_stack_prior(each, shape) for each in hardware.beside)
         hardware = hardware.model_copy(update={"beside": beside})
@@ -215,9 +217,9 @@ def with_stack_prior(hardware: Hardware, shape: ModelShape) -> Hardware:
     if steps is None or steps.correction.fitted_levels:
         return hardware
     catalog, stack = public_errors(), stack_of(hardware, shape)
-    if not any(each.engine == stack.engine for each in catalog.stacks):
-        return hardware
-    return hardware.with_correction(catalog.correction(stack))
+    if any(each.engine == stack.engine for each in catalog.stacks):
+        hardware = hardware.with_correction(catalog.correction(stack, steps.correction.sequence_us))
+    return with_pd_correction(hardware, shape)
 
 
 def error_after(levels: int) -> FitError:

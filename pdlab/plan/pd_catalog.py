@@ -15,7 +15,7 @@ from pdlab.core.files import CONFIGS
 from pdlab.core.schema import Frozen, load_yaml
 from pdlab.plan.precisions import is_precision
 from pdlab.plan.stack_prior import ErrorComponents, Stack, unseen
-from pdlab.sim.hardware import Hardware
+from pdlab.sim.hardware import Apart, Hardware
 from pdlab.sim.step_source import SEQUENCE_US, Correction
 
 PUBLIC_PD = CONFIGS / "errors" / "public-pd.yaml"
@@ -104,11 +104,8 @@ def public_pd() -> PdCatalog:
 
 
 def with_pd_correction(hardware: Hardware, shape: ModelShape) -> Hardware:
-    """Hardware of P:D engines, corrected by what public stacks of P:D have in common. The hardware stays the same if
-    Ray routes, if its steps are no tables, or if levels were measured for its correction."""
-    if hardware.beside:
-        beside = tuple(with_pd_correction(each, shape) for each in hardware.beside)
-        hardware = hardware.model_copy(update={"beside": beside})
+    """The hardware, whose P:D engines are corrected by what public stacks of P:D have in common. The hardware stays the
+    same if Ray routes, if its steps are no tables, or if levels were measured for its correction."""
     steps = hardware.steps
     if steps is None or hardware.direct is None or steps.correction.fitted_levels:
         return hardware
@@ -116,4 +113,4 @@ def with_pd_correction(hardware: Hardware, shape: ModelShape) -> Hardware:
     correction = Correction(
         sequence_us=SEQUENCE_US, factor=known.factor, prefill_factor=known.prefill_factor, source=SOURCE
     )
-    return hardware.with_values({"pd_overhead_ms": known.path_ms}).with_correction(correction)
+    return hardware.model_copy(update={"apart": Apart(correction=correction, pd_overhead_ms=known.path_ms)})

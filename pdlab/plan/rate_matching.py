@@ -88,6 +88,9 @@ class RateMatcher:
         ttft_s: float | None = None,
     ) -> None:
         self.hardware, self.shape, self.ttft_s = hardware, shape, ttft_s
+        apart = hardware.of_pd()
+        # Engines that only prefill or only decode may have other step times.
+        self.of_pd = self if apart == hardware else RateMatcher(apart, shape, workload, prefix_hit_rate, ttft_s)
         self.tokens, self.outputs = workload.typical
         hit = int(self.tokens * prefix_hit_rate) // hardware.block_tokens * hardware.block_tokens
         self.computed = max(self.tokens - hit, 1)
@@ -185,11 +188,13 @@ class RateMatcher:
 
     def rates(self, prefill: Pool, decode: Pool, tpot_s: float) -> Rates:
         """The rates of one replica of each role."""
-        decode_rps, _ = self.decode(decode, tpot_s)
-        return Rates(self.prefill(prefill), decode_rps)
+        decode_rps, _ = self.of_pd.decode(decode, tpot_s)
+        return Rates(self.of_pd.prefill(prefill), decode_rps)
 
     def serves(self, unit: ReplicaUnit, tpot_s: float) -> UnitRate:
         """Requests/s of one copy of the unit within the bounds, and its requests in flight."""
+        if unit.decode is not None and self.of_pd is not self:
+            return self.of_pd.serves(unit, tpot_s)
         prefill_s = self.prefill_s(unit.prefill)
         if unit.decode is None:
             replica_rps, batch = self.collocated(unit.prefill, tpot_s)

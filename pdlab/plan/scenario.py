@@ -158,9 +158,8 @@ class Scenario:
     def step_findings(
         self, deployments: Sequence[Deployment] = (), results: Sequence[LoadResult] = ()
     ) -> tuple[Finding, ...]:
-        """The findings of `pdlab.plan.step_findings` for pools of deployments and their levels. Raises UsageError."""
-        pools = [pool for deployment in deployments for pool in deployment.pools.values()]
-        return step_findings(self.hardware, self.shape, pools, [each.level for each in results])
+        """The findings of `pdlab.plan.step_findings` for deployments and their levels. Raises UsageError."""
+        return step_findings(self.hardware, self.shape, deployments, [each.level for each in results])
 
     def depends(self, deployment: Deployment) -> bool:
         """Whether scattered blocks that are copied one by one change this deployment's figures."""

@@ -108,7 +108,7 @@ def calibrated(
     before, left = (float(np.sqrt(prediction_variance(each, slopes).mean())) for each in (prior, after))
     earlier = hardware.steps.correction if hardware.steps else NO_CORRECTION
     settings = {(sweep.deployment.label, sweep.workload.label) for sweep in sweeps}
-    correction = correction_of(after, earlier.fitted_levels + len(names), SOURCE)
+    correction = correction_of(after, earlier.fitted_levels + len(names), SOURCE, earlier.sequence_us)
     return StackCalibration(
         correction=correction.model_copy(update={"fitted_settings": earlier.fitted_settings + len(settings)}),
         helped=tuple(LevelInformation(*name, share) for name, share in zip(names, shares, strict=True)),
@@ -129,6 +129,12 @@ def prior_correction(hardware: Hardware) -> CorrectionDistribution:
     return distribution_of_correction(hardware.steps.correction)
 
 
+def _corrected(hardware: Hardware, theta: Array) -> Hardware:
+    """The hardware with these parameters of its correction."""
+    assert hardware.steps is not None
+    return hardware.with_correction(correction_at(theta, hardware.steps.correction.sequence_us))
+
+
 def sweep_responses(
     hardware: Hardware, shape: ModelShape, sweeps: Sequence[MeasuredSweep], theta: Array
 ) -> list[Response]:
@@ -138,8 +144,7 @@ def sweep_responses(
     number = 0
     for sweep in sweeps:
         at_theta, *after_steps = (
-            predict(hardware.with_correction(correction_at(each)), shape, sweep, SEED)
-            for each in (theta, *perturbed(theta))
+            predict(_corrected(hardware, each), shape, sweep, SEED) for each in (theta, *perturbed(theta))
         )
         for index, (level, figures_measured) in enumerate(zip(sweep.levels, sweep.values, strict=True)):
             setting = LevelSetting(sweep.deployment.label, sweep.workload.label, name_of(level.load))
@@ -176,7 +181,7 @@ def possible_levels(
             for load in LOADS:
                 try:
                     values = [
-                        _tpot_s(hardware.with_correction(correction_at(each)), shape, deployment, workload, load)
+                        _tpot_s(_corrected(hardware, each), shape, deployment, workload, load)
                         for each in (theta, *perturbed(theta))
                     ]
                 except UsageError:

@@ -93,6 +93,12 @@ def _quarter_of(stack: Stack) -> str | None:
     return None
 
 
+def version_of(stack: Stack) -> str | None:
+    """Major and minor version; of a quarter of `QUARTERS` the first version; None: not known."""
+    first, _ = QUARTERS.get((stack.engine, stack.version), (version_numbers(stack.version), None))
+    return f"{first[0]}.{first[1]}" if first else None
+
+
 def generation_of(gpu: str) -> str:
     """The generation of a GPU type; the type itself where it is not known."""
     type_ = known_gpu(gpu)

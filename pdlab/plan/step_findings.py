@@ -1,16 +1,19 @@
-"""Findings about the basis of a plan's step times: version of the tables, host time, speculative decoding. Pure."""
+"""Findings about the basis of a plan's step times: version of the tables, host time, network, speculative
+decoding. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pdlab.core.catalog import ModelShape
-from pdlab.core.deployment import Pool
+from pdlab.core.deployment import Deployment, Disaggregated, Pool
 from pdlab.core.findings import Finding, found
 from pdlab.plan.extrapolation import major_minor
 from pdlab.sim.aic import literal_version
-from pdlab.sim.hardware import Hardware, TableMode
+from pdlab.sim.hardware import Hardware, NodeWires, TableMode
+from pdlab.sim.kv_transfer import wire_rate
 from pdlab.sim.level import SimulatedLevel
+from pdlab.sim.step_source import Correction
 from pdlab.sim.steps import COMPARED_EXPERT_RANKS, has_wide_experts, tables_of
 
 CALCULATED: tuple[TableMode, ...] = ("EMPIRICAL", "SOL")
@@ -19,22 +22,25 @@ CALCULATED: tuple[TableMode, ...] = ("EMPIRICAL", "SOL")
 def step_findings(
     hardware: Hardware,
     shape: ModelShape | None = None,
-    pools: Iterable[Pool] = (),
+    deployments: Iterable[Deployment] = (),
     levels: Iterable[SimulatedLevel] = (),
 ) -> tuple[Finding, ...]:
-    """Findings about the hardware, and about the GPU types beside it. Fitted constants have none. ``pools``: those of
-    the plan, whose tables of ``shape`` may have estimated values. ``levels``: the predictions. Raises UsageError for
-    tables that do not exist."""
+    """Findings about the hardware, and about the GPU types beside it. Fitted constants have none. ``deployments``:
+    those of the plan, for whose pools the tables of ``shape`` may have estimated values. ``levels``: the predictions.
+    Raises UsageError for tables that do not exist."""
     findings: list[Finding] = []
-    own_pools = list(pools)
+    planned = list(deployments)
+    pools = list(dict.fromkeys(pool for deployment in planned for pool in deployment.pools.values()))
     for each in (hardware, *hardware.beside):
         if each.steps is not None:
-            findings += _of_tables(each, shape, [pool for pool in own_pools if hardware.of(pool) is each])
+            findings += _of_tables(each, shape, [pool for pool in pools if hardware.of(pool) is each], planned)
     beyond = max((level.beyond_tables for level in levels), default=0.0)
     if beyond > 1:
         findings.append(found("step_times_extrapolated", times=beyond))
     for each in hardware.beside:
         findings.append(found("pools_of_two_types", prefill=hardware.gpu_type, decode=each.gpu_type))
+    if hardware.wires is not None:
+        findings += _of_network(hardware, hardware.wires)
     if hardware.speculation is not None:
         speculation = hardware.speculation
         findings.append(
@@ -47,7 +53,25 @@ def step_findings(
     return tuple(findings)
 
 
-def _of_tables(hardware: Hardware, shape: ModelShape | None, pools: Iterable[Pool]) -> Iterable[Finding]:
+def _of_network(hardware: Hardware, wires: NodeWires) -> Iterable[Finding]:
+    """About the network of the planned nodes, if it is not EFA at the rate of the constants."""
+    rate, line = wire_rate(hardware, "srd"), wires.node_gb_per_s
+    share = line if line is None or rate.per_node else line / hardware.gpus_per_node
+    if wires.network == "efa" and rate.gb_per_s == hardware.value("srd_gb_per_s"):
+        return
+    if rate.gb_per_s == share:
+        why = f"the line rate of the NICs{'' if rate.per_node else ', shared equally'}"
+    elif rate.per_node:
+        why = "as published for TCP without GPUDirect"
+    else:
+        why = "as over EFA, because the nodes' file gives no gbit_per_s"
+    of = "node" if rate.per_node else "GPU"
+    yield found("network_not_fitted", network=wires.network.upper(), gb_per_s=rate.gb_per_s, of=of, why=why)
+
+
+def _of_tables(
+    hardware: Hardware, shape: ModelShape | None, pools: Sequence[Pool], deployments: Sequence[Deployment]
+) -> Iterable[Finding]:
     steps = hardware.steps
     assert steps is not None
     literal = literal_version(steps.system, steps.engine, steps.version)
@@ -65,19 +89,32 @@ def _of_tables(hardware: Hardware, shape: ModelShape | None, pools: Iterable[Poo
         )
     if steps.mode in CALCULATED:
         yield found("step_times_calculated", gpu=hardware.gpu_type or hardware.gpu, mode=steps.mode)
-    correction = steps.correction
-    yield found(
+    apart = hardware.apart
+    of_pd = [apart is not None and isinstance(each.topology, Disaggregated) for each in deployments]
+    if not all(of_pd) or not of_pd:
+        yield _host_time(steps.correction)
+    if apart is not None and any(of_pd):
+        yield found(
+            "steps_of_pd",
+            decode=apart.correction.factor,
+            prefill=apart.correction.prefill_factor,
+            path_ms=apart.pd_overhead_ms,
+            source=apart.correction.source,
+        )
+    wide = [pool.tp * pool.dp for pool in pools if has_wide_experts(pool)]
+    if wide:
+        yield found("experts_wider_than_tables", gpus=max(wide), most=COMPARED_EXPERT_RANKS)
+    tables_of_pools = [] if shape is None else [tables_of(steps, shape, pool) for pool in pools]
+    kinds = sorted({kind for each in tables_of_pools for kind in each.estimated})
+    if kinds and steps.mode not in CALCULATED:
+        yield found("table_values_estimated", gpu=hardware.gpu_type or hardware.gpu, kinds=", ".join(kinds))
+
+
+def _host_time(correction: Correction) -> Finding:
+    return found(
         "host_time",
         host_ms=correction.host_ms,
         sync_us=correction.sync_us,
         spread="not known" if correction.host_sd_ms is None else f"{correction.host_sd_ms:.2g} ms",
         source=correction.source or "of unknown origin",
     )
-    own_pools = list(pools)
-    wide = [pool.tp * pool.dp for pool in own_pools if has_wide_experts(pool)]
-    if wide:
-        yield found("experts_wider_than_tables", gpus=max(wide), most=COMPARED_EXPERT_RANKS)
-    tables_of_pools = [] if shape is None else [tables_of(steps, shape, pool) for pool in own_pools]
-    kinds = sorted({kind for each in tables_of_pools for kind in each.estimated})
-    if kinds and steps.mode not in CALCULATED:
-        yield found("table_values_estimated", gpu=hardware.gpu_type or hardware.gpu, kinds=", ".join(kinds))

@@ -27,7 +27,6 @@ from pdlab.core.files import locked, replace
 from pdlab.core.findings import Finding, found
 from pdlab.core.schema import CONVERT, read_model
 from pdlab.core.workload import RunKey
-from pdlab.marks.request_parts import MARKS
 from pdlab.results.level_data import LevelData
 from pdlab.results.schema import (
     SLO_PREFIX,
@@ -40,7 +39,7 @@ from pdlab.results.schema import (
     SloSearch,
 )
 from pdlab.results.stored_rows import Row, lines_of
-from pdlab.results.timeline import RequestTimeline
+from pdlab.results.timeline import RENAMED_MARKS, RequestTimeline
 
 MANIFEST = "manifest.json"
 CHAOS = "chaos.json"  # written by `pdlab.results.chaos`; not a level
@@ -186,15 +185,15 @@ class Store:
         return tuple(self.timelines(key))
 
     def timelines(self, key: RunKey) -> Iterator[RequestTimeline]:
-        """The timelines of one level by arrival; empty if its servers recorded none. Raises StoreError."""
+        """The timelines of one level by arrival; empty if its servers recorded none. Raises StoreError, also for a
+        mark whose name is another one today. Unknown marks are kept, and no part ends at them.
+        """
         path = self.timelines_path(key)
         rows = _rows(path, RequestTimeline, "timelines cannot be read", "; remove it") if path.exists() else iter(())
         for each in rows:
-            if unknown := each.t.keys() - MARKS.keys():
-                raise StoreError(
-                    f"{path}: {min(unknown)} is no mark of a timeline; if an earlier pdlab wrote it: {CONVERT} "
-                    f"{self.folder}"
-                )
+            if earlier := each.t.keys() & RENAMED_MARKS.keys():
+                mark = min(earlier)
+                raise StoreError(f"{path}: the mark {mark} is {RENAMED_MARKS[mark]} today: {CONVERT} {self.folder}")
             yield each
 
     def requests(self, key: RunKey) -> LevelData:

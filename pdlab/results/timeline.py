@@ -31,11 +31,14 @@ PARTS: Mapping[str, str] = {
     "transfer": "from the first read's posting until a poll sees the last one ended",
     "step_lag": "from that poll until the engine's scheduler gets the news",
     "guard": "until the KV guard has confirmed that the KV cache belongs to the request",
-    "wait": "from usable KV cache until the decode engine takes the request up",
+    "lost_read": "the KV cache did not arrive, or prefill did not confirm it: until decode gives it up",
+    "wait": "until the decode engine takes the request up, from usable KV cache or from giving it up",
     "recompute": "decode computes the prompt, because the KV cache did not arrive",
     "first_step": "the decode step that makes the first token",
     "out": "from the engine's token until the server has sent it",
 }
+# Marks of 0.1.0, and their names of today. A reader that ignored one would put its part into the next.
+RENAMED_MARKS: Mapping[str, str] = {"told": "reported"}
 Path = Literal["pd", "local", "collocated", "cached", "recomputed"]
 # Tolerated disorder: two processes of a machine may read their clock at nearly the same time.
 DISORDER_S = 0.0002
@@ -64,8 +67,9 @@ class KvRead(NamedTuple):
 class RequestTimeline(Row):
     """One request as its server saw it. Times in ms.
 
-    ``t``: marks (`pdlab.marks.request_parts.MARKS`) since the request reached the answering server. ``p``: durations
-    in the prefill replica: ``total`` of its server, ``queue`` and ``prefill`` of its engine. ``wire``: the reads.
+    ``t``: marks (`pdlab.marks.request_parts.MARKS`) since the request reached the answering server; others end no
+    part. ``p``: durations in the prefill replica: ``total`` of its server, ``queue`` and ``prefill`` of its engine.
+    ``wire``: the reads.
     ``id``: the client's id of the request; ``p_id`` and ``d_id``: the engines' ids. ``role_p`` and ``role_d``: the
     replicas that prefilled and answered. ``boot``: the boot id of the machine whose clock the marks are of.
     ``attempt``: calls of prefill made (``try`` in files). ``err``: why a mark is missing. ``early``: the first token
@@ -168,7 +172,7 @@ def _needed(timeline: RequestTimeline) -> frozenset[str]:
     return {
         "pd": _PD | {"first_byte"},
         "cached": frozenset({"call", "answer"}) | _ENGINE,
-        "recomputed": frozenset({"call", "answer"}) | _ENGINE,
+        "recomputed": frozenset({"call", "answer", "admitted", "given_up"}) | _ENGINE,
         "local": _ENGINE,
         "collocated": _ENGINE,
     }[timeline.path]

@@ -22,7 +22,16 @@ from pdlab.core.files import CONFIGS
 from pdlab.core.schema import Frozen, load_yaml
 from pdlab.core.text import choices, counted
 from pdlab.sim import aic
-from pdlab.sim.hardware import Constant, DirectRouting, Hardware, StepTables, TableMode, load_hardware, steps_in_flight
+from pdlab.sim.hardware import (
+    Constant,
+    DirectRouting,
+    Hardware,
+    StepTables,
+    TableMode,
+    is_asynchronous,
+    load_hardware,
+    steps_in_flight,
+)
 from pdlab.sim.step_source import SEQUENCE_US, Correction
 
 OF_RAY = ("overhead_ms", "pd_overhead_ms", "frontend_ms", "ingress_us", "stream_us", "client_gap_ms", "admit_us")
@@ -49,12 +58,25 @@ class HostTime(Frozen):
     source: str
 
 
+class SequenceTime(Frozen):
+    """The microseconds that each decoding sequence adds to a step."""
+
+    us: float = Field(ge=0)
+    source: str
+
+
 class EngineHost(Frozen):
-    """An engine's host times, by major and minor version. ``direct``: how requests find its ranks without Ray."""
+    """An engine's host times, by major and minor version. ``synchronous``: the time of a sequence in versions that
+    schedule one step at a time (None: there is none). ``direct``: how requests find its ranks without Ray."""
 
     engine: str
     versions: dict[str, HostTime]
+    synchronous: SequenceTime | None = None
     direct: DirectRouting
+
+    def sequence_us(self, version: str) -> float:
+        """Microseconds that a decoding sequence adds to a step of that version."""
+        return SEQUENCE_US if self.synchronous is None or is_asynchronous(version) else self.synchronous.us
 
     def of(self, version: str) -> HostTime:
         """The host time of one version. For an unknown version, it is that of the nearest version, with the standard
@@ -134,7 +156,7 @@ def computed(
         quant=dict(quant or {}),
         correction=Correction(
             host_ms=host.step_ms,
-            sequence_us=SEQUENCE_US,
+            sequence_us=known.sequence_us(planned),
             covariance=(
                 (max(host.sd_ms, LEAST_SD_MS) ** 2, 0.0, 0.0, 0.0),
                 (0.0, FACTOR_SD**2, 0.0, 0.0),

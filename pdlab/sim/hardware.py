@@ -11,8 +11,9 @@ from typing import Literal, NamedTuple
 from pydantic import Field, model_validator
 
 from pdlab.core.catalog import find_config
-from pdlab.core.deployment import Mode, Pool
+from pdlab.core.deployment import Deployment, Disaggregated, Mode, Pool
 from pdlab.core.errors import UsageError
+from pdlab.core.nodes import GpuLink, WireKind
 from pdlab.core.schema import Frozen, load_yaml
 from pdlab.core.text import counted
 from pdlab.sim.step_source import NO_CORRECTION, Correction
@@ -149,6 +150,24 @@ class DirectRouting(Frozen):
     source: str
 
 
+class Apart(Frozen):
+    """What engines that only prefill and only decode have in place of the other values: the correction of the tables,
+    and the constant ``pd_overhead_ms``."""
+
+    correction: Correction
+    pd_overhead_ms: float = Field(ge=0)
+
+
+class NodeWires(Frozen):
+    """The wires of the planned nodes. ``gpu_link``: between the GPUs of a node (None: that of the GPU type).
+    ``network``: between nodes. ``node_gb_per_s``: line rate of all NICs of the slowest node, in one direction (None:
+    unknown)."""
+
+    gpu_link: GpuLink | None = None
+    network: WireKind = "efa"
+    node_gb_per_s: float | None = Field(default=None, gt=0)
+
+
 class Hardware(Frozen):
     """One kind of GPU (or CPU) with one serving stack: constants by name.
 
@@ -156,7 +175,8 @@ class Hardware(Frozen):
     the fit of the constants; None: they are not the result of a fit, and ``error`` is None too. ``steps``: tables of
     step times, which replace the constants of a step. ``speculation``: that of its engines (None: none). ``beside``:
     other GPU types of the same cluster; a pool of such a type has their step times and memory. ``direct``: the routing
-    of engines without Ray (None: Ray routes).
+    of engines without Ray (None: Ray routes). ``apart``: values of P:D engines (None: the same as of others).
+    ``wires``: of the planned nodes (None: the network of the constants, and the link of the GPU type).
     """
 
     name: str
@@ -173,6 +193,8 @@ class Hardware(Frozen):
     steps: StepTables | None = None
     speculation: Speculation | None = None
     direct: DirectRouting | None = None
+    apart: Apart | None = None
+    wires: NodeWires | None = None
     beside: tuple[Hardware, ...] = ()
     constants: dict[str, Constant]
     error: FitError | None = None
@@ -180,6 +202,13 @@ class Hardware(Frozen):
     def of(self, pool: Pool) -> Hardware:
         """The hardware of the pool's GPU type."""
         return next((each for each in self.beside if each.gpu_type == pool.gpu_type), self)
+
+    @property
+    def engine(self) -> str:
+        """The engine of the step times: vllm, sglang or trtllm."""
+        if self.steps is not None:
+            return self.steps.engine
+        return self.fit.engine if self.fit is not None else "vllm"
 
     def value(self, name: str) -> float:
         """Raises UsageError when the file has no such constant."""
@@ -202,9 +231,23 @@ class Hardware(Frozen):
         return self.model_copy(update={"constants": self.constants | changed})
 
     def with_correction(self, correction: Correction) -> Hardware:
-        """The same hardware, whose steps are tables, with that correction of them."""
+        """The same hardware, whose steps are tables, with that correction of them for all engines."""
         assert self.steps is not None
-        return self.model_copy(update={"steps": self.steps.model_copy(update={"correction": correction})})
+        steps = self.steps.model_copy(update={"correction": correction})
+        return self.model_copy(update={"steps": steps, "apart": None})
+
+    def serving(self, deployment: Deployment) -> Hardware:
+        """The hardware with the values of that deployment's engines."""
+        return self.of_pd() if isinstance(deployment.topology, Disaggregated) else self
+
+    def of_pd(self) -> Hardware:
+        """The hardware with the values of P:D engines."""
+        made = self
+        if self.beside:
+            made = made.model_copy(update={"beside": tuple(each.of_pd() for each in self.beside)})
+        if self.apart is None:
+            return made
+        return made.with_values({"pd_overhead_ms": self.apart.pd_overhead_ms}).with_correction(self.apart.correction)
 
     def with_speculation(self, speculation: Speculation) -> Hardware:
         """The same hardware, with speculative decoding by the engines of every GPU type."""
@@ -216,9 +259,14 @@ STEPS_UNIT = "steps that the engine core has launched at once"
 ASYNCHRONOUS_SINCE = (0, 14)  # vLLM schedules asynchronously by default; its release notes of 0.14.0
 
 
+def is_asynchronous(version: str) -> bool:
+    """Whether that version of vLLM (major and minor) schedules asynchronously by default."""
+    return tuple(map(int, version.split("."))) >= ASYNCHRONOUS_SINCE
+
+
 def steps_in_flight(version: str) -> Constant:
     """The default `Hardware.steps_in_flight` of that version of vLLM (major and minor) on GPUs."""
-    asynchronous = tuple(map(int, version.split("."))) >= ASYNCHRONOUS_SINCE
+    asynchronous = is_asynchronous(version)
     return Constant(
         value=2 if asynchronous else 1,
         unit=STEPS_UNIT,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
-from pdlab.core.catalog import ModelShape
+from pdlab.core.catalog import ModelShape, known_gpu
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Fluid
 from pdlab.core.model_size import kv_bytes
-from pdlab.sim.hardware import Hardware
+from pdlab.core.nodes import WIRE_OF_NIC, ClusterNode, WireKind
+from pdlab.sim.hardware import Hardware, NodeWires
 
 
 class LinkEnd(Protocol):
@@ -99,16 +102,64 @@ def link_of(deployment: Deployment, *, same_node: bool = False) -> LinkKind:
     return "nvlink" if within else "srd"
 
 
+PCIE_GB_PER_S = 32.0  # one direction of PCIe 4 x16, for a GPU type whose file does not give host_gb_per_s
+
+
+class WireRate(NamedTuple):
+    """1e9 bytes per second, of one GPU or of a whole node."""
+
+    gb_per_s: float
+    per_node: bool
+
+
+def on_nodes(hardware: Hardware, nodes: Sequence[ClusterNode]) -> Hardware:
+    """The hardware with the wires of these nodes. The slowest node counts. Nodes whose networks differ use TCP."""
+    wires: set[WireKind] = {WIRE_OF_NIC.get(node.nic.kind, "tcp") for node in nodes}
+    links = {node.gpu_link for node in nodes}
+    lines = [node.nic.count * node.nic.gbit_per_s / 8 for node in nodes if node.nic.gbit_per_s is not None]
+    line = min(lines, default=None)
+    found = NodeWires(
+        gpu_link="pcie" if "pcie" in links else next(iter(links)) if len(links) == 1 else None,
+        network=next(iter(wires)) if len(wires) == 1 else "tcp",
+        node_gb_per_s=line,
+    )
+    changed = [hardware, *hardware.beside]
+    if line is not None:
+        share = {"alltoall_gb_per_s": min(hardware.value("alltoall_gb_per_s"), line / hardware.gpus_per_node)}
+        changed = [each.with_values(share) for each in changed]
+    return changed[0].model_copy(update={"wires": found, "beside": tuple(changed[1:])})
+
+
+def wire_rate(hardware: Hardware, link: LinkKind) -> WireRate:
+    """The rate of a link. Within a node it is at most that of the GPU's PCIe, if it has no other link. Between nodes it
+    is at most the line rate of their NICs. The GPUs of a node have equal shares of it; over TCP they share one wire."""
+    value, wires = hardware.value, hardware.wires
+    if link == "nvlink":
+        gpu = known_gpu(hardware.gpu_type)
+        within = (wires.gpu_link if wires else None) or (gpu.link if gpu else None)
+        most = (gpu.host_gb_per_s if gpu else None) or PCIE_GB_PER_S
+        rate = value("nvlink_gb_per_s")
+        return WireRate(min(rate, most) if within == "pcie" else rate, per_node=False)
+    line = (wires.node_gb_per_s if wires else None) or math.inf
+    if link == "tcp" or (wires and wires.network == "tcp"):
+        return WireRate(min(value("tcp_gb_per_s"), line), per_node=True)
+    share = line / hardware.gpus_per_node
+    # The constant is what EFA was measured to reach. RDMA of other NICs reaches about their line rate.
+    if wires and wires.network == "rdma" and share < math.inf:
+        return WireRate(share, per_node=False)
+    return WireRate(min(value("srd_gb_per_s"), share), per_node=False)
+
+
 def transfer_costs(
     hardware: Hardware, shape: ModelShape, topology: Disaggregated | Fluid, link: LinkKind
 ) -> TransferCosts:
-    """Costs of one (prefill, decode) pair over ``link``, by the rates of configs/catalog per GPU or per node."""
+    """Costs of one (prefill, decode) pair over ``link``, by `wire_rate`."""
     value = hardware.value
     prefill_tp, decode_tp = (
         (topology.pool.tp,) * 2 if isinstance(topology, Fluid) else (topology.prefill.tp, topology.decode.tp)
     )
-    per_node = link == "tcp"
-    rate = value(f"{link}_gb_per_s") * 1e9
+    gb_per_s, per_node = wire_rate(hardware, link)
+    rate = gb_per_s * 1e9
     # Over cuda_ipc every block that does not merge with its neighbour is a copy of its own, posted by the
     # engine's thread. Heads split between different TP degrees never merge.
     descriptors = _descriptors(hardware, shape)

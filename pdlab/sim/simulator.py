@@ -200,6 +200,7 @@ class System(Stepping):
         self.scattered: bool | None = None
         self.keeps_gaps = True
         self.deployment = deployment
+        hardware = hardware.serving(deployment)
         self.hardware, self.shape, self.block_tokens = hardware, shape, hardware.block_tokens
         self.repeated, self.hit_rate = prompts == "repeated", prefix_hit_rate
         topology = deployment.topology

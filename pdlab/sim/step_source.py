@@ -254,7 +254,7 @@ class Correction(Frozen):
 
 
 NO_CORRECTION = Correction()
-# `Correction.sequence_us` of every prior and fit, which have only the other parameters: the median over 17 public
+# `Correction.sequence_us` of priors and fits, which have only the other parameters: the median over 17 public
 # stacks. It is above 0 in each stack. Without any one of them, the median changes by less than 1.
 SEQUENCE_US = 7.0
 

@@ -119,7 +119,7 @@ def test_a_left_out_stack_is_predicted_by_the_same_model_on_another_gpu() -> Non
     stack = next(each for each in found if each.model == "a fp8" and each.gpu == "H100")
     out = left_out(stack, found)
     assert out.unseen == ()
-    corrected = hardware(stack).with_correction(scoring.correction_by(out))
+    corrected = hardware(stack).with_correction(scoring.correction_by(out, hardware(stack)))
     ours, raw = (
         scored(out, [ScoredPoint(point, predict_point(point, each, SHAPE)) for point in points[stack]])
         for each in (corrected, hardware(stack))

@@ -46,6 +46,13 @@ pd-spread,,,1,4,1,4,8,40,c
 collocated,4,2,,,,,16,80,d
 """
 
+SLOW_NODES = """\
+name: slow
+nodes:
+- {id: a, gpus: 8, cpus: 96, gpu_type: H100, nic: {kind: ethernet, gbit_per_s: 10}, head: true}
+- {id: b, gpus: 8, cpus: 96, gpu_type: H100, nic: {kind: ethernet, gbit_per_s: 10}}
+"""
+
 
 def sized(label: str) -> SizedDeployment:
     deployment = Deployment(topology=parse_label(label))
@@ -462,6 +469,19 @@ class TestRanking:
         assert (
             "No deployment meets the SLO" in out and "To measure how far the collocated baseline is from the SLO" in out
         )
+
+    def test_a_slow_network_of_the_nodes_is_planned_with(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """A prompt of 5,000 tokens has 0.37 GB of KV cache, which takes 1.8 s at 0.2 GB/s."""
+        (tmp_path / "slow.yaml").write_text(SLOW_NODES)
+        given = "--gpus 16 --concurrency 32 --placement spread --slo-ttft-ms 2000 --slo-tpot-ms 12 --node"
+        assert plan.main([*given.split(), str(tmp_path / "slow.yaml")]) == 0
+        slow = capsys.readouterr().out
+        assert "TCP at 0.2 GB/s per node" in slow and "network ethernet (fit: efa)" in slow
+        assert re.search(r"^ 1 +collocated-", slow, re.MULTILINE), "no spread is worth its transfers"
+        assert plan.main([*given.split(), "p5.48xlarge"]) == 0
+        assert re.search(r"^ 1 +pd-spread-", capsys.readouterr().out, re.MULTILINE)
 
     def test_pd_does_not_pay_where_such_lengths_were_fitted(self) -> None:
         """Short prompts and long answers: nothing to keep out of decode's way."""

@@ -81,9 +81,10 @@ def test_the_first_level_helps_most_and_a_second_one_like_it_little() -> None:
 
 def test_a_correction_has_no_negative_times() -> None:
     belief = CorrectionDistribution(np.array([-0.3, 0.1, math.log(1.5), -2.0]), PRIOR.covariance)
-    made = correction_of(belief, 3, "test")
+    made = correction_of(belief, 3, "test", 7.0)
     assert (made.host_ms, made.sync_us, made.fitted_levels) == (0.0, 0.0, 3)
     assert made.prefill_factor == pytest.approx(1.5)
+    assert made.sequence_us == 7.0
 
 
 def test_a_host_that_cannot_take_less_than_no_time_leaves_the_rest_to_the_factor() -> None:
@@ -97,7 +98,7 @@ def test_a_host_that_cannot_take_less_than_no_time_leaves_the_rest_to_the_factor
         SDS,
     )
     assert bounded(after) == pytest.approx(given.mean, abs=1e-4)
-    assert correction_of(after, 2, "").factor == pytest.approx(math.exp(given.mean[1]), abs=1e-3)
+    assert correction_of(after, 2, "", 7.0).factor == pytest.approx(math.exp(given.mean[1]), abs=1e-3)
 
 
 def test_a_belief_above_nothing_is_not_bounded() -> None:

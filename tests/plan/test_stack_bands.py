@@ -9,7 +9,7 @@ import pytest
 from support.made_up_tables import made_up_tables
 
 from pdlab.core.catalog import ModelShape, require_shape
-from pdlab.core.deployment import Deployment, Pool, parse_label
+from pdlab.core.deployment import Collocated, Deployment, Pool, parse_label
 from pdlab.core.findings import found
 from pdlab.core.workload import Closed, Load, Open, Slo, Workload
 from pdlab.plan import csv_predictions, error_catalog, stack_bands
@@ -17,6 +17,7 @@ from pdlab.plan.csv_rows import read
 from pdlab.plan.error_catalog import error_after, public_errors, stack_of, with_stack_prior
 from pdlab.plan.extrapolation import OutsideFit, outside_fit
 from pdlab.plan.pd_catalog import public_pd, with_pd_correction
+from pdlab.plan.rate_matching import RateMatcher
 from pdlab.plan.scenario import Scenario
 from pdlab.plan.stack_bands import StackBand, band_of
 from pdlab.plan.stack_prior import LEAST_STACKS
@@ -24,6 +25,7 @@ from pdlab.plan.step_findings import step_findings
 from pdlab.sim import aic
 from pdlab.sim.computed_hardware import computed
 from pdlab.sim.hardware import FitDomain, Hardware, TableMode, load_hardware
+from pdlab.sim.simulator import simulate
 from pdlab.sim.step_source import Correction
 from pdlab.sim.step_time import kv_capacity_tokens
 
@@ -238,7 +240,7 @@ def known_correction(hardware: Hardware) -> Correction:
     ("mode", "calculated"), [("SOL", True), ("EMPIRICAL", True), ("HYBRID", False), ("SILICON", False)]
 )
 def test_calculated_step_times_are_a_finding(mode: TableMode, calculated: bool) -> None:
-    findings = step_findings(computed("H200", mode=mode), GPT_OSS, [Pool(tp=4)])
+    findings = step_findings(computed("H200", mode=mode), GPT_OSS, [Deployment(topology=Collocated(pool=Pool(tp=4)))])
     assert ("step_times_calculated" in [each.code for each in findings]) is calculated
 
 
@@ -347,11 +349,39 @@ def test_engines_of_pd_without_ray_have_the_correction_of_public_stacks_of_pd() 
     known = public_pd().correction("trtllm", "fp8")
     shape = GPT_OSS.model_copy(update={"weight_dtype": "fp8"})
     corrected = with_pd_correction(bare, shape)
-    assert corrected.steps is not None and corrected.steps.correction.prefill_factor == known.prefill_factor
-    assert corrected.value("pd_overhead_ms") == known.path_ms
+    both = [Deployment(topology=parse_label(label)) for label in ("collocated-1xtp4", PD)]
+    collocated, apart = (corrected.serving(each) for each in both)
+    assert apart.steps is not None and apart.steps.correction.prefill_factor == known.prefill_factor
+    assert apart.value("pd_overhead_ms") == known.path_ms
+    assert collocated.steps == bare.steps and collocated.constants == bare.constants
     assert with_pd_correction(ray, shape) == ray
     measured = bare.with_correction(Correction(fitted_levels=3))
     assert with_pd_correction(measured, shape) == measured
+    said = [[each.code for each in step_findings(corrected, None, some)] for some in (both, both[:1], both[1:])]
+    assert [("steps_of_pd" in each, "host_time" in each) for each in said] == [
+        (True, True),
+        (False, True),
+        (True, False),
+    ]
+
+
+def test_a_plan_a_comparison_and_a_table_predict_the_same_of_pd() -> None:
+    """All of them simulate with the values that P:D engines have."""
+    shape = GPT_OSS.model_copy(update={"weight_dtype": "fp8"})
+    bare = computed("B200", "trtllm", bare=True)
+    corrected = with_stack_prior(bare, shape)
+    deployment, load = Deployment(topology=parse_label(PD)), Closed(concurrency=16)
+    scenario = Scenario(corrected, shape, WORKLOAD, Slo())
+    planned = scenario.outcome(deployment, load)
+    again = simulate(deployment, [planned.level.level], WORKLOAD, corrected.of_pd(), shape)
+    other = simulate(deployment, [planned.level.level], WORKLOAD, corrected.model_copy(update={"apart": None}), shape)
+    assert planned.level.first_token_s.tolist() == pytest.approx(list(again[0].first_token_s))
+    assert list(again[0].first_token_s) != pytest.approx(list(other[0].first_token_s))
+    rates = [
+        RateMatcher(each, shape, WORKLOAD).rates(Pool(tp=4), Pool(tp=4), 1.0).decode_rps
+        for each in (corrected, corrected.of_pd(), bare)
+    ]
+    assert rates[0] == rates[1] != rates[2]
 
 
 def test_where_prefill_engines_are_full_a_row_has_a_note_and_no_band(monkeypatch: pytest.MonkeyPatch) -> None:

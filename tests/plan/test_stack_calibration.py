@@ -176,6 +176,7 @@ def test_a_stack_that_is_faster_than_its_tables_is_found_in_few_rounds() -> None
         host_ms=2.0,
         factor=1.0,
         prefill_factor=1.0,
+        sequence_us=SEQUENCE_US,
         covariance=((4.0, 0, 0, 0), (0, 0.01, 0, 0), (0, 0, 0.1, 0), (0, 0, 0, 1.0)),
     )
     measured = []

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pdlab.core.catalog import known_gpus
-from pdlab.plan.stack_prior import UNSTATED, EffectSds, Stack, StackFit, generation_of, prior_of, unseen
+from pdlab.plan.stack_prior import UNSTATED, EffectSds, Stack, StackFit, generation_of, prior_of, unseen, version_of
 
 EFFECTS = (EffectSds(0.6, 0.2, 0.3, 0.2, 0.6),) * 4
 
@@ -50,6 +50,22 @@ def test_versions_of_a_quarter_are_seen_in_rows_that_state_the_quarter(version: 
     rows = [stack("a", "H100", "2025-Q4")]
     assert unseen(stack("a", "H100", version), rows) == (() if of_it else ("engine",))
     assert unseen(stack("a", "H100", version)._replace(engine="trtllm"), rows) == ("engine",)
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "predicted"),
+    [
+        ("vllm", "2025-Q4", "0.12"),
+        ("vllm", "0.18.1", "0.18"),
+        ("vllm", "2026-Q2", None),
+        ("trtllm", "2025-Q4", None),
+        ("vllm", UNSTATED, None),
+    ],
+)
+def test_rows_of_a_quarter_are_of_the_first_version_of_their_group(
+    engine: str, version: str, predicted: str | None
+) -> None:
+    assert version_of(stack(version=version)._replace(engine=engine)) == predicted
 
 
 def test_a_prior_is_the_textbook_prediction_of_all_parameters_at_once() -> None:

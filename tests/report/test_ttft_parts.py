@@ -18,6 +18,7 @@ from pdlab.report.html import render
 from pdlab.report.load import load
 from pdlab.report.pictures import draw
 from pdlab.report.text import further_sections
+from pdlab.results.store import Store
 from pdlab.results.timeline import PARTS
 
 LABELS = {"pack": "pd-pack-p1xtp1-d1xtp1", "spread": "pd-spread-p1xtp1-d1xtp1", "alone": "collocated-2xtp1"}
@@ -47,6 +48,24 @@ def test_the_table_and_a_sentence_for_each_curve(report: Report) -> None:
     assert len(sentences) == 3 and sum("the queue in front of prefill" in line for line in sentences) == 3
     assert all("concurrency 16" in line for line in sentences)
     assert not any("Breakdown" in each.title for each in further_sections(report))
+
+
+def test_a_mark_that_no_part_ends_at_changes_nothing(tmp_path: Path) -> None:
+    """Timelines of requests that were preempted may have such a mark. Their parts are those of the others."""
+    deployment = Deployment(model="tiny-gptoss", topology=parse_label(LABELS["pack"]))
+    plain, marked = (timelines.write(tmp_path / name / "same", deployment, loads=(4,)) for name in ("plain", "marked"))
+    store = Store(marked)
+    (run,) = store.runs()
+    with_mark = [
+        each.model_copy(update={"t": {**each.t, "preempted": 1e4 * (number % 2)}})
+        for number, each in enumerate(store.timelines(run.key))
+    ]
+    store.write(run, store.read_records(run.key), with_mark, force=True)
+    assert all("preempted" in each.t for each in store.timelines(run.key))
+    reports = [build_report(load(folder)) for folder in (plain, marked)]
+    assert reports[0].parts and reports[0].parts == reports[1].parts
+    texts = [[(each.title, each.body) for each in further_sections(own)] for own in reports]
+    assert texts[0] == texts[1] and "Parts of TTFT" in render(reports[1], "viz")
 
 
 def test_without_timelines_there_is_no_section(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_timelines_of_0_1_0_have_the_marks_of_today(convert: ModuleType, tmp_pat
     assert '"reported"' in lines
     with gzip.open(kept, "wt") as file:
         file.write(lines.replace('"reported"', '"told"'))
-    with pytest.raises(StoreError, match=r"told is no mark of a timeline.*convert_results\.py"):
+    with pytest.raises(StoreError, match=r"the mark told is reported today: .*convert_results\.py"):
         store.read_timelines(level.key)
     assert convert.main([str(store.folder)]) == 0
     assert store.read_timelines(level.key) == timelines

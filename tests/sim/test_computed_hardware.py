@@ -135,12 +135,18 @@ def test_an_engine_that_was_never_measured_has_a_wide_host_time() -> None:
 
 
 @pytest.mark.usefixtures("ten_ms")
-def test_the_host_and_sequences_are_added_to_every_step() -> None:
-    hardware = computed("H200", "vllm", "0.11")
+@pytest.mark.parametrize(("version", "sequence_us"), [("0.11", 27), ("0.13", 27), ("0.14", 7), ("0.29", 7)])
+def test_the_host_and_sequences_are_added_to_every_step(version: str, sequence_us: float) -> None:
+    """An engine that schedules one step at a time handles each sequence while the GPU waits."""
+    hardware = computed("H200", "vllm", version)
     assert hardware.steps is not None
-    host_ms = hardware.steps.correction.host_ms
-    assert host_ms == host_of("vllm").versions["0.11"].step_ms
-    assert steps_of(hardware, GPT_OSS, TP4).step_s(8, 0, 1000) == pytest.approx(10e-3 + 1e-3 * host_ms + 8 * 7e-6)
+    own_s = 1e-3 * hardware.steps.correction.host_ms + 8 * sequence_us * 1e-6
+    assert steps_of(hardware, GPT_OSS, TP4).step_s(8, 0, 1000) == pytest.approx(10e-3 + own_s)
+
+
+@pytest.mark.parametrize("engine", ["sglang", "trtllm"])
+def test_other_engines_have_one_time_of_a_sequence(engine: str) -> None:
+    assert {host_of(engine).sequence_us(each) for each in ("0.5", "1.2")} == {7.0}
 
 
 @pytest.mark.usefixtures("ten_ms")
@@ -192,7 +198,8 @@ def test_a_pool_of_another_type_has_that_types_steps_and_memory() -> None:
     assert kv_capacity_tokens(both, GPT_OSS, other) > kv_capacity_tokens(both, GPT_OSS, own)
     difference = steps_of(both, GPT_OSS, own).step_s(1, 0, 100) - steps_of(both, GPT_OSS, other).step_s(1, 0, 100)
     hosts = host_of("vllm").versions
-    assert difference == pytest.approx(1e-3 * (hosts["0.11"].step_ms - hosts["0.18"].step_ms))
+    of_a_sequence_s = 1e-6 * (host_of("vllm").sequence_us("0.11") - host_of("vllm").sequence_us("0.18"))
+    assert difference == pytest.approx(1e-3 * (hosts["0.11"].step_ms - hosts["0.18"].step_ms) + of_a_sequence_s)
 
 
 @pytest.mark.usefixtures("ten_ms")
@@ -225,7 +232,10 @@ def test_experts_spread_over_more_than_a_node_are_an_estimate_that_says_so() -> 
     assert steps_of(hardware, GPT_OSS, Pool(tp=16)).step_s(1, 0, 100) > 0
     wide, narrow = (Pool(dp=dp, expert_parallel=True) for dp in (32, 8))
     assert steps_of(hardware, GPT_OSS, wide).step_s(1, 0, 100) > 0
-    said = [{each.code for each in step_findings(hardware, GPT_OSS, [pool])} for pool in (wide, narrow)]
+    said = [
+        {each.code for each in step_findings(hardware, GPT_OSS, [Deployment(topology=Collocated(pool=pool))])}
+        for pool in (wide, narrow)
+    ]
     assert ["experts_wider_than_tables" in codes for codes in said] == [True, False]
 
 

@@ -42,6 +42,8 @@ FIELD = "pdlab_timeline"
 SENDING = "pdlab.sending"
 _TRACE = (TRACEPARENT, TRACESTATE)
 ROUTES = ("/v1/completions", "/v1/chat/completions")
+# vLLM's events that are marks. Others (``PREEMPTED``) are no moment of TTFT, and may come after the first token.
+_EVENTS = {"QUEUED": "queued", "SCHEDULED": "scheduled"}
 _DONE_BYTES = DONE_EVENT.encode()
 _ID_CHARS = 128
 # Of a header's value. aiohttp reads lines of 8190 bytes, HAProxy headers of 15 KiB together.
@@ -99,6 +101,7 @@ class RequestTiming:
         self.orchestrated = False
         self.prefilled = False
         self.early = False
+        self.streamed = True
         self.second_request = False
         self.outcome: str | None = None
         self.times: dict[str, Any] = {}
@@ -145,12 +148,17 @@ class RequestTiming:
         """An event of the engine core's, at its own time; the first of its kind counts."""
         self.marks.setdefault(name, at)
 
-    def receive(self, admitted: float | None, reported: float | None, usable: float, outcome: str) -> None:
-        """Take the engine core's report on KV cache from prefill."""
+    def receive(self, admitted: float | None, reported: float | None, decided: float, outcome: str) -> None:
+        """Take the engine core's report on KV cache from prefill (`pdlab.guard.marks.ReceiveMarks`). KV cache that is
+        not used has no marks of its read: its time is one part, until the decision.
+        """
         if outcome == READ:
-            for name, at in (("admitted", admitted), ("reported", reported), ("usable", usable)):
-                if at is not None:
-                    self.event(name, at)
+            times = {"admitted": admitted, "reported": reported, "usable": decided}
+        else:
+            times = {"admitted": decided if admitted is None else admitted, "given_up": decided}
+        for name, at in times.items():
+            if at is not None:
+                self.event(name, at)
         self.outcome = outcome
 
     def read(
@@ -217,7 +225,8 @@ class RequestTiming:
         if not own:
             return []
         first = min(read[1] for read in own)
-        self.marks["posted"], self.marks["seen"] = first, max(read[2] for read in own)
+        if self.path == "pd":
+            self.marks["posted"], self.marks["seen"] = first, max(read[2] for read in own)
         rows = []
         for rank, posted, seen, microseconds, size, reads, where in self.reads:
             begin = posted if where == boot else first
@@ -279,7 +288,8 @@ class TimingBook:
         for output in outputs.outputs:
             if output.events and (timing := self._timings.get(output.request_id)) is not None:
                 for event in output.events:
-                    timing.event(event.type.name.lower(), event.timestamp)
+                    if (mark := _EVENTS.get(event.type.name)) is not None:
+                        timing.event(mark, event.timestamp)
                 if output.new_token_ids:
                     self._without_first.discard(output.request_id)
                     if "first" not in timing.marks:
@@ -376,6 +386,7 @@ class SendsTimeline:
                             parameters[IDS_KEY] = (packed(timing.prompt_ids), packed(timing.first_ids))
                     yield item
                 else:
+                    timing.streamed = isinstance(_last_of(item), str)
                     timing.chunk()
                     yield self._with_record(timing, item) if timing.wanted else item
         finally:
@@ -386,7 +397,7 @@ class SendsTimeline:
 
     def _with_record(self, timing: RequestTiming, item: Any) -> Any:
         """The last piece of an answer, with the timeline; others as they are."""
-        last = item[-1] if isinstance(item, list) and item else item
+        last = _last_of(item)
         if isinstance(last, str):
             if not last.endswith(DONE_EVENT):
                 return item
@@ -425,7 +436,7 @@ class SendsTimeline:
         if counts or traced:
             record = timing.sent or self._record(timing)  # a client has it, and nothing of it changes any more
             if counts and self._counts is not None:
-                self._counts.add(record)
+                self._counts.add(record, streamed=timing.streamed)
             if timing.trace is not None and self._traces is not None and traced:
                 self._traces.end(timing.trace, record, timing.passed_ms)
         self._book.leave(timing)
@@ -503,6 +514,7 @@ class _Sending:
         if message["type"] == "http.response.start":
             self._streams = header_of(message, b"content-type").startswith(b"text/event-stream")
             if not self._streams and message["status"] == 200:
+                timing.streamed = False
                 timing.chunk()
                 if timing.wanted:
                     header = (HEADER.encode(), self._server.header(timing))
@@ -588,6 +600,11 @@ def replica_id() -> str:
             serve: Any = sys.modules["ray.serve"]  # a replica has imported it
             _machine["replica"] = serve.get_replica_context().replica_id.unique_id
     return _machine["replica"]
+
+
+def _last_of(item: Any) -> Any:
+    """The last piece of what a stream has yielded: Ray puts several into one list."""
+    return item[-1] if isinstance(item, list) and item else item
 
 
 def _without_trace(headers: Mapping[str, str]) -> dict[str, str]:

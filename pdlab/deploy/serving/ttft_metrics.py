@@ -43,15 +43,17 @@ class CountsParts:
         self._metrics: dict[str, Any] = {}
         self._due = False
 
-    def add(self, record: Mapping[str, Any]) -> None:
-        """A request has been answered: its timeline as the server sends it."""
+    def add(self, record: Mapping[str, Any], *, streamed: bool = True) -> None:
+        """A request has been answered: its timeline as the server sends it. An answer that is not ``streamed`` counts
+        until the engine's first token, because its first byte comes after the last token.
+        """
         try:
-            self._add(record)
+            self._add(record, None if streamed else record["t"]["first"])
         except Exception as error:
             logging.getLogger("ray.serve").warning("the parts of a request are not counted: %r", error)
 
-    def _add(self, record: Mapping[str, Any]) -> None:
-        parts, path = seconds_of(record), ("path", record["path"])
+    def _add(self, record: Mapping[str, Any], ends_ms: float | None) -> None:
+        parts, path = seconds_of(record, ends_ms), ("path", record["path"])
         for name, seconds in parts.items():
             self._sums[SECONDS, (("part", name), path)] += seconds
         self._sums[REQUESTS, (path,)] += 1

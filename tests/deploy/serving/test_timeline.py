@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import pickle
+import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.asgi import exchange, text_of
 from support.clock import Clock
+from support.ray_metrics import Metrics
 
 from pdlab.deploy.serving import timeline
 from pdlab.deploy.serving.timeline import (
@@ -31,6 +34,7 @@ from pdlab.deploy.serving.timeline import (
     unpacked,
 )
 from pdlab.marks.engine_marks import boot_id
+from pdlab.marks.request_parts import MARKS
 from pdlab.results.timeline import RequestTimeline
 
 ASKS = ((HEADER.encode(), b"1"), (b"x-request-id", b"r-1"), (b"content-type", b"application/json"))
@@ -72,6 +76,47 @@ def test_a_request_whose_kv_cache_moved(timing: RequestTiming, clock: Clock) -> 
     assert (parsed.id, parsed.d_id, parsed.p_id, parsed.role_d, parsed.role_p) == ("r-1", "d-1", "p-1", "D", "P")
     assert parsed.p == {"total": 15, "queue": 4, "prefill": 9}
     assert [tuple(read) for read in parsed.wire] == [(0, 52, 60, 800, 64, 1), (1, 55, 66, 900, 64, 1)]
+
+
+@pytest.mark.parametrize(
+    ("admitted", "decided", "outcome", "expected"),
+    [
+        (100.05, 110.05, "anew", {"admission": 10, "lost_read": 10_000}),  # a read past its deadline
+        (100.05, 100.09, "anew", {"admission": 10, "lost_read": 40}),
+        (100.06, 105.06, "refused", {"admission": 20, "lost_read": 5000}),  # prefill did not answer
+        (None, 105.06, "refused", {"admission": 5020, "lost_read": 0}),  # refused at once, when decode had room
+    ],
+)
+def test_a_prompt_that_decode_computes_has_the_time_that_was_lost_before(
+    timing: RequestTiming,
+    clock: Clock,
+    admitted: float | None,
+    decided: float,
+    outcome: str,
+    expected: dict[str, float],
+) -> None:
+    timing.orchestrated = True
+    timing.called()
+    timing.answered({})
+    timing.engine_ids.append("d-1")
+    timing.event("queued", 100.04)
+    timing.receive(admitted, decided - 0.01 if outcome == "anew" else None, decided, outcome)
+    if outcome == "anew":  # its end may be seen before the decision, or after it
+        timing.read(0, 100.051, decided + 0.02, 900.0, 64, 1, boot_id())
+    timing.event("scheduled", decided + 0.003)
+    timing.event("first", decided + 0.053)
+    clock.now = decided + 0.054
+    timing.chunk()
+    parsed = RequestTimeline.model_validate(json.loads(json.dumps(timing.record("D", guarded=True))))
+    assert parsed.path == "recomputed" and parsed.whole and parsed.disorder_s == 0
+    assert len(parsed.wire) == (outcome == "anew"), "its bytes were moved"
+    parts = {name: round(1e3 * seconds, 6) for name, seconds in parsed.parts()}
+    after = {"wait": 3, "recompute": 50, "out": 1}
+    assert {name: ms for name, ms in parts.items() if ms and name != "submit"} == {
+        name: ms for name, ms in {**expected, **after}.items() if ms
+    }
+    older = parsed.model_copy(update={"t": {name: at for name, at in parsed.t.items() if name != "given_up"}})
+    assert not older.whole, "the next part contains what was lost"
 
 
 def test_reads_of_another_machines_clock_do_not_make_marks(timing: RequestTiming) -> None:
@@ -176,7 +221,8 @@ class Engine:
     """vLLM's client and its engine core: a step of 10 ms is running; then the request is queued, taken up and has a
     token, 1 ms apart."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
         self.sent = asyncio.Queue[Any]()
         self.added: list[str] = []
         self.output_processor = SimpleNamespace(add_request=self.add)
@@ -185,7 +231,7 @@ class Engine:
 
     def add(self, request: Any, prompt: str | None) -> None:
         self.added.append(request.request_id)
-        at = time.monotonic()
+        at = self.clock()
         events = [event("QUEUED", at + 0.010), event("SCHEDULED", at + 0.011), event("SCHEDULED", at + 0.5)]
         output = SimpleNamespace(request_id=request.request_id, events=events, new_token_ids=[7])
         other = SimpleNamespace(request_id="other", events=None, new_token_ids=[8])
@@ -212,6 +258,21 @@ def test_marks_are_taken_out_of_the_statistics_before_anybody_keeps_them() -> No
         asyncio.run(engine.generate("r"))
         kept = stats.get("NixlConnector", {}).get("data", stats)
         assert kept == {"transfer_duration": [1.0]}
+
+
+@pytest.mark.parametrize("tokens", [[[7], []], [[], [7]], [[7], [8]]], ids=["after", "before", "beside"])
+def test_only_the_events_that_end_a_part_are_marks(clock: Clock, tokens: list[list[int]]) -> None:
+    """A preempted request has another event, also after its first token while another request waits for its own."""
+    book, own = TimingBook(), RequestTiming(wanted=True, clock=clock)
+    book._timings["r"], book._without_first = own, {"r", "other"}
+    names = (["QUEUED", "SCHEDULED"], ["PREEMPTED", "SCHEDULED", "ONE_OF_A_LATER_VLLM"])
+    for number, (new, events) in enumerate(zip(tokens, names, strict=True)):
+        at = 101.0 + number
+        output = SimpleNamespace(request_id="r", events=[event(name, at) for name in events], new_token_ids=new)
+        book.take(SimpleNamespace(outputs=[output], timestamp=at + 0.5, scheduler_stats=None))
+    first = 101.5 if tokens[0] else 102.5
+    assert own.marks == {"queued": 101.0, "scheduled": 101.0, "first": first} and not book._failed
+    assert own.marks.keys() <= MARKS.keys()
 
 
 def test_a_request_that_nobody_times_is_only_passed_on() -> None:
@@ -246,7 +307,7 @@ class Plain:
 class Server(SendsTimeline, Plain): ...
 
 
-async def answer(server: Any, items: list[Any], headers: dict[str, str] | None, **more: Any) -> list[Any]:
+async def answer(server: Any, items: Iterable[Any], headers: dict[str, str] | None, **more: Any) -> list[Any]:
     if server._book is None:
         await server.start()
     raw = None if headers is None else SimpleNamespace(headers=headers)
@@ -378,10 +439,55 @@ def test_an_answer_that_is_not_streamed_has_a_header() -> None:
 def test_what_the_client_was_told_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     server, counted = Server(Engine()), list[dict[str, Any]]()
     app = application(server, [start(b"text/event-stream"), *map(body, STREAM)])
-    monkeypatch.setattr(server._counts, "add", counted.append)
+    monkeypatch.setattr(server._counts, "add", lambda record, **how: counted.append(record))
     sent = exchange(app, "/v1/completions", headers=ASKS)
     parsed = json.loads(text_of(sent).partition(": pdlab ")[2].split("\n\n")[0])
     assert json.loads(json.dumps(counted)) == [parsed]
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("direct", [True, False])
+def test_an_answer_that_is_not_streamed_counts_until_its_first_token(
+    direct: bool, streamed: bool, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first token is made after 12 ms. The first piece is sent after 30 ms, the whole answer after 5 s."""
+    metrics, sent_after_s = Metrics(), 0.030 if streamed else 5.0
+    monkeypatch.setitem(sys.modules, "ray.util.metrics", metrics)
+    monkeypatch.setattr(timeline, "RequestTiming", functools.partial(RequestTiming, clock=clock))
+    server = Server(Engine(clock))
+
+    def pieces() -> Iterator[Any]:
+        clock.now += sent_after_s
+        yield from STREAM if streamed else [SimpleNamespace(choices=[])]
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        stream = await server.completions(SimpleNamespace(name="r", items=pieces()), None)
+        assert [item async for item in stream]
+        await send(start(b"text/event-stream" if streamed else b"application/json"))
+        await send(body(STREAM[-1]) if streamed else body("{}"))
+
+    if direct:
+        asyncio.run(server.start())
+        sent = exchange(TimelineMiddleware(app, server), "/v1/completions", headers=ASKS)
+        text = (
+            text_of(sent).split(": pdlab ")[1].split("\n\n")[0]
+            if streamed
+            else dict(sent[0]["headers"])[HEADER.encode()]
+        )
+        record = json.loads(text)
+    else:
+        last = asyncio.run(answer(server, pieces(), {HEADER: "1"}))[-1]
+        record = json.loads(last.split(": pdlab ")[1].split("\n\n")[0]) if streamed else getattr(last, FIELD)
+    client = RequestTimeline.model_validate(record | {"ttft_s": sent_after_s})
+    assert sum(part.seconds for part in client.parts()) == pytest.approx(sent_after_s)
+    assert dict(client.parts())["out"] == pytest.approx(sent_after_s - 0.012)
+    server._counts.publish()
+    assert metrics.of("pdlab_ttft_seconds") == pytest.approx(0.030 if streamed else 0.012)
+    assert metrics.of("pdlab_ttft_seconds", part="out") == pytest.approx(0.018 if streamed else 0)
+    assert metrics.of("pdlab_ttft_requests") == 1
+    assert [value for part, value in metrics.observed if part == "total"] == [
+        pytest.approx(0.030 if streamed else 0.012)
+    ]
 
 
 def test_an_ingress_makes_a_header_of_the_field() -> None:

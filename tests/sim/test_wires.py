@@ -1,0 +1,82 @@
+"""The rate of KV transfers over the wires of the planned nodes, as a calculation by hand gives it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pdlab.core.catalog import known_gpu, known_gpus, load_cluster, require_shape
+from pdlab.core.deployment import Disaggregated, Pool
+from pdlab.core.nodes import ClusterNode, Nic
+from pdlab.plan.step_findings import step_findings
+from pdlab.sim.hardware import Hardware, load_hardware
+from pdlab.sim.kv_transfer import TransferCosts, on_nodes, transfer_costs
+
+H100 = load_hardware("h100-vllm-0.11")
+SHAPE = require_shape("gpt-oss-120b")
+
+
+def node(kind: str, count: int = 1, gbit_per_s: float | None = None, **changes: Any) -> ClusterNode:
+    nic = Nic.model_validate({"kind": kind, "count": count, "gbit_per_s": gbit_per_s})
+    return ClusterNode(id="a", gpu_type="H100", gpus=8, cpus=96, nic=nic, **changes)
+
+
+def spread(hardware: Hardware) -> TransferCosts:
+    topology = Disaggregated(prefill=Pool(tp=2), decode=Pool(tp=2), placement="spread")
+    return transfer_costs(hardware, SHAPE, topology, "srd")
+
+
+def pack(hardware: Hardware) -> TransferCosts:
+    topology = Disaggregated(prefill=Pool(tp=1), decode=Pool(tp=1), placement="pack")
+    return transfer_costs(hardware, SHAPE, topology, "nvlink")
+
+
+def test_nodes_of_the_fit_change_nothing() -> None:
+    for each in (load_cluster("p5.48xlarge-x2").nodes, [node("efa")]):
+        on_them = on_nodes(H100, each)
+        assert spread(on_them) == spread(H100) and pack(on_them) == pack(H100)
+        assert on_them.value("alltoall_gb_per_s") == H100.value("alltoall_gb_per_s")
+        assert not step_findings(on_them)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gb_per_s", "shared"),
+    [
+        ([node("ethernet", 1, 10)], 0.2, True),  # 1.25 GB/s, of which TCP was published to reach 0.2
+        ([node("ethernet", 1, 1)], 0.125, True),
+        ([node("tcpxo", 8, 200)], 0.2, True),
+        ([node("infiniband", 8, 400)], 2 * 50.0, False),  # one NIC of 50 GB/s for each of two GPUs
+        ([node("roce", 1, 100)], 2 * 12.5 / 8, False),  # one NIC of 12.5 GB/s for eight GPUs
+        ([node("efa", 4, 100)], 2 * 50.0 / 8, False),
+        ([node("infiniband")], 2 * 10.0, False),  # no rate is known: as EFA
+        ([node("infiniband", 8, 400), node("infiniband", 4, 400)], 2 * 25.0, False),  # the slower one
+        ([node("infiniband", 8, 400), node("efa", 32, 100)], 0.2, True),  # they share no network but Ethernet
+    ],
+)
+def test_a_spread_has_the_rate_of_the_nodes(nodes: list[ClusterNode], gb_per_s: float, shared: bool) -> None:
+    on_them = on_nodes(H100, nodes)
+    costs = spread(on_them)
+    assert costs.prefill_bytes_per_s == costs.decode_bytes_per_s == pytest.approx(gb_per_s * 1e9)
+    assert costs.shared is shared
+    (finding,) = step_findings(on_them)
+    assert finding.code == "network_not_fitted"
+    assert f"at {gb_per_s if shared else gb_per_s / 2:.3g} GB/s per {'node' if shared else 'GPU'}" in finding.text
+
+
+def test_tokens_of_experts_cross_the_same_nics() -> None:
+    assert on_nodes(H100, [node("roce", 1, 100)]).value("alltoall_gb_per_s") == pytest.approx(12.5 / 8)
+
+
+def test_a_pack_without_nvlink_has_the_rate_of_pcie() -> None:
+    l40s = H100.model_copy(update={"gpu_type": "L40S"})
+    assert pack(l40s).prefill_bytes_per_s == 32e9 < pack(H100).prefill_bytes_per_s
+    cards = on_nodes(H100.model_copy(update={"gpu_type": "A100-80G"}), [node("efa", 32, 100, gpu_link="pcie")])
+    assert pack(cards).prefill_bytes_per_s == 32e9
+    with_bridge = on_nodes(l40s, [node("efa", 32, 100, gpu_link="nvlink")])
+    assert pack(with_bridge).prefill_bytes_per_s == pack(H100).prefill_bytes_per_s
+
+
+def test_every_type_without_nvlink_has_a_published_rate() -> None:
+    without = [name for name, each in known_gpus().items() if each.link == "pcie"]
+    assert without and all((known_gpu(name) or pytest.fail()).host_gb_per_s for name in without)
