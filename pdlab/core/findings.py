@@ -1042,7 +1042,7 @@ CODES: dict[str, FindingCode] = {
     ),
     "band_of_public_stacks": _of_plan(
         "levels of this stack were measured",
-        "the 90 % band comes from {stacks} public stacks without Ray, each predicted by the others; none of them has: "
+        "the 90 % band comes from {stacks} public stacks without Ray, each predicted by the others; not among them: "
         "{unseen}",
     ),
     "no_band": _of_plan(

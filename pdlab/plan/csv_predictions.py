@@ -149,9 +149,8 @@ def _predicted_row(
     why = _why_unlike_public(version, hardware, levels)
     band = no_band(why) if why else band_of(hardware, shape, deployment, row.workload, row.load, in_flight, outside)
     saturated = saturation(levels, hardware, shape, deployment) if hardware.steps is not None else None
-    findings = [*step_findings(hardware, shape, [deployment], levels), *band.findings]
-    if saturated is not None:
-        findings.append(saturated)
+    of_band = band.findings if saturated is None else (saturated,)
+    findings = [*step_findings(hardware, shape, [deployment], levels), *of_band]
     columns = _columns(levels, merged, deployment, hardware, None if saturated is not None else band.error)
     notes = [_caveat(deployment, hardware), *(finding.text for finding in findings), outside_text(outside)]
     return {**columns, NOTE: "; ".join(filter(None, notes))}
@@ -165,7 +164,8 @@ def _why_unlike_public(version: str | None, hardware: Hardware, levels: Sequence
     engine, corrected_for = hardware.steps.engine, hardware.steps.engine_version
     if version is not None and corrected_for not in (None, version):
         return f"none ran {engine} {version} and was predicted as {corrected_for} (give --engine-version)"
-    return why_cached(statistics.fmean(level.hit_share for level in levels))
+    why = why_cached(statistics.fmean(level.hit_share for level in levels))
+    return f"{why} (prompts=fresh: no prompt of an earlier level comes again)" if why else ""
 
 
 def _in_flight(level: SimulatedLevel, deployment: Deployment) -> float:

@@ -308,10 +308,17 @@ PD = "pd-spread-p1xtp4-d2xtp4"
 
 
 def pd_band(
-    engine: str = "trtllm", gpu: str = "B200", load: Load | None = None, *, ray: bool = False, label: str = PD
+    engine: str = "trtllm",
+    gpu: str = "B200",
+    load: Load | None = None,
+    *,
+    ray: bool = False,
+    label: str = PD,
+    dtype: str = "fp8",
 ) -> StackBand:
-    shape = GPT_OSS.model_copy(update={"name": "DeepSeek-V3", "hf_id": "deepseek-ai/DeepSeek-V3"})
-    stack = next(each for each in public_pd().stacks if (each.engine, each.gpu) == ("trtllm", "B200"))
+    of_it = {"name": "DeepSeek-V3", "hf_id": "deepseek-ai/DeepSeek-V3", "weight_dtype": dtype}
+    shape = GPT_OSS.model_copy(update=of_it)
+    stack = next(each for each in public_pd().stacks if (each.engine, each.gpu) == ("trtllm", gpu))
     hardware = with_pd_correction(computed(gpu, engine, stack.version, bare=not ray), shape)
     deployment = Deployment(model=shape.name, topology=parse_label(label))
     outside = outside_fit(hardware, shape.name, deployment, [WORKLOAD])
@@ -334,13 +341,21 @@ def test_engines_of_pd_without_ray_have_the_band_of_public_stacks_of_pd() -> Non
         (lambda: pd_band(ray=True), "pd"),
         (lambda: pd_band("vllm"), "of P:D is of vllm"),
         (lambda: pd_band(load=Open(rate_rps=1)), "closed loops"),
-        (lambda: pd_band(label="pd-spread-p1xtp64-d1xtp64"), "GPUs"),
+        (lambda: pd_band(label="pd-spread-p1xtp64-d1xtp64"), "their engines on B200 have at most 8 GPUs, not 64"),
+        (lambda: pd_band(gpu="H200", label="pd-spread-p1xtp8-d1xtp16"), "on H200 have at most 8 GPUs, not 16"),
+        (lambda: pd_band(gpu="H200", label="pd-spread-p1xtp8-d1xdp32ep"), "on H200 have at most 8 GPUs, not 32"),
+        (lambda: pd_band(dtype="bfloat16"), "their weights are fp4, fp8, not bfloat16"),
     ],
 )
 def test_pd_unlike_the_public_points_has_none(found: object, why: str) -> None:
     assert callable(found)
     made = found()
     assert made.error is None and why in str(made.findings[0].numbers["why"])
+
+
+def test_an_engine_over_two_nodes_has_a_band_where_public_ones_were() -> None:
+    wide = pd_band(gpu="H100", label="pd-spread-p1xtp16-d1xtp16")
+    assert wide.error is not None
 
 
 def test_engines_of_pd_without_ray_have_the_correction_of_public_stacks_of_pd() -> None:
