@@ -1013,6 +1013,10 @@ CODES: dict[str, FindingCode] = {
         "step times of {gpu} come from tables of {engine} {tables}, not of {planned}; they are sums over single "
         "operations",
     ),
+    "unlike_public_stacks": _of_plan(
+        "a public stack has the plan's model, GPU and engine version",
+        "extrapolated from the public stacks: they lack {unseen}",
+    ),
     "host_time": _of_plan(
         "the host's time of a step is measured on the planned engine version",
         "the host adds {host_ms:.2g} ms per step, standard deviation {spread}, and ranks wait {sync_us:.2g} us per "

@@ -144,6 +144,15 @@ def _band_of_pd(
     return StackBand(error, (found("band_of_public_stacks", stacks=len(catalog.stacks), unseen=words or "nothing"),))
 
 
+def unlike_public_stacks(hardware: Hardware, shape: ModelShape) -> tuple[Finding, ...]:
+    """What of model, GPU and engine version no public stack has, for tables without measured levels."""
+    if hardware.steps is None or hardware.steps.correction.fitted_levels:
+        return ()
+    stack = stack_of(hardware, shape)
+    lacking = [_named(stack, kind) for kind in public_errors().unseen(stack)]
+    return (found("unlike_public_stacks", unseen=", ".join(lacking)),) if lacking else ()
+
+
 def _named(stack: Stack, kind: str) -> str:
     """The model, the GPU, or the engine with its version, by a kind of `pdlab.plan.stack_prior.SEEN_BY`."""
     return {"model": stack.model, "gpu": stack.gpu, "engine": f"{stack.engine} {stack.version}"}[kind]

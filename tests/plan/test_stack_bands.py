@@ -380,6 +380,23 @@ def test_engines_of_pd_without_ray_have_the_correction_of_public_stacks_of_pd() 
     ]
 
 
+@pytest.mark.parametrize(
+    ("gpu", "model", "version", "lacking"),
+    [
+        ("H200", "gpt-oss-120b", "0.18", None),
+        ("GB200", "gpt-oss-120b", "0.18", "GB200"),
+        ("H200", "other-7b", "0.18", "other-7b"),
+        ("H200", "gpt-oss-120b", "9.9", "vllm 9.9"),
+    ],
+)
+def test_a_plan_names_what_no_public_stack_has(gpu: str, model: str, version: str, lacking: str | None) -> None:
+    shape = GPT_OSS.model_copy(update={"name": model, "hf_id": f"x/{model}"})
+    hardware = with_stack_prior(computed(gpu, "vllm", version), shape)
+    found = Scenario(hardware, shape, WORKLOAD, Slo()).step_findings()
+    numbers = [each.numbers["unseen"] for each in found if each.code == "unlike_public_stacks"]
+    assert numbers == ([lacking] if lacking else [])
+
+
 def test_a_plan_a_comparison_and_a_table_predict_the_same_of_pd() -> None:
     """All of them simulate with the values that P:D engines have."""
     shape = GPT_OSS.model_copy(update={"weight_dtype": "fp8"})
