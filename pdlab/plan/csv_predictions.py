@@ -21,6 +21,7 @@ from pdlab.core.text import counted
 from pdlab.core.vllm_limits import check_divisibility, check_request_fits
 from pdlab.core.workload import Closed, Level
 from pdlab.plan import prediction_intervals
+from pdlab.plan.candidates import on_two_types
 from pdlab.plan.csv_rows import PUBLISHED_PROMPTS, RefusedRow, RequestedRow
 from pdlab.plan.error_catalog import with_stack_prior
 from pdlab.plan.extrapolation import Platform, in_flight_per_gpu, outside_fit, outside_text
@@ -116,6 +117,8 @@ def _predicted_sweep(
     rows: Sequence[RequestedRow], any_model: Hardware, shape: ModelShape, seeds: Sequence[int]
 ) -> dict[int, dict[str, str]]:
     """Line number -> columns of the rows of one sweep. Raises UsageError if the deployment cannot run."""
+    if any_model.beside:
+        rows = [_on_two_types(row, any_model) for row in rows]
     deployment, link = rows[0].deployment, rows[0].link
     shape = as_served(shape, any_model)
     hardware = with_stack_prior(any_model, shape)
@@ -130,6 +133,17 @@ def _predicted_sweep(
         own, own_merged = ([trial[place] for trial in some] for some in (trials, merged))
         predictions[row.line] = _predicted_row(row, own, own_merged, hardware, shape)
     return predictions
+
+
+def _on_two_types(row: RequestedRow, hardware: Hardware) -> RequestedRow:
+    """The row with prefill on the first GPU type and decode on the second. Raises UsageError."""
+    deployment = on_two_types(row.deployment, hardware)
+    if deployment is None:
+        raise UsageError(
+            f"{row.deployment.label}: two GPU types are for pd-spread; leave this row out, or --p-hardware and "
+            "--d-hardware"
+        )
+    return row._replace(deployment=deployment)
 
 
 def _predicted_row(

@@ -124,10 +124,11 @@ def _band_of_pd(
         reason = "none of them has pipeline ranks"
     for kind in without:
         shares = catalog.left_out.get(kind, {})
+        this = f"{_named(stack, kind)} is one"
         if not reason and not shares:
-            reason = f"too few of P:D show what bands of a left-out {KINDS[kind]} hold, and {_named(stack, kind)} is one"
+            reason = f"too few of P:D show what bands of a left-out {KINDS[kind]} hold, and {this}"
         elif not reason and (held := min(shares.values())) < NEAR[0]:
-            reason = f"bands of a left-out {KINDS[kind]} of P:D held {held:.0%}, and {_named(stack, kind)} is one"
+            reason = f"bands of a left-out {KINDS[kind]} of P:D held {held:.0%}, and {this}"
     reason = reason or _outside(covered, workload, in_flight_per_gpu)
     if reason:
         return no_band(reason)

@@ -23,7 +23,7 @@ from pdlab.plan.stack_bands import StackBand, band_of
 from pdlab.plan.stack_prior import LEAST_STACKS
 from pdlab.plan.step_findings import step_findings
 from pdlab.sim import aic
-from pdlab.sim.computed_hardware import computed
+from pdlab.sim.computed_hardware import beside, computed
 from pdlab.sim.hardware import FitDomain, Hardware, TableMode, load_hardware
 from pdlab.sim.simulator import simulate
 from pdlab.sim.step_source import Correction
@@ -304,7 +304,7 @@ def test_near_saturation_a_row_has_a_note_and_no_band() -> None:
         assert row["predicted_mean_ttft_ms"] != ""
 
 
-PD = "pd-spread-p1xtp4-d2xtp4"
+PD, MEAN_TTFT = "pd-spread-p1xtp4-d2xtp4", "predicted_mean_ttft_ms"
 
 
 def pd_band(
@@ -414,6 +414,18 @@ def test_a_plan_a_comparison_and_a_table_predict_the_same_of_pd() -> None:
         for each in (corrected, corrected.of_pd(), bare)
     ]
     assert rates[0] == rates[1] != rates[2]
+
+
+def test_rows_of_pools_on_two_gpu_types_are_spread() -> None:
+    """Prefill on the first type, decode on the second. Other deployments have no second type."""
+    both = beside(computed("H100", "vllm", "0.18"), computed("H200", "vllm", "0.18"))
+    requested = read(
+        "config,itl,otl,c\npd-spread-p1xtp1-d1xtp4,1024,128,4\ncollocated-1xtp4,1024,128,4\n", "x"
+    ).requested
+    spread, collocated = csv_predictions.predict(requested, both)
+    alone, _ = csv_predictions.predict(requested, both.beside[0])
+    assert spread[MEAN_TTFT] != alone[MEAN_TTFT] != "" and collocated[MEAN_TTFT] == ""
+    assert "two GPU types are for pd-spread" in collocated[csv_predictions.NOTE]
 
 
 def test_where_prefill_engines_are_full_a_row_has_a_note_and_no_band(monkeypatch: pytest.MonkeyPatch) -> None:
