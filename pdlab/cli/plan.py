@@ -511,6 +511,10 @@ def _scenario(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> 
     from pdlab.plan.scenario import Scenario
     from pdlab.sim.kv_transfer import with_scattered_blocks
 
+    if hardware.engine != "vllm":
+        not_given(
+            settings, ("assume_merged", "blocks", "fidelity"), f"a plan of {hardware.engine}: it is of vLLM alone"
+        )
     trace, hit_rate = _trace(settings), settings.prefix_hit_rate
     if settings.kv_offload_gb and not (trace and trace.requests):
         raise UsageError(
@@ -532,6 +536,8 @@ def _scenario(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> 
 
         blocks = read(settings.blocks, shape.name, workload.sent_input_tokens, cpu=hardware.cpu)
         hardware = with_scattered_blocks(hardware, shape, blocks.extra_s_per_token)
+    elif hardware.engine != "vllm":  # copies of single blocks were seen with vLLM alone
+        hardware = with_scattered_blocks(hardware, shape, 0.0)
     return Scenario(
         hardware=hardware,
         shape=shape,
@@ -564,6 +570,8 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
         check_picture(settings.goodput_map, "--goodput-map")
     if settings.out:
         check_folder(settings.out, "--out")
+    if hardware.engine != "vllm":
+        not_given(settings, ("out",), f"a plan of {hardware.engine}: it writes files for {LAUNCH}, which launches vLLM")
     if hardware.cpu:
         not_given(settings, ("node",), f"--hardware {settings.hardware}, which is CPUs of this machine")
     scenario = _scenario(settings, hardware, shape)

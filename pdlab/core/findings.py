@@ -537,8 +537,13 @@ CODES: dict[str, FindingCode] = {
         "the KV guard's wait for prefill's confirmation",
         "look at the counters pdlab_guard_*; put prefill and decode on nodes close to each other",
     ),
+    "ttft_mostly_lost_read": _part(
+        "the time until decode gave up KV cache that did not arrive",
+        f"look at the counters pdlab_guard_*, which have the reason, and let {PDLAB} doctor check the wire",
+    ),
     "ttft_mostly_wait": _part(
-        "the wait in decode with usable KV cache", "add decode engines, or send fewer requests at once"
+        "the wait in decode after the KV cache was usable or given up",
+        "add decode engines, or send fewer requests at once",
     ),
     "ttft_mostly_recompute": _part(
         "decode's recomputation of the prompt", "its KV cache did not arrive: look at the counters pdlab_guard_*"

@@ -22,6 +22,7 @@ from pdlab.core.text import rounded
 from pdlab.core.workload import Load, Slo
 from pdlab.plan import TEMPLATES
 from pdlab.plan.candidates import MOST_REPLICAS
+from pdlab.plan.engine_arguments import as_planned, by_hand
 from pdlab.plan.extrapolation import OutsideFit
 from pdlab.plan.fluid_pools import FluidPlan, ServedRate
 from pdlab.plan.planner import Candidate, Plan, ThroughputGain, gain, outside
@@ -193,7 +194,7 @@ class Ranking:
 
     @property
     def experimental(self) -> bool:
-        return any(map(experimental, self.ranked))
+        return any(experimental(candidate, self.scenario) for candidate in self.ranked)
 
     @property
     def outside(self) -> tuple[OutsideFit, ...]:
@@ -257,15 +258,19 @@ def _row(number: int, candidate: Candidate, base: Candidate | None, scenario: Sc
         candidate.best_or_nearest.output_tokens_per_s * scale,
         over,
         outside(candidate, scenario),
-        experimental(candidate),
+        experimental(candidate, scenario),
         scenario.depends(candidate.deployment),
     )
 
 
-def experimental(candidate: Candidate) -> bool:
-    """Whether prefill TP is above decode TP, which is experimental in vLLM."""
+def experimental(candidate: Candidate, scenario: Scenario) -> bool:
+    """Whether the engines are vLLM's and prefill TP is above decode TP, which is experimental in vLLM."""
     topology = candidate.deployment.topology
-    return isinstance(topology, Disaggregated) and topology.prefill.tp > topology.decode.tp
+    return (
+        scenario.hardware.engine == "vllm"
+        and isinstance(topology, Disaggregated)
+        and topology.prefill.tp > topology.decode.tp
+    )
 
 
 def other_first(plan: Plan, scenario: Scenario) -> Candidate | None:
@@ -455,7 +460,11 @@ def fluid_text(plan: FluidPlan, scenario: Scenario, workload: str | None = None)
     return rendered(
         TEMPLATES / "fluid.txt",
         f=FluidFacts(plan, scenario, file),
-        launch=typed("launch", *launch_words(plan.deployment), *flag_words("launch", detach=True)),
+        engine=scenario.hardware.engine,
+        by_hand=by_hand(scenario),
+        launch=typed(
+            "launch", *launch_words(as_planned(plan.deployment, scenario)), *flag_words("launch", detach=True)
+        ),
         bench=command_line("bench", name=plan.deployment.label, **load),
     )
 

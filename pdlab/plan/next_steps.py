@@ -18,6 +18,7 @@ from pdlab.core.text import rounded
 from pdlab.core.workload import Closed
 from pdlab.placement.place import fits
 from pdlab.plan import TEMPLATES
+from pdlab.plan.engine_arguments import as_planned, by_hand
 from pdlab.plan.extrapolation import OutsideFit
 from pdlab.plan.planner import Candidate, outside
 from pdlab.plan.scenario import Scenario
@@ -55,7 +56,7 @@ def commands(
     folders = tuple(f"{defaults.RESULTS}/{candidate.deployment.label}" for candidate in measured)
     steps = []
     for candidate in measured:
-        deployment = candidate.deployment
+        deployment = as_planned(candidate.deployment, scenario)
         launch = launch_words(deployment)
         if folder is not None:
             path = folder / f"{deployment.label}.yaml"
@@ -73,6 +74,9 @@ def commands(
         TEMPLATES / "commands.txt",
         best=best,
         steps=steps,
+        engine=scenario.hardware.engine,
+        describe=typed("describe", "RESULTS"),
+        by_hand=by_hand(scenario),
         engine_settings=ENGINE_SETTINGS,
         viz=command_line("viz", exps=folders, view=view),
         plan=typed("plan", *plan_words, *flag_words("plan", compare=folders)),
@@ -94,6 +98,8 @@ def _sweep(candidate: Candidate, scenario: Scenario) -> str:
     load: dict[str, Any] = {"type": "concurrency", "concurrency": tuple(sweep_levels(candidate))}
     if not load["concurrency"]:
         load = {"type": "request-rate", "request_rate": (rounded(candidate.outcomes[0].load.value, 4),)}
+        if scenario.burstiness != 1:
+            load["arrivals"] = {"burstiness": scenario.burstiness}
     if scenario.slo is not None and candidate.goodput_rps:
         start = {"start_rps": rounded(candidate.goodput_rps, 3)}
         load |= {"slo": scenario.slo.flag, "share": {"quantile": scenario.slo.quantile}, "search": start}

@@ -203,6 +203,13 @@ class Hardware(Frozen):
         """The hardware of the pool's GPU type."""
         return next((each for each in self.beside if each.gpu_type == pool.gpu_type), self)
 
+    @property
+    def engine(self) -> str:
+        """The engine of the step times: vllm, sglang or trtllm."""
+        if self.steps is not None:
+            return self.steps.engine
+        return self.fit.engine if self.fit is not None else "vllm"
+
     def value(self, name: str) -> float:
         """Raises UsageError when the file has no such constant."""
         try:

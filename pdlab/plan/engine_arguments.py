@@ -1,0 +1,49 @@
+"""What a launch needs so that its engines are those of the plan: engine arguments, and what only a person can add."""
+
+from __future__ import annotations
+
+from pdlab.core.deployment import Deployment
+from pdlab.plan.scenario import Scenario
+
+KV_FORMATS = ("bfloat16", "fp8")  # names that the tables and vLLM's kv_cache_dtype share
+
+
+def as_planned(deployment: Deployment, scenario: Scenario) -> Deployment:
+    """The deployment with the engine arguments of vLLM that the step times assume."""
+    kept = _formats(scenario).get("kvcache")
+    if kept not in KV_FORMATS:
+        return deployment
+    return deployment.model_copy(update={"engine_kwargs": {**deployment.engine_kwargs, "kv_cache_dtype": kept}})
+
+
+def by_hand(scenario: Scenario) -> list[str]:
+    """What the plan assumes and its commands lack, each with what a person must add. A line is a comment of a shell."""
+    hardware, lines = scenario.hardware, []
+    formats = [
+        f"{part}={name}" for part, name in _formats(scenario).items() if part != "kvcache" or name not in KV_FORMATS
+    ]
+    if formats:
+        lines.append(
+            f"the plan assumes {', '.join(formats)}, which no flag of a launch sets: serve a checkpoint that has it"
+        )
+    if hardware.speculation is not None:
+        drafts = hardware.speculation.draft_tokens
+        config = f'{{"method": "...", "model": "...", "num_speculative_tokens": {drafts}}}'
+        lines.append(
+            f"the plan assumes speculative decoding with {drafts} guessed tokens per step: add your method and draft "
+            f"model to each launch, --engine-arg 'speculative_config={config}'"
+        )
+    if hardware.direct is not None:
+        lines.append("the plan leaves out Ray's path (--without-ray), and these launches have it: expect a longer TTFT")
+    if scenario.prefix_hit_rate and scenario.trace is None:
+        lines.append(
+            f"the plan assumes that {scenario.prefix_hit_rate:.0%} of each prompt is cached, and these prompts share "
+            "nothing: measure a workload file whose prompts share text (docs/traffic.md)"
+        )
+    return lines
+
+
+def _formats(scenario: Scenario) -> dict[str, str]:
+    """The formats of --quant, by part of the model."""
+    steps = scenario.hardware.steps
+    return {} if steps is None else {str(part): name for part, name in steps.quant.items()}
