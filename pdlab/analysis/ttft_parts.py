@@ -45,6 +45,7 @@ LARGEST: Mapping[str, str] = {
     "transfer": "ttft_mostly_transfer",
     "step_lag": "ttft_mostly_step_lag",
     "guard": "ttft_mostly_guard",
+    "lost_read": "ttft_mostly_lost_read",
     "wait": "ttft_mostly_wait",
     "recompute": "ttft_mostly_recompute",
     "first_step": "ttft_mostly_first_step",

@@ -537,8 +537,13 @@ CODES: dict[str, FindingCode] = {
         "the KV guard's wait for prefill's confirmation",
         "look at the counters pdlab_guard_*; put prefill and decode on nodes close to each other",
     ),
+    "ttft_mostly_lost_read": _part(
+        "the time until decode gave up KV cache that did not arrive",
+        f"look at the counters pdlab_guard_*, which have the reason, and let {PDLAB} doctor check the wire",
+    ),
     "ttft_mostly_wait": _part(
-        "the wait in decode with usable KV cache", "add decode engines, or send fewer requests at once"
+        "the wait in decode after the KV cache was usable or given up",
+        "add decode engines, or send fewer requests at once",
     ),
     "ttft_mostly_recompute": _part(
         "decode's recomputation of the prompt", "its KV cache did not arrive: look at the counters pdlab_guard_*"
@@ -1013,6 +1018,10 @@ CODES: dict[str, FindingCode] = {
         "step times of {gpu} come from tables of {engine} {tables}, not of {planned}; they are sums over single "
         "operations",
     ),
+    "unlike_public_stacks": _of_plan(
+        "a public stack has the plan's model, GPU and engine version",
+        "extrapolated from the public stacks: they lack {unseen}",
+    ),
     "host_time": _of_plan(
         "the host's time of a step is measured on the planned engine version",
         "the host adds {host_ms:.2g} ms per step, standard deviation {spread}, and ranks wait {sync_us:.2g} us per "
@@ -1042,7 +1051,7 @@ CODES: dict[str, FindingCode] = {
     ),
     "band_of_public_stacks": _of_plan(
         "levels of this stack were measured",
-        "the 90 % band comes from {stacks} public stacks without Ray, each predicted by the others; none of them has: "
+        "the 90 % band comes from {stacks} public stacks without Ray, each predicted by the others; not among them: "
         "{unseen}",
     ),
     "no_band": _of_plan(

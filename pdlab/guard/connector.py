@@ -56,6 +56,7 @@ class GuardConnectorScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         if params and params.get("do_remote_prefill"):
             admission = self.receives.admission(request.request_id)
             if admission is Admission.WAIT:
+                self.marks.awaits_answer(request.request_id)
                 return None, False
             if admission is Admission.REFUSE:
                 params["do_remote_prefill"] = False

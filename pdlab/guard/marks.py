@@ -11,17 +11,27 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pdlab.marks.engine_marks import boot_id
+from pdlab.marks.engine_marks import REFUSED, boot_id
 
 
 class ReceiveMarks:
     """Marks of the requests of a decode engine's core. ``finished``: tuples ``(request, admitted, read_reported,
-    usable, outcome)`` for `take`; None for an event that did not happen."""
+    decided, outcome)`` for `take`; None for an event that did not happen. What is decided while the scheduler plans a
+    step has the time at which it began to, as vLLM's own event of a request that it takes up."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self._step_began = clock()
         self._open: dict[str, list[float | None]] = {}
         self.finished: list[tuple[Any, ...]] = []
+
+    def step_begins(self) -> None:
+        """The scheduler begins to plan a step."""
+        self._step_began = self._clock()
+
+    def awaits_answer(self, request_id: str) -> None:
+        """The scheduler could admit the request, but prefill has not answered yet."""
+        self._open.setdefault(request_id, [self._step_began, None])
 
     def admitted(self, request_id: str) -> None:
         """The request got its blocks, and its read will be posted."""
@@ -33,9 +43,11 @@ class ReceiveMarks:
             marks[1] = self._clock()
 
     def finish(self, request_id: str, outcome: str) -> None:
-        """The request's KV cache is usable (`READ`), or its prompt will be computed (`RECOMPUTED`, `REFUSED`)."""
+        """The request's KV cache is usable (`READ`), or its prompt will be computed (`RECOMPUTED`, and `REFUSED` while
+        a step is planned)."""
         admitted, read_reported = self._open.pop(request_id, (None, None))
-        self.finished.append((request_id, admitted, read_reported, self._clock(), outcome))
+        decided = self._step_began if outcome == REFUSED else self._clock()
+        self.finished.append((request_id, admitted, read_reported, decided, outcome))
 
     def drop(self, request_id: str) -> None:
         """The request has ended."""

@@ -58,6 +58,7 @@ class Guarded:
         self._take_read_ends(scheduling=True)
         if self._receives.active or self._late_read_blocks:
             self._handle_settled_and_overdue()
+            self._connector.marks.step_begins()
         return super().schedule(*args, **kwargs)  # type: ignore[misc]
 
     def has_requests(self) -> bool:

@@ -22,6 +22,7 @@ MARKS: Mapping[str, str] = {
     "seen": "transfer",
     "reported": "step_lag",
     "usable": "guard",
+    "given_up": "lost_read",
     "scheduled": "wait",
     "first": "first_step",
     "first_byte": "out",

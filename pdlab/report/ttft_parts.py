@@ -36,6 +36,7 @@ COLORS = {
     "transfer": "#fee08b",
     "step_lag": "#f46d43",
     "guard": "#762a83",
+    "lost_read": "#e7298a",
     "wait": "#c2a5cf",
     "recompute": "#67001f",
     "first_step": "#d73027",

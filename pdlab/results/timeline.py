@@ -31,7 +31,8 @@ PARTS: Mapping[str, str] = {
     "transfer": "from the first read's posting until a poll sees the last one ended",
     "step_lag": "from that poll until the engine's scheduler gets the news",
     "guard": "until the KV guard has confirmed that the KV cache belongs to the request",
-    "wait": "from usable KV cache until the decode engine takes the request up",
+    "lost_read": "the KV cache did not arrive, or prefill did not confirm it: until decode gives it up",
+    "wait": "until the decode engine takes the request up, from usable KV cache or from giving it up",
     "recompute": "decode computes the prompt, because the KV cache did not arrive",
     "first_step": "the decode step that makes the first token",
     "out": "from the engine's token until the server has sent it",
@@ -171,7 +172,7 @@ def _needed(timeline: RequestTimeline) -> frozenset[str]:
     return {
         "pd": _PD | {"first_byte"},
         "cached": frozenset({"call", "answer"}) | _ENGINE,
-        "recomputed": frozenset({"call", "answer"}) | _ENGINE,
+        "recomputed": frozenset({"call", "answer", "admitted", "given_up"}) | _ENGINE,
         "local": _ENGINE,
         "collocated": _ENGINE,
     }[timeline.path]

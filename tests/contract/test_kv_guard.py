@@ -521,6 +521,26 @@ class TestDecode:
         ((_, _, reported, usable, outcome),) = engine.marks()
         assert outcome == READ and usable - reported >= 0.01
 
+    def test_the_marks_of_a_refusal_are_of_the_step_that_refuses(self, engine: Engine) -> None:
+        """It waits for prefill's answer from the first step on that could admit it, and a later one refuses it."""
+        engine.reading("first")
+        engine.prefill.verdict = None
+        engine.add("s", **engine.params("remote-s", age_s=20.0))
+        began = time.monotonic()
+        engine.step()
+        assert engine.marks() == []
+        time.sleep(0.01)
+        engine.prefill.answer(OLD)
+        engine.step()
+        ((name, admitted, reported, decided, outcome),) = engine.marks()
+        assert (name, reported, outcome) == ("s", None, REFUSED) and began <= admitted <= decided - 0.01
+        events: dict[str, float] = {}
+        for _ in range(3):
+            outputs = [out for each in engine.outputs.values() for out in each.outputs if out.request_id == "s"]
+            events |= {event.type.name: event.timestamp for out in outputs for event in out.events or ()}
+            engine.step()
+        assert events["QUEUED"] <= admitted and decided <= events["SCHEDULED"]
+
     def test_a_request_that_ends_leaves_no_marks(self, engine: Engine) -> None:
         engine.reading()
         engine.abort("r")

@@ -148,12 +148,17 @@ class RequestTiming:
         """An event of the engine core's, at its own time; the first of its kind counts."""
         self.marks.setdefault(name, at)
 
-    def receive(self, admitted: float | None, reported: float | None, usable: float, outcome: str) -> None:
-        """Take the engine core's report on KV cache from prefill."""
+    def receive(self, admitted: float | None, reported: float | None, decided: float, outcome: str) -> None:
+        """Take the engine core's report on KV cache from prefill (`pdlab.guard.marks.ReceiveMarks`). KV cache that is
+        not used has no marks of its read: its time is one part, until the decision.
+        """
         if outcome == READ:
-            for name, at in (("admitted", admitted), ("reported", reported), ("usable", usable)):
-                if at is not None:
-                    self.event(name, at)
+            times = {"admitted": admitted, "reported": reported, "usable": decided}
+        else:
+            times = {"admitted": decided if admitted is None else admitted, "given_up": decided}
+        for name, at in times.items():
+            if at is not None:
+                self.event(name, at)
         self.outcome = outcome
 
     def read(
@@ -220,7 +225,8 @@ class RequestTiming:
         if not own:
             return []
         first = min(read[1] for read in own)
-        self.marks["posted"], self.marks["seen"] = first, max(read[2] for read in own)
+        if self.path == "pd":
+            self.marks["posted"], self.marks["seen"] = first, max(read[2] for read in own)
         rows = []
         for rank, posted, seen, microseconds, size, reads, where in self.reads:
             begin = posted if where == boot else first

@@ -78,6 +78,47 @@ def test_a_request_whose_kv_cache_moved(timing: RequestTiming, clock: Clock) -> 
     assert [tuple(read) for read in parsed.wire] == [(0, 52, 60, 800, 64, 1), (1, 55, 66, 900, 64, 1)]
 
 
+@pytest.mark.parametrize(
+    ("admitted", "decided", "outcome", "expected"),
+    [
+        (100.05, 110.05, "anew", {"admission": 10, "lost_read": 10_000}),  # a read past its deadline
+        (100.05, 100.09, "anew", {"admission": 10, "lost_read": 40}),
+        (100.06, 105.06, "refused", {"admission": 20, "lost_read": 5000}),  # prefill did not answer
+        (None, 105.06, "refused", {"admission": 5020, "lost_read": 0}),  # refused at once, when decode had room
+    ],
+)
+def test_a_prompt_that_decode_computes_has_the_time_that_was_lost_before(
+    timing: RequestTiming,
+    clock: Clock,
+    admitted: float | None,
+    decided: float,
+    outcome: str,
+    expected: dict[str, float],
+) -> None:
+    timing.orchestrated = True
+    timing.called()
+    timing.answered({})
+    timing.engine_ids.append("d-1")
+    timing.event("queued", 100.04)
+    timing.receive(admitted, decided - 0.01 if outcome == "anew" else None, decided, outcome)
+    if outcome == "anew":  # its end may be seen before the decision, or after it
+        timing.read(0, 100.051, decided + 0.02, 900.0, 64, 1, boot_id())
+    timing.event("scheduled", decided + 0.003)
+    timing.event("first", decided + 0.053)
+    clock.now = decided + 0.054
+    timing.chunk()
+    parsed = RequestTimeline.model_validate(json.loads(json.dumps(timing.record("D", guarded=True))))
+    assert parsed.path == "recomputed" and parsed.whole and parsed.disorder_s == 0
+    assert len(parsed.wire) == (outcome == "anew"), "its bytes were moved"
+    parts = {name: round(1e3 * seconds, 6) for name, seconds in parsed.parts()}
+    after = {"wait": 3, "recompute": 50, "out": 1}
+    assert {name: ms for name, ms in parts.items() if ms and name != "submit"} == {
+        name: ms for name, ms in {**expected, **after}.items() if ms
+    }
+    older = parsed.model_copy(update={"t": {name: at for name, at in parsed.t.items() if name != "given_up"}})
+    assert not older.whole, "the next part contains what was lost"
+
+
 def test_reads_of_another_machines_clock_do_not_make_marks(timing: RequestTiming) -> None:
     timing.orchestrated, timing.prefilled = True, True
     timing.event("first", 100.1)
