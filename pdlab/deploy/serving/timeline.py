@@ -220,19 +220,23 @@ class RequestTiming:
         return sent
 
     def _wire(self, boot: str) -> list[list[Any]]:
-        """The reads; those of another machine's clock begin with the first of this one's."""
+        """The reads, whose marks are set; those of another machine's clock begin with the first of this one's. All have
+        ended when the scheduler gets the news."""
         own = self._reads_here(boot)
         if not own:
             return []
         first = min(read[1] for read in own)
-        if self.path == "pd":
-            self.marks["posted"], self.marks["seen"] = first, max(read[2] for read in own)
+        last = max(read[2] for read in own)
         rows = []
         for rank, posted, seen, microseconds, size, reads, where in self.reads:
-            begin = posted if where == boot else first
-            rows.append(
-                [rank, _ms(begin - self.began), _ms(begin + seen - posted - self.began), microseconds, size, reads]
-            )
+            here = where == boot
+            begin = posted if here else first
+            end = seen if here else begin + seen - posted
+            if not here:
+                last = max(last, min(end, self.marks.get("reported", end)))
+            rows.append([rank, _ms(begin - self.began), _ms(end - self.began), microseconds, size, reads])
+        if self.path == "pd":
+            self.marks["posted"], self.marks["seen"] = first, last
         return sorted(rows)
 
     def _reads_here(self, boot: str) -> list[tuple[int, float, float, float, int, int, str]]:

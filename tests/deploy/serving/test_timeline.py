@@ -126,9 +126,33 @@ def test_reads_of_another_machines_clock_do_not_make_marks(timing: RequestTiming
     timing.reads.append((0, 7.0, 7.5, 1.0, 64, 1, "another"))
     parsed = timing.record("D", guarded=True)
     assert "posted" not in parsed["t"] and parsed["err"] == "the reads were on other machines"
-    timing.reads.append((1, 100.055, 100.066, 1.0, 64, 1, boot_id()))
-    parsed = timing.record("D", guarded=True)
-    assert parsed["wire"][0][:3] == [0, 55, 555] and parsed["t"]["seen"] == 66 and "err" not in parsed
+
+
+@pytest.mark.parametrize(
+    ("remote_ms", "local_ms", "seen", "transfer"),
+    [
+        (100, 10, 155, 100),  # the longest read is of the other machine
+        (5, 10, 65, 10),
+        (400, 10, 170, 115),  # posted before the first one here: it has ended when the scheduler has the news
+    ],
+)
+def test_a_read_of_another_machines_clock_has_its_duration(
+    timing: RequestTiming, clock: Clock, remote_ms: float, local_ms: float, seen: float, transfer: float
+) -> None:
+    timing.orchestrated, timing.prefilled = True, True
+    timing.receive(100.05, 100.17, 100.18, "read")
+    for name, at in (("call", 100.01), ("answer", 100.02), ("queued", 100.03), ("scheduled", 100.19), ("first", 100.2)):
+        timing.event(name, at)
+    timing.read(0, 7.0, 7.0 + remote_ms / 1e3, 1.0, 64, 1, "another")
+    timing.read(1, 100.055, 100.055 + local_ms / 1e3, 1.0, 64, 1, boot_id())
+    clock.now = 100.21
+    timing.chunk()
+    parsed = RequestTimeline.model_validate(json.loads(json.dumps(timing.record("D", guarded=True))))
+    assert [read[:3] for read in parsed.wire] == [(0, 55, 55 + remote_ms), (1, 55, 55 + local_ms)]
+    assert parsed.err is None and parsed.t["seen"] == seen
+    assert parsed.whole and parsed.disorder_s == 0
+    parts = {name: round(1e3 * seconds, 6) for name, seconds in parsed.parts()}
+    assert (parts["post"], parts["transfer"], parts["step_lag"]) == (5, transfer, 170 - seen)
 
 
 @pytest.mark.parametrize(
