@@ -119,6 +119,39 @@ def test_a_prompt_that_decode_computes_has_the_time_that_was_lost_before(
     assert not older.whole, "the next part contains what was lost"
 
 
+def cached_or_lost(timing: RequestTiming, clock: Clock, outcome: str | None) -> RequestTimeline:
+    """A request of PD whose engine was given it after 40 ms; a step later there was an outcome, or none."""
+    timing.orchestrated = True
+    timing.called()
+    timing.answered({})
+    timing.engine_ids.append("d-1")
+    timing.event("queued", 100.04)
+    if outcome is not None:
+        timing.receive(None, None, 100.09, outcome)
+    timing.event("scheduled", 100.0901)
+    timing.event("first", 100.1)
+    clock.now = 100.11
+    timing.chunk()
+    return RequestTimeline.model_validate(json.loads(json.dumps(timing.record("D", guarded=True))))
+
+
+def test_nothing_was_read_only_if_the_guard_reported_it(timing: RequestTiming, clock: Clock) -> None:
+    parsed = cached_or_lost(timing, clock, "cached")
+    assert parsed.path == "cached" and parsed.whole and parsed.disorder_s == 0 and "given_up" not in parsed.t
+    parts = {name: round(1e3 * seconds, 6) for name, seconds in parsed.parts()}
+    assert (parts["admission"], parts["wait"], parts["first_step"]) == (50, 0.1, 9.9)
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_a_request_whose_marks_of_the_core_were_lost_is_not_whole(
+    timing: RequestTiming, clock: Clock, read: bool
+) -> None:
+    if read:
+        timing.read(0, 100.05, 100.07, 900.0, 64, 1, boot_id())
+    parsed = cached_or_lost(timing, clock, None)
+    assert parsed.path == "pd" and not parsed.whole and parsed.err == "the KV guard reported no outcome"
+
+
 def test_reads_of_another_machines_clock_do_not_make_marks(timing: RequestTiming) -> None:
     timing.orchestrated, timing.prefilled = True, True
     timing.event("first", 100.1)
@@ -160,7 +193,8 @@ def test_a_read_of_another_machines_clock_has_its_duration(
     [
         (False, False, None, "collocated"),
         (True, False, None, "local"),
-        (True, True, None, "cached"),
+        (True, True, None, "pd"),
+        (True, True, "cached", "cached"),
         (True, True, "read", "pd"),
         (True, True, "anew", "recomputed"),
         (True, True, "refused", "recomputed"),
@@ -174,7 +208,9 @@ def test_paths(timing: RequestTiming, orchestrated: bool, prefilled: bool, outco
 def test_what_cannot_be_told_is_said(timing: RequestTiming) -> None:
     assert timing.record("", guarded=True)["err"] == "the engine reported no events"
     timing.orchestrated = timing.prefilled = True
-    assert "KV guard" in timing.record("", guarded=False)["err"]
+    timing.event("first", 100.1)
+    assert timing.record("", guarded=False)["err"] == "without the KV guard reads have no marks"
+    assert timing.record("", guarded=True)["err"] == "the KV guard reported no outcome"
     timing.engine_ids += ["a", "b"]
     assert timing.record("", guarded=True)["err"] == "several sequences"
     timing.second_request = True
