@@ -84,8 +84,8 @@ class Evidence(Frozen):
     why not. ``settling``: state of the counters after the level. ``unpublished`` are replicas that the launch did not
     publish and that answered in the level, or appeared in it. ``ingress_replicas`` None: there are none; HAProxy calls
     a router. ``roles_changed``: for a ``fluid`` pool, whether somebody has set other roles than those of its launch.
-    ``smoke``: short by intention. ``timelines``: the servers' timelines of requests. ``by_session``: pools whose
-    requests go to the engine of their session."""
+    ``smoke``: short by intention. ``timelines``: the servers' timelines of requests; ``timelines_due``: they were
+    requested of servers that pdlab launched. ``by_session``: pools whose requests go to the engine of their session."""
 
     run: Run
     requests: InstanceOf[LevelData]
@@ -98,6 +98,7 @@ class Evidence(Frozen):
     roles_changed: bool | None = None
     smoke: bool = False
     timelines: InstanceOf[Sequence[RequestTimeline]] = ()
+    timelines_due: bool = False
     by_session: tuple[str, ...] = ()
 
     @property
@@ -876,9 +877,10 @@ def validate_level(
 
 
 def _timelines(evidence: Evidence) -> Iterator[Finding]:
-    """Contradictions in the timelines that the servers sent. A server that sends none causes no finding."""
+    """Timelines that lack, and contradictions in those that the servers sent. Where none are due, none is no
+    finding."""
     timelines, answers = evidence.timelines, len(evidence.answered)
-    if not timelines or not answers:
+    if not answers or not (timelines or evidence.timelines_due):
         return
     whole = wrong = reads = 0
     worst_s = 0.0

@@ -354,6 +354,7 @@ class Driver:
             ingress_replicas=self._ingress_replicas,
             fluid=self._fluid,
             timelines=answer.timelines,
+            timelines_due=self._timeline and self._target.manifest.deployment is not None,
             roles_changed=_any_known(*(each.roles_changed for each in (before, after) if each is not None)),
             smoke=self._smoke,
             by_session=self._by_session,

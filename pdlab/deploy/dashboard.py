@@ -78,10 +78,12 @@ def _rate(metric: str, by: str = "") -> str:
 
 
 def _times(metric: str, interval: str = INTERVAL) -> str:
-    """How often something was counted in the interval. A counter that was absent before counts from 0, unless
-    Prometheus itself did not scrape then."""
-    before = f"({metric} offset {interval} or 0 * {metric} and on () max(up offset {interval}))"
-    return f"sum({metric} - {before})"
+    """How often something was counted in the interval. A counter that appeared on a page counts from 0. If Prometheus
+    began to scrape the page within the interval, a counter that was there already counts from what it was then."""
+    window = f"[{interval}]"
+    scraped = f"on (job, instance) group_left () sum_over_time(up{window})"
+    appeared = f"0 * {metric} and count_over_time({metric}{window}) < {scraped}"
+    return f"sum({metric} - ({metric} offset {interval} or {appeared} or min_over_time({metric}{window})))"
 
 
 def _part(name: str) -> str:
@@ -293,10 +295,10 @@ def _recent(metric: str) -> str:
 ALERTS = (
     Alert(
         "PdlabKvTransferFailed",
-        f"sum({counted('vllm_nixl_num_failed_transfers')}) > 0",
+        f"{_recent(counted('vllm_nixl_num_failed_transfers'))} > 0",
         "0m",
         "warning",
-        "Transfers of KV cache have failed since the engines started.",
+        f"Transfers of KV cache have failed in the last {MINUTES} minutes.",
     ),
     Alert(
         "PdlabPromptsRecomputed",

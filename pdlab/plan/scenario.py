@@ -159,7 +159,12 @@ class Scenario:
         self, deployments: Sequence[Deployment] = (), results: Sequence[LoadResult] = ()
     ) -> tuple[Finding, ...]:
         """The findings of `pdlab.plan.step_findings` for deployments and their levels. Raises UsageError."""
-        return step_findings(self.hardware, self.shape, deployments, [each.level for each in results])
+        findings = step_findings(self.hardware, self.shape, deployments, [each.level for each in results])
+        if self.hardware.steps is None:
+            return findings
+        from pdlab.plan.stack_bands import unlike_public_stacks
+
+        return (*findings, *unlike_public_stacks(self.hardware, self.shape))
 
     def depends(self, deployment: Deployment) -> bool:
         """Whether scattered blocks that are copied one by one change this deployment's figures."""

@@ -805,3 +805,12 @@ def timeline(number: int = 0, **changes: Any) -> RequestTimeline:
 def test_timelines_that_contradict_something_are_noted(timelines: list[RequestTimeline], codes: list[str]) -> None:
     validity = validate_level(evidence(timelines=tuple(timelines)))
     assert validity.valid and [note.code for note in validity.notes] == codes
+
+
+@pytest.mark.parametrize(("due", "codes"), [(True, ["timelines_lacking"]), (False, [])])
+def test_no_timelines_at_all_are_noted_where_they_are_due(due: bool, codes: list[str]) -> None:
+    validity = validate_level(evidence(timelines_due=due))
+    assert validity.valid and [note.code for note in validity.notes] == codes
+    assert all(note.text.startswith("0 of 24 answered requests") for note in validity.notes)
+    nobody_answered = evidence(timelines_due=due, records=tuple(request(2.0 * at, error="x") for at in range(24)))
+    assert not validate_level(nobody_answered).notes

@@ -12,6 +12,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ SECONDS = {"server": 0.01, "queue": 0.3, "prefill": 0.5, "transfer": 0.09, "step
 PARTS_S = {part: SECONDS.get(part, 0.0) for part in PARTS if part != "front"}
 REQUESTS_PER_S = 10.0
 IDLE = "ray_idle_"  # begins the names of counters that do not grow
+SICK = "ray_sick_"  # and of a deployment in which all goes wrong
 # A counter that appears some scrapes later, as one of failures does.
 LATE, LATE_SCRAPES, LATE_TIMES = "ray_pdlab_late_total", 16, 3
 
@@ -132,13 +134,18 @@ def test_a_wrong_address_is_refused(flag: str, value: str, tmp_path: Path, capsy
 
 
 def page(seconds: float, scrapes: int) -> str:
-    """Ray's metrics page that many seconds after the engines began, after so many scrapes; and one of idle engines."""
+    """Ray's metrics page that many seconds after the engines began, after so many scrapes. It has three deployments:
+    one that serves, one that is idle, and one where all goes wrong."""
     idle = [line.replace("ray_", IDLE, 1) for line in metric_lines(1.0, 0)]
-    return "\n".join([*metric_lines(seconds, scrapes), *idle, ""])
+    sick = [line.replace("ray_", SICK, 1) for line in metric_lines(seconds, scrapes, sick=True)]
+    return "\n".join([*metric_lines(seconds, scrapes), *idle, *sick, ""])
 
 
-def metric_lines(seconds: float, scrapes: int) -> list[str]:
+def metric_lines(seconds: float, scrapes: int, *, sick: bool = False) -> list[str]:
+    """``sick``: TTFT is mostly queue, KV caches are full, reads fail, and what is unhealed stays so. Otherwise a read
+    failed long ago, a third of the TTFT is queue, caches are two fifths full, and what was unhealed is healed."""
     lines: list[str] = []
+    parts_s = PARTS_S | ({"queue": 3.0} if sick else {})
 
     def say(name: str, value: float, **labels: str) -> None:
         more = {"SessionName": "s", "WorkerId": labels.get("ReplicaId", "w"), **labels}
@@ -148,7 +155,11 @@ def metric_lines(seconds: float, scrapes: int) -> list[str]:
     requests = REQUESTS_PER_S * seconds
     for replica, deployment in REPLICAS.items():
         say("ray_pdlab_kv_pool_tokens_total", 7000, ReplicaId=replica, deployment=deployment)
-        for gauge, value in (("kv_cache_usage_perc", 0.4), ("num_requests_running", 3), ("num_requests_waiting", 2)):
+        for gauge, value in (
+            ("kv_cache_usage_perc", 0.99 if sick else 0.4),
+            ("num_requests_running", 3),
+            ("num_requests_waiting", 2),
+        ):
             say(f"ray_vllm_{gauge}", value, ReplicaId=replica, model_name="m", engine="0")
         counters = (
             "generation_tokens",
@@ -162,9 +173,9 @@ def metric_lines(seconds: float, scrapes: int) -> list[str]:
         for end in ("0.01", "0.1", "+Inf"):
             say("ray_vllm_inter_token_latency_seconds_bucket", requests, ReplicaId=replica, le=end)
     for name in ("failed_transfers", "failed_notifications", "kv_expired_reqs"):
-        say(f"ray_vllm_nixl_num_{name}_total", 1, ReplicaId="d1")
+        say(f"ray_vllm_nixl_num_{name}_total", seconds if sick else 1, ReplicaId="d1")
     for replica in ("d1", "d2"):
-        for part, part_s in PARTS_S.items():
+        for part, part_s in parts_s.items():
             say("ray_pdlab_ttft_seconds_total", part_s * requests, ReplicaId=replica, part=part, path="pd")
             for end in ("0.1", "0.5", "1.0", "+Inf"):
                 say(
@@ -185,7 +196,7 @@ def metric_lines(seconds: float, scrapes: int) -> list[str]:
         say("ray_pdlab_ttft_requests_total", requests, ReplicaId=replica, path="pd")
         say("ray_pdlab_kv_read_bytes_total", 1e6 * requests, ReplicaId=replica)
         say("ray_pdlab_kv_reads_total", requests, ReplicaId=replica)
-        for action in (*dashboard.GUARD_ACTIONS, "receives", "healed"):
+        for action in (*dashboard.GUARD_ACTIONS, "receives", *(() if sick else ("healed",))):
             say(f"ray_pdlab_guard_{action}_total", seconds, ReplicaId=replica)
         for call in dashboard.SHOWN_CALLS:
             say(f"ray_pdlab_prefill_{call}_total", seconds, ReplicaId=replica)
@@ -348,15 +359,156 @@ def test_engines_are_shown_by_their_pool(prometheus: Asked) -> None:
     assert all(float(one["value"][1]) == pytest.approx(0.4) for one in shown.values())
 
 
+def raised(prometheus: Asked, names: str) -> set[str]:
+    """The alerts whose conditions hold for the metrics whose names begin so."""
+    return {
+        alert.name
+        for alert in dashboard.ALERTS
+        if prometheus.query(alert.expression.replace(f"{dashboard.MINUTES}m", "6s").replace("ray_", names))
+    }
+
+
 def test_alerts_load_and_are_raised_where_they_should_be(prometheus: Asked) -> None:
     rules = {rule["name"]: rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]}
     assert set(rules) == {alert.name for alert in dashboard.ALERTS}
     assert all(rule["health"] == "ok" for rule in rules.values()), rules
-    by_name = {alert.name: alert for alert in dashboard.ALERTS}
-    holds = {
-        name: bool(prometheus.query(alert.expression.replace(f"{dashboard.MINUTES}m", "6s")))
-        for name, alert in by_name.items()
+    assert raised(prometheus, SICK) == set(rules)
+    quiet = {"PdlabKvTransferFailed", "PdlabQueueIsMostOfTtft", "PdlabKvCacheFull", "PdlabPrefillUnhealed"}
+    assert raised(prometheus, "ray_") == set(rules) - quiet
+    assert raised(prometheus, IDLE) == set()
+
+
+# --- the rules in simulated time ---
+
+UP = "1x600"  # of a page that Prometheus scrapes all the time, every 10 s
+LABELS = 'job="ray",instance="a:1",ReplicaId="d1"'
+FAILED = "ray_vllm_nixl_num_failed_transfers_total"
+
+
+@dataclass
+class Told:
+    """Series as promtool takes them (values every 10 s; ``_x6``: none for a minute), and at which times an alert
+    fires."""
+
+    alert: str
+    series: dict[str, str]
+    fires: dict[str, bool]
+    up: str = UP
+
+
+TOLD = {
+    "one read fails, which makes its counter appear": Told(
+        "PdlabKvTransferFailed",
+        {FAILED: "_x60 1x400"},
+        {"9m50s": False, "10m20s": True, "14m50s": True, "15m30s": False, "60m": False},
+    ),
+    "another one fails later": Told(
+        "PdlabKvTransferFailed",
+        {FAILED: "1x180 2x400"},
+        {"29m": False, "30m20s": True, "34m50s": True, "35m30s": False},
+    ),
+    "one fails a minute after Prometheus began": Told(
+        "PdlabKvTransferFailed",
+        {FAILED: "_x6 1x400"},
+        {"50s": False, "1m20s": True, "5m50s": True, "6m30s": False},
+    ),
+    "another one fails a minute after Prometheus began": Told(
+        "PdlabKvTransferFailed",
+        {FAILED: "4x6 5x400"},
+        {"50s": False, "1m20s": True, "5m50s": True, "6m30s": False},
+    ),
+    "reads failed before Prometheus began": Told(
+        "PdlabKvTransferFailed", {FAILED: "4x600"}, dict.fromkeys(("0m", "1m", "4m50s", "5m10s", "60m"), False)
+    ),
+    "reads failed on a node that joins": Told(
+        "PdlabKvTransferFailed",
+        {FAILED: "_x60 4x400"},
+        dict.fromkeys(("10m20s", "12m", "15m30s"), False),
+        up="_x60 1x400",
+    ),
+    "a page that was not answered for a while": Told(
+        "PdlabKvTransferFailed",
+        {FAILED: "4x60 _x90 4x400"},
+        dict.fromkeys(("10m", "20m", "24m50s", "25m10s", "26m", "32m"), False),
+        up="1x60 0x89 1x400",
+    ),
+    "prompts are recomputed": Told(
+        "PdlabPromptsRecomputed",
+        {"ray_pdlab_guard_receives_total": "0+10x600", "ray_pdlab_guard_recomputed_total": "_x60 1x180 2+1x60 63x200"},
+        {"13m": False, "39m": False, "46m": True, "56m": False},
+    ),
+    "requests fail": Told(
+        "PdlabRequestsFailedWithoutPrefill",
+        {"ray_pdlab_prefill_failures_total": "_x60 3x400"},
+        {"10m20s": False, "11m30s": True, "15m30s": False},
+    ),
+    "reads do not end": Told(
+        "PdlabReadsPastDeadline",
+        {"ray_pdlab_guard_deadlines_total": "_x60 3x400"},
+        {"11m50s": False, "12m30s": True, "15m30s": False},
+    ),
+    "a prefill engine is unhealed, and healed": Told(
+        "PdlabPrefillUnhealed",
+        {"ray_pdlab_guard_unhealed_total": "_x60 2x400", "ray_pdlab_guard_healed_total": "_x120 1x60 2x300"},
+        {"11m50s": False, "12m30s": True, "29m": True, "31m": False},
+    ),
+    "the queue grows, and shrinks": Told(
+        "PdlabQueueIsMostOfTtft",
+        {
+            'ray_pdlab_ttft_seconds_total{part="queue"}': "0+1x60 60+9x120 1140+1x200",
+            'ray_pdlab_ttft_seconds_total{part="prefill"}': "0+4x400",
+        },
+        {"10m": False, "15m": False, "25m": True, "30m": True, "36m": False},
+    ),
+    "decode has no room": Told(
+        "PdlabQueueIsMostOfTtft",
+        {
+            'ray_pdlab_ttft_seconds_total{part="admission"}': "0+9x200",
+            'ray_pdlab_ttft_seconds_total{part="prefill"}': "0+4x200",
+        },
+        {"9m": False, "12m": True, "20m": True},
+    ),
+    "a KV cache is full": Told(
+        "PdlabKvCacheFull",
+        {"ray_vllm_kv_cache_usage_perc": "0.5x60 0.98x60 0.96x60"},
+        {"14m": False, "16m": True, "21m": False},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TOLD)
+def test_an_alert_fires_while_it_should(case: str, tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("no promtool on this machine (apt-get install prometheus)")
+    told = TOLD[case]
+    (tmp_path / "alerts.yml").write_text(dashboard.alerts_text())
+    series = {'up{job="ray",instance="a:1"}': told.up, 'up{job="ray",instance="b:1"}': UP}
+    for name, values in told.series.items():
+        metric, _, own = name.removesuffix("}").partition("{")
+        series[f"{metric}{{{LABELS}{',' if own else ''}{own}}}"] = values
+    (alert,) = (each for each in dashboard.ALERTS if each.name == told.alert)
+    labels = {"severity": alert.severity} | ({"ReplicaId": "d1"} if "by (ReplicaId)" in alert.expression else {})
+    expected = [{"exp_labels": labels, "exp_annotations": {"summary": alert.summary}}]
+    test = {
+        "interval": dashboard.SCRAPED_EVERY,
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "alert_rule_test": [
+            {"eval_time": time, "alertname": told.alert, "exp_alerts": expected if fires else []}
+            for time, fires in told.fires.items()
+        ],
     }
-    # A third of the TTFT is queue, KV caches are two fifths full, and what is unhealed is healed.
-    quiet = {"PdlabQueueIsMostOfTtft", "PdlabKvCacheFull", "PdlabPrefillUnhealed"}
-    assert {name for name, raised in holds.items() if not raised} == quiet
+    config = {"rule_files": ["alerts.yml"], "evaluation_interval": dashboard.SCRAPED_EVERY, "tests": [test]}
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(config))
+    done = subprocess.run([promtool, "test", "rules", "test.yml"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_alert_is_told_to_fire_and_to_end() -> None:
+    begins_and_ends = [False, True, False]
+    told = {
+        each.alert
+        for each in TOLD.values()
+        if [fires for fires, _ in itertools.groupby(each.fires.values())] == begins_and_ends
+    }
+    assert told == {alert.name for alert in dashboard.ALERTS}

@@ -48,6 +48,7 @@ DEFAULTS = {
     "patience_s": 0.0,  # wait there longer than this
     "late_s": 1.0,  # gets the first token so much later
     "prefill_s": 0.05,
+    "timelines": 0,  # 1: a request that asks for its timeline gets one
     "pool_blocks": 0,  # of 16 tokens, in the KV pool; 0: the page does not tell
 }
 
@@ -67,6 +68,8 @@ SHORT = {
     "preempted": "vllm:num_preemptions_total",
 }
 COUNTERS = tuple(SHORT.values())
+MOMENTS = "call answer queued admitted posted seen reported usable scheduled first first_byte"
+MARKS = {name: 1.0 + at for at, name in enumerate(MOMENTS.split())}  # ms, of every timeline
 
 
 class Oracle:
@@ -138,6 +141,7 @@ class Oracle:
             return bool(settings[name]) and number % settings[name] == 0
 
         entry = {"id": request_id, "prompt": body["prompt"], "arrived": arrived, "sent": [], "tokens": 0, "ask": body}
+        entry["asks_timeline"] = headers.get("x-pdlab-timeline")
         entry["body"] = {name: value for name, value in body.items() if name != "prompt"}
         self.log.append(entry)
         if number == settings["restart_at"]:
@@ -200,6 +204,9 @@ class Oracle:
         prompt_tokens = len(prompt_words(entry)) + settings["prompt_tokens_off"]
         usage = {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": prompt_tokens + tokens}
         event(writer, {"choices": [], "usage": usage})
+        if settings["timelines"] and entry["asks_timeline"] is not None:
+            timeline = {"v": 1, "id": entry["id"], "path": "pd", "t": MARKS, "wire": [[0, 5.0, 6.0, 900.0, 1000, 1]]}
+            chunk(writer, f": pdlab {json.dumps(timeline)}\n\n".encode())
         chunk(writer, b"data: [DONE]\n\n")
         writer.write(b"0\r\n\r\n")
         wire.write(bytes(pieces))
