@@ -155,7 +155,7 @@ ROWS = (
             ),
             Panel(
                 "Requests answered, by path",
-                "pd: KV cache was read; cached: decode had the prompt; local, recomputed: decode computed it.",
+                "pd: KV cache was read; cached: decode had all of it; local, recomputed: decode computed it.",
                 "reqps",
                 (Query(_rate(counted(REQUESTS), "path"), "{{path}}"),),
                 stacked=True,
