@@ -420,7 +420,7 @@ def test_rows_of_pools_on_two_gpu_types_are_spread() -> None:
     """Prefill on the first type, decode on the second. Other deployments have no second type."""
     both = beside(computed("H100", "vllm", "0.18"), computed("H200", "vllm", "0.18"))
     requested = read(
-        "config,itl,otl,c\npd-spread-p1xtp1-d1xtp4,1024,128,4\ncollocated-1xtp4,1024,128,4\n", "x"
+        "config,itl,otl,concurrency\npd-spread-p1xtp1-d1xtp4,1024,128,4\ncollocated-1xtp4,1024,128,4\n", "x"
     ).requested
     spread, collocated = csv_predictions.predict(requested, both)
     alone, _ = csv_predictions.predict(requested, both.beside[0])
