@@ -157,11 +157,15 @@ def pd_catalog_of(
             input_tokens=range_of.input_tokens,
             output_tokens=range_of.output_tokens,
             in_flight_per_gpu=range_of.in_flight_per_gpu,
-            gpus_per_engine=max(
-                pool.gpus_per_replica for each in points for pool in each.row.deployment.pools.values()
-            ),
+            gpus_per_engine={gpu: _largest_engine(gpu, points) for gpu in sorted({each.stack.gpu for each in known})},
         ),
     )
+
+
+def _largest_engine(gpu: str, points: Sequence[PublicPoint]) -> int:
+    """The most GPUs of an engine on that GPU type."""
+    pools = [pool for each in points if each.stack.gpu == gpu for pool in each.row.deployment.pools.values()]
+    return max((pool.gpus_per_replica for pool in pools), default=1)
 
 
 def _medians(points: Sequence[ScoredPoint]) -> dict[str, float]:

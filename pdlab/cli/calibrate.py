@@ -48,7 +48,7 @@ from pdlab.plan.calibration import (
 )
 from pdlab.plan.error_catalog import error_after, with_stack_prior
 from pdlab.plan.extrapolation import Platform, major_minor, network_of, ran_on
-from pdlab.plan.stack_calibration import calibrated, calibration_text
+from pdlab.plan.stack_calibration import calibrated, calibration_text, contradiction_text
 from pdlab.plan.step_findings import step_findings
 from pdlab.results.published_folders import load_experiment
 from pdlab.results.store import experiment_folders
@@ -143,8 +143,11 @@ class CalibrateSettings(Settings):
     engine: Annotated[str, Text(_version)] | None = setting(
         None, "vLLM version, such as 0.29", MEASURED, value="VERSION", otherwise="as the runs record"
     )
-    prompts: Literal["fresh", "repeated"] = setting(
-        "fresh", "whether levels repeat the prompts of earlier levels, as the published runs do", MEASURED
+    prompts: Literal["fresh", "repeated"] | None = setting(
+        None,
+        "whether levels repeat the prompts of earlier levels",
+        MEASURED,
+        otherwise="repeated for published runs, fresh for pdlab's",
     )
     start: str = setting(
         defaults.HARDWARE,
@@ -287,6 +290,7 @@ def _refuse_rehearsed(settings: CalibrateSettings, loaded: Sequence[Experiment])
         raise UsageError(f"{rehearsed[0]} was rehearsed, not measured: hardware is fitted only to measured runs")
 
 
+CAUSES = "look for a wrong --gpu, --engine or --model, and for damaged results"
 RECORDED = "recorded"
 OF_A_FIT = ("coarse_start", "data_sheet", "rounds", "cross_validate", "days")
 
@@ -349,9 +353,21 @@ def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Expe
     points = [point for experiment in experiments for point in compare(hardware, shape, experiment, seeds=(0,))]
     print("predicted with it:", errors_text(median_errors(points, skip_first=False)))
     print(table(points))
+    if result.contradicted_by_all:
+        raise UsageError(
+            f"no level is of this stack: {contradiction_text(result.contradicting[0])}; {CAUSES}; nothing is written"
+        )
+    # A start has no errors if its own levels contradicted it.
+    doubtful = bool(start.steps and start.steps.correction.fitted_levels and start.error is None)
+    if result.contradicting or doubtful:
+        print(
+            f"note: measured levels contradict the stack; {CAUSES}; plans with them have no band and no verdict",
+            file=sys.stderr,
+        )
     if settings.out:
         fitted_on = tuple(dict.fromkeys((*start.fitted_on, *(each.name for each in experiments))))
-        changed = {"fitted_on": fitted_on, "error": error_after(result.correction.fitted_settings)}
+        error = None if result.contradicting or doubtful else error_after(result.correction.fitted_settings)
+        changed = {"fitted_on": fitted_on, "error": error}
         _write(settings, settings.out, hardware.model_copy(update=changed), shape, made_on, experiments, loaded)
     return 0
 

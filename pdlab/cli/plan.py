@@ -391,7 +391,7 @@ class PlanSettings(Settings):
             if self.goodput_map is None:
                 not_given(self, goodput_map, "a plan without --goodput-map")
         if self.p_hardware:
-            not_given(self, ("hardware", "compare", "predict", "fluid"), "--p-hardware and --d-hardware")
+            not_given(self, ("hardware", "compare", "fluid"), "--p-hardware and --d-hardware")
             if self.placement == "pack" or self.count_gpus != DEFAULT_COUNT:
                 raise UsageError(
                     "--p-hardware and --d-hardware put prefill and decode on different nodes, and count GPUs used: "

@@ -1018,6 +1018,10 @@ CODES: dict[str, FindingCode] = {
         "step times of {gpu} come from tables of {engine} {tables}, not of {planned}; they are sums over single "
         "operations",
     ),
+    "unlike_public_stacks": _of_plan(
+        "a public stack has the plan's model, GPU and engine version",
+        "extrapolated from the public stacks: they lack {unseen}",
+    ),
     "host_time": _of_plan(
         "the host's time of a step is measured on the planned engine version",
         "the host adds {host_ms:.2g} ms per step, standard deviation {spread}, and ranks wait {sync_us:.2g} us per "
@@ -1047,7 +1051,7 @@ CODES: dict[str, FindingCode] = {
     ),
     "band_of_public_stacks": _of_plan(
         "levels of this stack were measured",
-        "the 90 % band comes from {stacks} public stacks without Ray, each predicted by the others; none of them has: "
+        "the 90 % band comes from {stacks} public stacks without Ray, each predicted by the others; not among them: "
         "{unseen}",
     ),
     "no_band": _of_plan(

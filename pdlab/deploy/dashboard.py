@@ -140,7 +140,8 @@ ROWS = (
             ),
             Panel(
                 "TTFT in the server",
-                "From the request's arrival at the server until its first byte. The network and the proxy are outside.",
+                "From the request's arrival at the server until its first byte, or its first token if the answer is "
+                "not streamed. The network and the proxy are outside.",
                 "s",
                 tuple(
                     Query(_quantile(share, PART_SECONDS, only='{part="total"}'), f"p{100 * share:g}")
@@ -149,13 +150,13 @@ ROWS = (
             ),
             Panel(
                 "Parts, p95",
-                "Each part by itself: they do not add up to the p95 of the TTFT.",
+                "Each part by itself, of the requests with time in it: they do not add up to the p95 of the TTFT.",
                 "s",
                 (Query(_quantile(0.95, PART_SECONDS, "le, part", only='{part!="total"}'), "{{part}}"),),
             ),
             Panel(
                 "Requests answered, by path",
-                "pd: KV cache was read; cached: decode had the prompt; local, recomputed: decode computed it.",
+                "pd: KV cache was read; cached: decode had all of it; local, recomputed: decode computed it.",
                 "reqps",
                 (Query(_rate(counted(REQUESTS), "path"), "{{path}}"),),
                 stacked=True,

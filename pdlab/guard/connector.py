@@ -19,7 +19,7 @@ from pdlab.guard.receives import Admission, ReceiveBook
 from pdlab.guard.vllm_names import KVConnectorRole, NixlBaseConnector, NixlPullConnector, NixlPullConnectorScheduler
 from pdlab.guard.vllm_names import MultiConnector as VllmMultiConnector
 from pdlab.guard.worker import RELEASED, GuardWorker, WorkerReport
-from pdlab.marks.engine_marks import CORE, REFUSED
+from pdlab.marks.engine_marks import CACHED, CORE, REFUSED
 
 logger = logging.getLogger("vllm.pdlab.guard")
 
@@ -68,6 +68,8 @@ class GuardConnectorScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         return matched
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        params = request.kv_transfer_params
+        expects = bool(params and params.get("do_remote_prefill"))  # vLLM unsets it
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         if not self.receives.active:
             return
@@ -77,6 +79,8 @@ class GuardConnectorScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             self.marks.admitted(request_id)
         else:
             self.receives.drop(request_id)  # the prompt is in decode's own cache, so there is no read
+            if expects and num_external_tokens == 0:
+                self.marks.finish(request_id, CACHED)
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         request_id, params = request.request_id, request.kv_transfer_params

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pdlab.marks.engine_marks import REFUSED, boot_id
+from pdlab.marks.engine_marks import CACHED, REFUSED, boot_id
 
 
 class ReceiveMarks:
@@ -43,10 +43,10 @@ class ReceiveMarks:
             marks[1] = self._clock()
 
     def finish(self, request_id: str, outcome: str) -> None:
-        """The request's KV cache is usable (`READ`), or its prompt will be computed (`RECOMPUTED`, and `REFUSED` while
-        a step is planned)."""
+        """The request's KV cache is usable (`READ`), or its prompt will be computed (`RECOMPUTED`). While a step is
+        planned: nothing has to be read (`CACHED`), or the prompt will be computed (`REFUSED`)."""
         admitted, read_reported = self._open.pop(request_id, (None, None))
-        decided = self._step_began if outcome == REFUSED else self._clock()
+        decided = self._step_began if outcome in (CACHED, REFUSED) else self._clock()
         self.finished.append((request_id, admitted, read_reported, decided, outcome))
 
     def drop(self, request_id: str) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 # Keys in vLLM's statistics of a step: the marks of the engine core, and of the workers' reads.
 CORE, WIRE = "pdlab_marks_core", "pdlab_marks_wire"
-# Outcomes of a request's KV cache from prefill.
-READ, RECOMPUTED, REFUSED = "read", "anew", "refused"
+# Outcomes of a request's KV cache from prefill. `CACHED`: decode had it, and there was nothing to read.
+READ, CACHED, RECOMPUTED, REFUSED = "read", "cached", "anew", "refused"
 # Key in vLLM's KV-transfer parameters: the token that prefill sampled, if decode would sample the same one.
 FIRST_TOKEN = "pdlab_first_token"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

@@ -62,6 +62,9 @@ def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Wo
     check_request_fits(shape, request)
     node = hardware.gpus_per_node
     within = [Pool(tp=tp) for tp in TP_DEGREES if tp <= node]
+    if shape.experts > 1 and shape.kv_latent and hardware.steps is not None:
+        # TP ranks of latent attention all have the whole KV cache. Data parallel ranks have a part each.
+        within.append(Pool(dp=node, expert_parallel=True))
     across = [Pool(tp=node, pp=stages) for stages in range(2, 5)]
     if hardware.steps is not None:  # only tables have the time of an all-reduce over the network
         across += [Pool(tp=tp) for tp in TP_DEGREES if node < tp <= 2 * node]

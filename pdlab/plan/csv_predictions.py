@@ -21,6 +21,7 @@ from pdlab.core.text import counted
 from pdlab.core.vllm_limits import check_divisibility, check_request_fits
 from pdlab.core.workload import Closed, Level
 from pdlab.plan import prediction_intervals
+from pdlab.plan.candidates import on_two_types
 from pdlab.plan.csv_rows import PUBLISHED_PROMPTS, RefusedRow, RequestedRow
 from pdlab.plan.error_catalog import with_stack_prior
 from pdlab.plan.extrapolation import Platform, in_flight_per_gpu, outside_fit, outside_text
@@ -116,6 +117,8 @@ def _predicted_sweep(
     rows: Sequence[RequestedRow], any_model: Hardware, shape: ModelShape, seeds: Sequence[int]
 ) -> dict[int, dict[str, str]]:
     """Line number -> columns of the rows of one sweep. Raises UsageError if the deployment cannot run."""
+    if any_model.beside:
+        rows = [_on_two_types(row, any_model) for row in rows]
     deployment, link = rows[0].deployment, rows[0].link
     shape = as_served(shape, any_model)
     hardware = with_stack_prior(any_model, shape)
@@ -130,6 +133,17 @@ def _predicted_sweep(
         own, own_merged = ([trial[place] for trial in some] for some in (trials, merged))
         predictions[row.line] = _predicted_row(row, own, own_merged, hardware, shape)
     return predictions
+
+
+def _on_two_types(row: RequestedRow, hardware: Hardware) -> RequestedRow:
+    """The row with prefill on the first GPU type and decode on the second. Raises UsageError."""
+    deployment = on_two_types(row.deployment, hardware)
+    if deployment is None:
+        raise UsageError(
+            f"{row.deployment.label}: two GPU types are for pd-spread; leave this row out, or --p-hardware and "
+            "--d-hardware"
+        )
+    return row._replace(deployment=deployment)
 
 
 def _predicted_row(
@@ -149,9 +163,8 @@ def _predicted_row(
     why = _why_unlike_public(version, hardware, levels)
     band = no_band(why) if why else band_of(hardware, shape, deployment, row.workload, row.load, in_flight, outside)
     saturated = saturation(levels, hardware, shape, deployment) if hardware.steps is not None else None
-    findings = [*step_findings(hardware, shape, [deployment], levels), *band.findings]
-    if saturated is not None:
-        findings.append(saturated)
+    of_band = band.findings if saturated is None else (saturated,)
+    findings = [*step_findings(hardware, shape, [deployment], levels), *of_band]
     columns = _columns(levels, merged, deployment, hardware, None if saturated is not None else band.error)
     notes = [_caveat(deployment, hardware), *(finding.text for finding in findings), outside_text(outside)]
     return {**columns, NOTE: "; ".join(filter(None, notes))}
@@ -165,7 +178,8 @@ def _why_unlike_public(version: str | None, hardware: Hardware, levels: Sequence
     engine, corrected_for = hardware.steps.engine, hardware.steps.engine_version
     if version is not None and corrected_for not in (None, version):
         return f"none ran {engine} {version} and was predicted as {corrected_for} (give --engine-version)"
-    return why_cached(statistics.fmean(level.hit_share for level in levels))
+    why = why_cached(statistics.fmean(level.hit_share for level in levels))
+    return f"{why} (prompts=fresh: no prompt of an earlier level comes again)" if why else ""
 
 
 def _in_flight(level: SimulatedLevel, deployment: Deployment) -> float:

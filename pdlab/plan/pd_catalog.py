@@ -52,12 +52,17 @@ class CommonCorrection(Frozen):
 
 
 class PdCovered(Frozen):
-    """The range of the points: as `pdlab.plan.error_catalog.CoveredRange`. ``gpus_per_engine``: at most."""
+    """The range of the points: as `pdlab.plan.error_catalog.CoveredRange`. ``gpus_per_engine``: GPU type -> the most
+    GPUs of an engine."""
 
     input_tokens: tuple[int, int]
     output_tokens: tuple[int, int]
     in_flight_per_gpu: tuple[float, float]
-    gpus_per_engine: int
+    gpus_per_engine: dict[str, int] = Field(min_length=1)
+
+    def largest_engine(self, gpu: str) -> int:
+        """The most GPUs of an engine on that GPU type; on another one the least of these."""
+        return self.gpus_per_engine.get(gpu, min(self.gpus_per_engine.values()))
 
 
 class PdCatalog(Frozen):

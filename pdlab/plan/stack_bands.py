@@ -27,6 +27,7 @@ from pdlab.plan.correction_fit import TPOT, TTFT
 from pdlab.plan.error_catalog import NEAR, CoveredRange, ErrorCatalog, public_errors, stack_of, weights_of
 from pdlab.plan.extrapolation import SLACK, OutsideFit
 from pdlab.plan.pd_catalog import PdCovered, public_pd
+from pdlab.plan.precisions import is_precision
 from pdlab.plan.stack_prior import KINDS, LEAST_LIKE, LEAST_STACKS, Stack, group_of
 from pdlab.sim.hardware import FitError, Hardware
 from pdlab.sim.level import SimulatedLevel
@@ -76,8 +77,7 @@ def band_of(
     reason = _not_covered(catalog, hardware, shape, deployment, workload, load, in_flight_per_gpu)
     stack = stack_of(hardware, shape, deployment)
     unseen = catalog.unseen(stack)
-    names = {"model": stack.model, "gpu": stack.gpu, "engine": f"{stack.engine} {stack.version}"}
-    words = ", ".join(names[each] for each in unseen)
+    words = ", ".join(_named(stack, each) for each in unseen)
     if hardware.speculation is not None:
         reason = "none of them guesses tokens"
     reason = reason or _why_not_like_left_out(catalog, stack, deployment.mode, unseen)
@@ -102,6 +102,9 @@ def _band_of_pd(
     stack = catalog.known(stack_of(hardware, shape, deployment))
     like, without = catalog.served_as(stack.engine), catalog.unseen(stack)
     covered, pools = catalog.covered, list(deployment.pools.values())
+    largest, most = max(pool.gpus_per_replica for pool in pools), covered.largest_engine(stack.gpu)
+    precisions = sorted({each.precision for each in catalog.stacks})
+    weights = weights_of(hardware, shape)
     reason = ""
     if len(like) < LEAST_LIKE:
         reason = f"{len(like) or 'none'} of P:D {'is' if len(like) == 1 else 'are'} of {stack.engine}"
@@ -113,16 +116,19 @@ def _band_of_pd(
         reason = f"their step times are measured ones, not those of {hardware.steps.mode}"
     elif not isinstance(load, Closed):
         reason = "they are closed loops"
-    elif max(pool.gpus_per_replica for pool in pools) > covered.gpus_per_engine:
-        reason = f"their engines have at most {covered.gpus_per_engine} GPUs"
+    elif not any(is_precision(each, weights) for each in precisions):
+        reason = f"their weights are {', '.join(precisions)}, not {weights}"
+    elif largest > most:
+        reason = f"their engines on {stack.gpu} have at most {most} GPUs, not {largest}"
     elif any(pool.pp > 1 for pool in pools):
         reason = "none of them has pipeline ranks"
     for kind in without:
         shares = catalog.left_out.get(kind, {})
+        this = f"{_named(stack, kind)} is one"
         if not reason and not shares:
-            reason = f"too few of P:D show what bands of a left-out {KINDS[kind]} hold"
+            reason = f"too few of P:D show what bands of a left-out {KINDS[kind]} hold, and {this}"
         elif not reason and (held := min(shares.values())) < NEAR[0]:
-            reason = f"bands of a left-out {KINDS[kind]} of P:D held {held:.0%}"
+            reason = f"bands of a left-out {KINDS[kind]} of P:D held {held:.0%}, and {this}"
     reason = reason or _outside(covered, workload, in_flight_per_gpu)
     if reason:
         return no_band(reason)
@@ -135,9 +141,22 @@ def _band_of_pd(
         how="public stacks of P:D, each predicted by the others; requests/s as TPOT",
         parts={**parts, "requests/s": parts[TPOT]},
     )
-    names = {"model": stack.model, "gpu": stack.gpu, "engine": f"{stack.engine} {stack.version}"}
-    words = ", ".join(names[each] for each in without)
+    words = ", ".join(_named(stack, each) for each in without)
     return StackBand(error, (found("band_of_public_stacks", stacks=len(catalog.stacks), unseen=words or "nothing"),))
+
+
+def unlike_public_stacks(hardware: Hardware, shape: ModelShape) -> tuple[Finding, ...]:
+    """What of model, GPU and engine version no public stack has, for tables without measured levels."""
+    if hardware.steps is None or hardware.steps.correction.fitted_levels:
+        return ()
+    stack = stack_of(hardware, shape)
+    lacking = [_named(stack, kind) for kind in public_errors().unseen(stack)]
+    return (found("unlike_public_stacks", unseen=", ".join(lacking)),) if lacking else ()
+
+
+def _named(stack: Stack, kind: str) -> str:
+    """The model, the GPU, or the engine with its version, by a kind of `pdlab.plan.stack_prior.SEEN_BY`."""
+    return {"model": stack.model, "gpu": stack.gpu, "engine": f"{stack.engine} {stack.version}"}[kind]
 
 
 def why_no_band(
@@ -172,9 +191,15 @@ def _why_not_like_left_out(catalog: ErrorCatalog, stack: Stack, mode: str, unsee
         groups = {group_of(each.stack, kind) for each in catalog.served_as(stack)}
         shares = catalog.left_out.get(kind, {})
         if len(groups) < LEAST_LIKE or not shares.keys() >= catalog.components.keys():
-            return f"too few show what bands of a left-out {KINDS[kind]} hold ({len(groups)} of them)"
+            return (
+                f"too few show what bands of a left-out {KINDS[kind]} hold ({len(groups)} of them), and "
+                f"{_named(stack, kind)} is one"
+            )
         if (held := min(shares.values())) < NEAR[0]:
-            return f"bands of a left-out {KINDS[kind]} held {held:.0%} ({len(groups)} of them)"
+            return (
+                f"bands of a left-out {KINDS[kind]} held {held:.0%} ({len(groups)} of them), and "
+                f"{_named(stack, kind)} is one"
+            )
     return ""
 
 
@@ -207,15 +232,15 @@ def _not_covered(
     if len(catalog.stacks) < LEAST_STACKS:
         return f"there are {len(catalog.stacks)}, and a band needs {LEAST_STACKS}"
     if weights_of(hardware, shape) not in covered.weights:
-        return f"their weights are {', '.join(covered.weights)}"
+        return f"their weights are {', '.join(covered.weights)}, not {weights_of(hardware, shape)}"
     pools = list(deployment.pools.values())
     mode = hardware.steps.mode if hardware.steps is not None else MEASURED
     if mode != MEASURED:
         return f"their step times are measured ones, not those of {mode}"
     if load is not None and not isinstance(load, Closed):
         return "they are closed loops"
-    if any(pool.tp not in covered.tp for pool in pools):
-        return f"their TP is {', '.join(map(str, covered.tp))}"
+    if others := sorted({pool.tp for pool in pools} - set(covered.tp)):
+        return f"their TP is {', '.join(map(str, covered.tp))}, not {', '.join(map(str, others))}"
     if any(map(has_wide_experts, pools)):
         return "none of them spreads experts over more than one node"
     if any(pool.pp > 1 or pool.dp > 1 for pool in pools):
@@ -232,7 +257,7 @@ def _outside(covered: CoveredRange | PdCovered, workload: Workload, in_flight_pe
     )
     for value, (low, high), what in sides:
         if not low * (1 - SLACK) <= value <= high * (1 + SLACK):
-            return f"they have {low:g} to {high:g} {what}"
+            return f"they have {low:g} to {high:g} {what}, not {value:.{0 if value >= 100 else 2}f}"
     return ""
 
 

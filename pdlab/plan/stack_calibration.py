@@ -34,12 +34,14 @@ from pdlab.plan.correction_fit import (
     correction_at,
     correction_of,
     distribution_of_correction,
+    errors_covariance,
     gains,
     perturbed,
     posterior,
     prediction_variance,
     slopes_at,
 )
+from pdlab.plan.stack_bands import saturation
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.level import figures
 from pdlab.sim.simulator import simulate
@@ -47,6 +49,9 @@ from pdlab.sim.step_source import NO_CORRECTION, Correction
 
 SEED = (0,)
 ROUNDS = 3  # Gauss-Newton steps: responses are linear only near the correction
+# A level that is farther off, in standard deviations, contradicts the stack. Published levels that a correction of
+# their own stack leaves off by more than 3 are near saturation, of P:D or of the lowest load: by up to 4.7.
+MOST_SDS, MOST_SDS_UNSURE = 3.0, 6.0
 # The levels that may be measured next:
 LOADS = (4, 16, 64)  # requests in flight
 LENGTHS = ((1024, 1024), (8192, 1024))
@@ -73,8 +78,21 @@ class LevelToMeasure(NamedTuple):
     share: float
 
 
+class ContradictingLevel(NamedTuple):
+    """A level that the corrected tables do not explain. ``sds``: the distance of measured and predicted, in standard
+    deviations of what a level of the stack may differ by. ``measured_s``, ``predicted_s``: of ``metric``."""
+
+    sweep: str
+    load: str
+    metric: str
+    measured_s: float
+    predicted_s: float
+    sds: float
+
+
 class StackCalibration(NamedTuple):
-    """A correction after measured levels. ``helped``: how much each level helped. ``next_level``: the level that would
+    """A correction after measured levels. ``helped``: how much each level helped. ``contradicting``: the levels that
+    contradict it, each with its worst figure. ``next_level``: the level that would
     help most (None: none can be measured). ``spread``: the standard deviation of the logarithm of a predicted TPOT that
     is due to the correction, before and after the levels, as a mean over `possible_levels`."""
 
@@ -82,6 +100,12 @@ class StackCalibration(NamedTuple):
     helped: tuple[LevelInformation, ...]
     next_level: LevelToMeasure | None
     spread: tuple[float, float]
+    contradicting: tuple[ContradictingLevel, ...] = ()
+
+    @property
+    def contradicted_by_all(self) -> bool:
+        """Whether no level is explained by the correction."""
+        return bool(self.helped) and len(self.contradicting) == len(self.helped)
 
 
 def calibrated(
@@ -114,7 +138,48 @@ def calibrated(
         helped=tuple(LevelInformation(*name, share) for name, share in zip(names, shares, strict=True)),
         next_level=_next_level(prior, theta, responses, targets, sds, slopes),
         spread=(before, left),
+        contradicting=_contradicting(hardware, shape, sweeps, after, sds),
     )
+
+
+def _contradicting(
+    hardware: Hardware,
+    shape: ModelShape,
+    sweeps: Sequence[MeasuredSweep],
+    after: CorrectionDistribution,
+    sds: dict[str, ErrorSds],
+) -> tuple[ContradictingLevel, ...]:
+    """The levels with a figure that is off by more than `MOST_SDS`. It is `MOST_SDS_UNSURE` where predictions have no
+    band: near saturation and of P:D. The same holds for the TTFT of a sweep's lowest load, whose first requests warm up
+    the engines. ``after``: the correction."""
+    theta = bounded(after)
+    responses = sweep_responses(hardware, shape, sweeps, theta)
+    if not responses:
+        return ()
+    names: list[tuple[str, str]] = []
+    lowest: set[int] = set()
+    unsure: set[int] = set()
+    corrected = _corrected(hardware, theta)
+    for sweep in sweeps:
+        lowest.add(len(names) + min(range(len(sweep.levels)), key=lambda index: sweep.levels[index].load.value))
+        for level, simulated in zip(sweep.levels, sweep.simulated(corrected, shape, seed=SEED[0]), strict=True):
+            prefills_apart = sweep.deployment.transport is not None
+            if prefills_apart or saturation([simulated], corrected, shape, sweep.deployment) is not None:
+                unsure.add(len(names))
+            names.append((sweep.name, name_of(level.load)))
+    variances = np.diag(errors_covariance(responses, sds)) + prediction_variance(
+        after, np.array([each.slopes for each in responses])
+    )
+    worst: dict[int, ContradictingLevel] = {}
+    for each, sd in zip(responses, np.sqrt(variances), strict=True):
+        distance = abs(each.residual) / float(sd)
+        warms_up = each.metric == TTFT and each.level in lowest
+        most = MOST_SDS_UNSURE if warms_up or each.level in unsure else MOST_SDS
+        if distance > max(most, worst[each.level].sds if each.level in worst else 0.0):
+            worst[each.level] = ContradictingLevel(
+                *names[each.level], each.metric, each.predicted_s * math.exp(each.residual), each.predicted_s, distance
+            )
+    return tuple(worst[number] for number in sorted(worst))
 
 
 def prior_correction(hardware: Hardware) -> CorrectionDistribution:
@@ -154,7 +219,7 @@ def sweep_responses(
                     continue
                 moved = [value for each in after_steps if (value := each[index][place]) is not None]
                 slopes = slopes_at(predicted, moved)
-                found.append(Response(metric, setting, number, math.log(measured / predicted), slopes))
+                found.append(Response(metric, setting, number, math.log(measured / predicted), slopes, predicted))
             number += 1
     return found
 
@@ -263,4 +328,13 @@ def calibration_text(calibration: StackCalibration) -> str:
             f"measure next: {best.label}, {best.input_tokens}:{best.output_tokens}, concurrency {best.concurrency} "
             f"(expected: {best.share:.0%} of what is left)"
         )
+    lines += [contradiction_text(each) for each in calibration.contradicting]
     return "\n".join(lines)
+
+
+def contradiction_text(level: ContradictingLevel) -> str:
+    """One line: the level, what was measured, and what the correction predicts."""
+    return (
+        f"{level.sweep}, {level.load}, contradicts the stack: {level.metric} {1e3 * level.measured_s:.4g} ms measured, "
+        f"{1e3 * level.predicted_s:.4g} ms predicted, {level.sds:.1f} standard deviations apart"
+    )

@@ -20,6 +20,8 @@ LEAST_MS = 1e-6  # below this it is rounding
 BAR_INCHES, BARS_BETWEEN = 0.2, 0.7  # width of a stacked bar; space between two curves, in bars
 LEAST_BARS = 3  # least width for a curve's name, in bars
 HALF_BAR = 0.4
+# Parts that are no single stretch of time: they are measured as a sum, and drawn before what they surround.
+TWO_WAYS = "two ways in one: front, call, prefill_server"
 LOADS_IN, SLOWEST_IN, ABOVE = 4.6, 4.0, 1.05
 # By place: grey outside and in servers, blue at prefill, green to red from decode's admission on.
 COLORS = {
@@ -47,21 +49,24 @@ COLORS = {
 
 class PartsPictures(NamedTuple):
     """``loads``: requests around each percentile, a panel for each load. ``slowest``: the slowest requests of each
-    curve at its highest load. ``left_out``: what the picture file leaves out, in words."""
+    curve at its highest load; ``caption``: what a reader must know of them. ``left_out``: what the picture file leaves
+    out, in words."""
 
     sentences: list[str]
     loads: Figure
     slowest: Figure
     left_out: str
+    caption: str = TWO_WAYS
 
     @property
     def file(self) -> Figure:
         """Both, the slowest requests of some curves below."""
         (loads,), (slowest,) = self.loads.rows, self.slowest.rows
         columns = max(len(loads), len(slowest[:MOST_CURVES]))
+        below = [panel._replace(x=panel.x._replace(label=f"{panel.x.label}\n({self.caption})")) for panel in slowest]
         most = max(panel.x.high - panel.x.low for panel in loads)
         width = max(9.0, max(3.4, 0.8 + BAR_INCHES * most) * columns + 1.3)
-        return self.loads._replace(rows=[loads, slowest[:MOST_CURVES]], width_in=width)
+        return self.loads._replace(rows=[loads, below[:MOST_CURVES]], width_in=width)
 
 
 def levels_with_timelines(labelled: Sequence[tuple[str, Loaded]]) -> list[TtftParts]:

@@ -75,7 +75,7 @@ class RequestTimeline(Row):
     ``attempt``: calls of prefill made (``try`` in files). ``err``: why a mark is missing. ``early``: the first token
     is prefill's and was sent before the KV cache had moved.
 
-    ``path``: *pd* (prefill on another engine, KV cache read), *cached* (decode had the prompt and read nothing),
+    ``path``: *pd* (prefill on another engine, KV cache read), *cached* (decode had all of it and read nothing),
     *recomputed* (the KV cache was refused or did not arrive), *local* (decode computed the prompt in a deployment with
     prefill), *collocated*.
 
@@ -171,7 +171,7 @@ _ENGINE = frozenset({"queued", "scheduled", "first", "first_byte"})
 def _needed(timeline: RequestTimeline) -> frozenset[str]:
     return {
         "pd": _PD | {"first_byte"},
-        "cached": frozenset({"call", "answer"}) | _ENGINE,
+        "cached": frozenset({"call", "answer", "admitted"}) | _ENGINE,
         "recomputed": frozenset({"call", "answer", "admitted", "given_up"}) | _ENGINE,
         "local": _ENGINE,
         "collocated": _ENGINE,

@@ -54,6 +54,7 @@ def test_what_makes_slow_requests_slow_is_seen_at_the_high_percentiles(tmp_path:
     made = [pd(n, 0.1 * n, {**PD_MS, "transfer": 400.0 if n % 10 == 0 else 9.0}) for n in range(600)]
     (level,) = levels(tmp_path, made, steady_window_s=None)
     by_name = {around.statistic: around for around in level.around}
+    assert [each.requests for each in level.around] == [31, 31, 31, 13], "as many on either side"
     assert by_name["p50"].parts_s["transfer"] == pytest.approx(0.009)
     assert by_name["p99"].parts_s["transfer"] == pytest.approx(0.4)
 

@@ -34,7 +34,7 @@ from pdlab.guard import lease_queries, read_ends
 from pdlab.guard.lease_queries import CLAIM, RELEASE, Peer, Reply, SideChannelClient
 from pdlab.guard.leases import EXPIRED, GRANTED, LEASE_KEY, OLD, LeaseAnswer, LeaseBook
 from pdlab.guard.receives import ACTIONS
-from pdlab.marks.engine_marks import CORE, FIRST_TOKEN, READ, RECOMPUTED, REFUSED, WIRE, boot_id
+from pdlab.marks.engine_marks import CACHED, CORE, FIRST_TOKEN, READ, RECOMPUTED, REFUSED, WIRE, boot_id
 
 pytestmark = pytest.mark.usefixtures("import_warnings_aside")
 
@@ -540,6 +540,54 @@ class TestDecode:
             events |= {event.type.name: event.timestamp for out in outputs for event in out.events or ()}
             engine.step()
         assert events["QUEUED"] <= admitted and decided <= events["SCHEDULED"]
+
+    def test_a_prompt_in_decodes_own_cache_is_read_but_for_its_last_block(self, engine: Engine) -> None:
+        """vLLM takes at most all tokens but the last one from its own cache, and NIXL reads what is left of the prompt.
+        So the whole prompt is never decode's own."""
+        engine.add("r", tokens=4 * BLOCK)
+        engine.steps(6)
+        assert "r" not in engine.scheduler.requests
+        engine.reading("r", tokens=4 * BLOCK)
+        to_read, *_ = engine.scheduled.kv_connector_metadata.reqs_to_recv["r"].local_block_ids
+        assert len(to_read) == 1
+        engine.step(done=("r",))
+        assert [(mark[0], mark[4]) for mark in engine.marks()] == [("r", READ)]
+
+    def test_where_nothing_has_to_be_read_the_marks_have_it(
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Of a model with an inner state decode computes the last token itself, so the others can all be its own."""
+        monkeypatch.setattr(engine.side, "_has_mamba", True)
+        engine.add("r", tokens=3 * BLOCK + 1)
+        engine.steps(6)
+        engine.add("r", tokens=3 * BLOCK + 1, **engine.params())
+        assert engine.step() == {"r": 1}
+        found, events = engine.marks(), dict[str, float]()
+        for _ in range(4):
+            outputs = [out for each in engine.outputs.values() for out in each.outputs]
+            events |= {event.type.name: event.timestamp for out in outputs for event in out.events or ()}
+            engine.step()
+            found += engine.marks()
+        ((name, admitted, reported, decided, outcome),) = found
+        assert (name, admitted, reported, outcome) == ("r", None, None, CACHED)
+        assert events["QUEUED"] <= decided <= events["SCHEDULED"] and not engine.side.receives.active
+
+    def test_a_prompt_that_is_computed_after_a_preemption_has_no_outcome(self, engine: Engine) -> None:
+        request = engine.reading(max_tokens=20)
+        engine.step(done=("r",))
+        assert [mark[4] for mark in engine.marks()] == [READ]
+        engine.steps(2)
+        engine.add("s", **engine.params("remote-s"))
+        engine.step()
+        engine.scheduler.running.remove(request)
+        engine.scheduler._preempt_request(request, time.monotonic())
+        engine.scheduler.prev_step_scheduled_req_ids.clear()
+        assert engine.side.receives.active
+        scheduled: set[str] = set()
+        for _ in range(4):
+            scheduled |= engine.step().keys()
+            assert engine.marks() == []
+        assert scheduled == {"r"}
 
     def test_a_request_that_ends_leaves_no_marks(self, engine: Engine) -> None:
         engine.reading()

@@ -61,6 +61,17 @@ def test_tp_of_two_nodes_is_looked_at_where_tables_know_its_network(monkeypatch:
     assert {pool.dp for pool in tables if pool.expert_parallel} == {16, 32}
 
 
+def test_latent_attention_has_data_parallel_ranks_within_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H200 holds DeepSeek-V3 by TP 8, whose ranks keep the same KV cache eight times."""
+    monkeypatch.setattr(aic, "tabulate", lambda *_: NO_STEPS)
+    given = (16, Workload(input_tokens=2000, output_tokens=200))
+    latent, plain = (
+        engine_shapes(computed("H200"), require_shape(each), *given) for each in ("deepseek-v3", "gpt-oss-120b")
+    )
+    assert latent == [Pool(tp=8), Pool(dp=8, expert_parallel=True)]
+    assert not any(pool.expert_parallel for pool in plain)
+
+
 def test_prefill_is_on_the_first_type_and_the_rest_on_the_second() -> None:
     made = list(units([FIRST, SECOND], 8, 8, GPT_OSS))
     assert {unit.prefill for unit in made if unit.decode is None} == {SECOND}

@@ -23,7 +23,7 @@ from pdlab.plan.stack_bands import StackBand, band_of
 from pdlab.plan.stack_prior import LEAST_STACKS
 from pdlab.plan.step_findings import step_findings
 from pdlab.sim import aic
-from pdlab.sim.computed_hardware import computed
+from pdlab.sim.computed_hardware import beside, computed
 from pdlab.sim.hardware import FitDomain, Hardware, TableMode, load_hardware
 from pdlab.sim.simulator import simulate
 from pdlab.sim.step_source import Correction
@@ -304,14 +304,21 @@ def test_near_saturation_a_row_has_a_note_and_no_band() -> None:
         assert row["predicted_mean_ttft_ms"] != ""
 
 
-PD = "pd-spread-p1xtp4-d2xtp4"
+PD, MEAN_TTFT = "pd-spread-p1xtp4-d2xtp4", "predicted_mean_ttft_ms"
 
 
 def pd_band(
-    engine: str = "trtllm", gpu: str = "B200", load: Load | None = None, *, ray: bool = False, label: str = PD
+    engine: str = "trtllm",
+    gpu: str = "B200",
+    load: Load | None = None,
+    *,
+    ray: bool = False,
+    label: str = PD,
+    dtype: str = "fp8",
 ) -> StackBand:
-    shape = GPT_OSS.model_copy(update={"name": "DeepSeek-V3", "hf_id": "deepseek-ai/DeepSeek-V3"})
-    stack = next(each for each in public_pd().stacks if (each.engine, each.gpu) == ("trtllm", "B200"))
+    of_it = {"name": "DeepSeek-V3", "hf_id": "deepseek-ai/DeepSeek-V3", "weight_dtype": dtype}
+    shape = GPT_OSS.model_copy(update=of_it)
+    stack = next(each for each in public_pd().stacks if (each.engine, each.gpu) == ("trtllm", gpu))
     hardware = with_pd_correction(computed(gpu, engine, stack.version, bare=not ray), shape)
     deployment = Deployment(model=shape.name, topology=parse_label(label))
     outside = outside_fit(hardware, shape.name, deployment, [WORKLOAD])
@@ -334,13 +341,21 @@ def test_engines_of_pd_without_ray_have_the_band_of_public_stacks_of_pd() -> Non
         (lambda: pd_band(ray=True), "pd"),
         (lambda: pd_band("vllm"), "of P:D is of vllm"),
         (lambda: pd_band(load=Open(rate_rps=1)), "closed loops"),
-        (lambda: pd_band(label="pd-spread-p1xtp64-d1xtp64"), "GPUs"),
+        (lambda: pd_band(label="pd-spread-p1xtp64-d1xtp64"), "their engines on B200 have at most 8 GPUs, not 64"),
+        (lambda: pd_band(gpu="H200", label="pd-spread-p1xtp8-d1xtp16"), "on H200 have at most 8 GPUs, not 16"),
+        (lambda: pd_band(gpu="H200", label="pd-spread-p1xtp8-d1xdp32ep"), "on H200 have at most 8 GPUs, not 32"),
+        (lambda: pd_band(dtype="bfloat16"), "their weights are fp4, fp8, not bfloat16"),
     ],
 )
 def test_pd_unlike_the_public_points_has_none(found: object, why: str) -> None:
     assert callable(found)
     made = found()
     assert made.error is None and why in str(made.findings[0].numbers["why"])
+
+
+def test_an_engine_over_two_nodes_has_a_band_where_public_ones_were() -> None:
+    wide = pd_band(gpu="H100", label="pd-spread-p1xtp16-d1xtp16")
+    assert wide.error is not None
 
 
 def test_engines_of_pd_without_ray_have_the_correction_of_public_stacks_of_pd() -> None:
@@ -365,6 +380,23 @@ def test_engines_of_pd_without_ray_have_the_correction_of_public_stacks_of_pd() 
     ]
 
 
+@pytest.mark.parametrize(
+    ("gpu", "model", "version", "lacking"),
+    [
+        ("H200", "gpt-oss-120b", "0.18", None),
+        ("GB200", "gpt-oss-120b", "0.18", "GB200"),
+        ("H200", "other-7b", "0.18", "other-7b"),
+        ("H200", "gpt-oss-120b", "9.9", "vllm 9.9"),
+    ],
+)
+def test_a_plan_names_what_no_public_stack_has(gpu: str, model: str, version: str, lacking: str | None) -> None:
+    shape = GPT_OSS.model_copy(update={"name": model, "hf_id": f"x/{model}"})
+    hardware = with_stack_prior(computed(gpu, "vllm", version), shape)
+    found = Scenario(hardware, shape, WORKLOAD, Slo()).step_findings()
+    numbers = [each.numbers["unseen"] for each in found if each.code == "unlike_public_stacks"]
+    assert numbers == ([lacking] if lacking else [])
+
+
 def test_a_plan_a_comparison_and_a_table_predict_the_same_of_pd() -> None:
     """All of them simulate with the values that P:D engines have."""
     shape = GPT_OSS.model_copy(update={"weight_dtype": "fp8"})
@@ -382,6 +414,18 @@ def test_a_plan_a_comparison_and_a_table_predict_the_same_of_pd() -> None:
         for each in (corrected, corrected.of_pd(), bare)
     ]
     assert rates[0] == rates[1] != rates[2]
+
+
+def test_rows_of_pools_on_two_gpu_types_are_spread() -> None:
+    """Prefill on the first type, decode on the second. Other deployments have no second type."""
+    both = beside(computed("H100", "vllm", "0.18"), computed("H200", "vllm", "0.18"))
+    requested = read(
+        "config,itl,otl,concurrency\npd-spread-p1xtp1-d1xtp4,1024,128,4\ncollocated-1xtp4,1024,128,4\n", "x"
+    ).requested
+    spread, collocated = csv_predictions.predict(requested, both)
+    alone, _ = csv_predictions.predict(requested, both.beside[0])
+    assert spread[MEAN_TTFT] != alone[MEAN_TTFT] != "" and collocated[MEAN_TTFT] == ""
+    assert "two GPU types are for pd-spread" in collocated[csv_predictions.NOTE]
 
 
 def test_where_prefill_engines_are_full_a_row_has_a_note_and_no_band(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,7 @@ def test_more_measured_levels_leave_smaller_errors() -> None:
     assert public_errors().after[1].components["TPOT"].stack > 0
 
 
-run = partial(run_on, model="gpt-oss-20b", loads=(2, 8))
+run = partial(run_on, model="gpt-oss-20b", loads=(2, 4), faster=1.4, ttft_s=0.06)
 
 
 def test_the_command_writes_hardware_that_a_plan_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,6 +198,44 @@ def test_every_output_names_the_version_of_the_tables(tmp_path: Path, capsys: py
     assert cli_plan.main(words) == 0
     assert "Note: step times of H200 come from tables of vllm 0.24.0" in capsys.readouterr().out
     assert "vllm 0.24.0" in picture.read_text()
+
+
+def test_a_level_that_the_stack_cannot_have_is_named() -> None:
+    measured = [sweep(*each) for each in SPREAD]
+    assert calibrated(start(), SHAPE, measured).contradicting == ()
+    tpot_s, *rest = measured[1].values[0]
+    assert tpot_s is not None
+    for factor, named in ((1.05, False), (2.0, True), (200.0, True), (0.4, True)):
+        wrong = measured[1].model_copy(update={"values": ((factor * tpot_s, *rest),)})
+        found = calibrated(start(), SHAPE, [measured[0], wrong, measured[2]])
+        assert [(each.sweep, each.metric) for each in found.contradicting] == [(wrong.name, "TPOT")] * named, factor
+        assert not found.contradicted_by_all
+    (level,) = found.contradicting
+    assert level.measured_s == pytest.approx(0.4 * tpot_s) and level.predicted_s == pytest.approx(tpot_s, rel=0.15)
+
+
+def test_what_contradicts_the_stack_leaves_a_file_without_errors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [run(tmp_path / "true"), run(tmp_path / "wrong", label="collocated-1xtp2", loads=(4,), faster=0.02)]
+    doubtful, again = tmp_path / "doubtful.yaml", tmp_path / "again.yaml"
+    assert cli_calibrate.main(["--runs", *runs, "--start", "H200", "--out", str(doubtful)]) == 0
+    out, error = capsys.readouterr()
+    assert "wrong, concurrency 4, contradicts the stack" in out and "wrong --gpu, --engine or --model" in error
+    assert load_hardware(str(doubtful)).error is None and load_hardware(str(doubtful)).fit is not None
+    more = run(tmp_path / "more", label="collocated-1xtp1")
+    assert cli_calibrate.main(["--runs", more, "--start", str(doubtful), "--out", str(again)]) == 0
+    assert load_hardware(str(again)).error is None, "a further level does not make the first ones true"
+
+
+def test_runs_of_another_stack_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.yaml"
+    for faster in (0.02, 50.0):
+        runs = run(tmp_path / f"wrong-{faster}", faster=faster)
+        assert cli_calibrate.main(["--runs", runs, "--start", "H200", "--out", str(out)]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and "no level is of this stack" in error and "wrong --gpu" in error
+        assert not out.exists()
 
 
 def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

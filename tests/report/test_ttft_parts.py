@@ -81,6 +81,7 @@ def test_the_picture_has_a_bar_for_each_percentile_and_the_slowest(report: Repor
     drawn = pictures["Plot of where TTFT went"]
     assert drawn.path.name == "x-ttft.svg" and drawn.left_out == ""
     text = drawn.path.read_text(encoding="utf-8")
+    assert "two ways in one: front, call, prefill_server" in text
     for word in ("concurrency 4", "concurrency 16", "p10", "p90", "the slowest 20 at", "prefill"):
         assert word in text, word
 
@@ -128,6 +129,7 @@ def bars(panels: Sequence[PlotPanel], side: int) -> dict[tuple[str, float], floa
 
 def test_the_page_has_bars_whose_pieces_fill_them(report: Report) -> None:
     page = render(report, "viz")
+    assert "Three are two ways in one: front, call, prefill_server; each" in page
     assert page.count("the slowest 20") == 3
     spec = ttft_parts.pictured(report.parts)
     (loads,), (slowest,) = spec.loads.rows, spec.slowest.rows

@@ -40,11 +40,13 @@ def write(
     loads: tuple[int, ...] = (1, 4, 16),
     repeats: int = 3,
     faster: float = 1.0,
+    ttft_s: float = 0.2,
     noise: float = 0.02,
     reasons: dict[tuple[int, int], tuple[str, ...]] | None = None,
     **changes: Any,
 ) -> Path:
-    """An experiment whose latencies are divided by ``faster``; ``reasons``: (load, repeat) -> why it is not valid."""
+    """An experiment whose latencies are divided by ``faster``. ``ttft_s``: of a request without others. ``reasons``:
+    (load, repeat) -> why it is not valid."""
     store, chance = Store(folder), random.Random(folder.name)
     values: dict[str, Any] = {
         "origin": "measured",
@@ -65,7 +67,7 @@ def write(
     for concurrency in loads:
         for repeat in range(repeats):
             slower = (1 + concurrency / 16) * chance.gauss(1, noise) / faster
-            sent = requests(concurrency, 0.2 * slower, 0.01 * slower)
+            sent = requests(concurrency, ttft_s * slower, 0.01 * slower)
             run = records.run(
                 sent, Closed(concurrency=concurrency), repeat=repeat, window=True, label=deployment.label,
                 workload=values["workload"], seed=1000 * repeat + concurrency,
@@ -84,12 +86,17 @@ def run_on(
     model: str = "gpt-oss-120b",
     gpus: int = 8,
     loads: tuple[int, ...] = (2, 4),
+    faster: float = 1.0,
+    ttft_s: float = 0.2,
 ) -> str:
     """The folder of a sweep measured on a node of that many GPUs, by that version of vLLM."""
     view = ClusterView(nodes=(ClusterNode(id="a", gpu_type=gpu, gpus=gpus, head=True),))
     deployment = Deployment(model=model, topology=parse_label(label))
     versions = {"vllm": version, "ray": "2.60.0"}
-    return str(write(folder, deployment, loads=loads, repeats=1, cluster=view, versions=versions))
+    made = write(
+        folder, deployment, loads=loads, faster=faster, ttft_s=ttft_s, repeats=1, cluster=view, versions=versions
+    )
+    return str(made)
 
 
 def requests(concurrency: int, ttft_s: float, tpot_s: float) -> list[RequestRecord]:

@@ -26,7 +26,7 @@ from pdlab.deploy.serving.guard import Message, Send, header_of
 from pdlab.deploy.serving.step_watch import connector_stats, on_outputs
 from pdlab.deploy.serving.traces import TRACEPARENT, TRACESTATE, RequestTrace, SpanMaker
 from pdlab.deploy.serving.ttft_metrics import CountsParts
-from pdlab.marks.engine_marks import CORE, READ, WIRE, boot_id
+from pdlab.marks.engine_marks import CACHED, CORE, READ, WIRE, boot_id
 
 HEADER = "x-pdlab-timeline"
 ID_HEADER = "x-request-id"
@@ -155,7 +155,8 @@ class RequestTiming:
         if outcome == READ:
             times = {"admitted": admitted, "reported": reported, "usable": decided}
         else:
-            times = {"admitted": decided if admitted is None else admitted, "given_up": decided}
+            times = {"admitted": decided if admitted is None else admitted}
+            times |= {"given_up": decided} if outcome != CACHED else {}
         for name, at in times.items():
             if at is not None:
                 self.event(name, at)
@@ -174,7 +175,7 @@ class RequestTiming:
             return "collocated"
         if not self.prefilled:
             return "local"
-        return {None: "cached", READ: "pd"}.get(self.outcome, "recomputed")
+        return {None: "pd", READ: "pd", CACHED: "cached"}.get(self.outcome, "recomputed")
 
     @property
     def engine_id(self) -> str:
@@ -198,8 +199,8 @@ class RequestTiming:
         path, err = self.path, None
         if len(self.engine_ids) > 1:
             err = "decode got a second request" if self.second_request else "several sequences"
-        elif path == "cached" and not guarded:
-            path, err = "pd", "without the KV guard reads have no marks"
+        elif self.orchestrated and self.prefilled and self.outcome is None:
+            err = "the KV guard reported no outcome" if guarded else "without the KV guard reads have no marks"
         elif "first" not in self.marks:
             err = "the engine reported no events"
         elif path == "pd" and not self._reads_here(boot):
@@ -220,19 +221,23 @@ class RequestTiming:
         return sent
 
     def _wire(self, boot: str) -> list[list[Any]]:
-        """The reads; those of another machine's clock begin with the first of this one's."""
+        """The reads, whose marks are set; those of another machine's clock begin with the first of this one's. All have
+        ended when the scheduler gets the news."""
         own = self._reads_here(boot)
         if not own:
             return []
         first = min(read[1] for read in own)
-        if self.path == "pd":
-            self.marks["posted"], self.marks["seen"] = first, max(read[2] for read in own)
+        last = max(read[2] for read in own)
         rows = []
         for rank, posted, seen, microseconds, size, reads, where in self.reads:
-            begin = posted if where == boot else first
-            rows.append(
-                [rank, _ms(begin - self.began), _ms(begin + seen - posted - self.began), microseconds, size, reads]
-            )
+            here = where == boot
+            begin = posted if here else first
+            end = seen if here else begin + seen - posted
+            if not here:
+                last = max(last, min(end, self.marks.get("reported", end)))
+            rows.append([rank, _ms(begin - self.began), _ms(end - self.began), microseconds, size, reads])
+        if self.path == "pd":
+            self.marks["posted"], self.marks["seen"] = first, last
         return sorted(rows)
 
     def _reads_here(self, boot: str) -> list[tuple[int, float, float, float, int, int, str]]:

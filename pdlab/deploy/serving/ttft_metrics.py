@@ -2,8 +2,8 @@
 
 Counters hold the seconds of each part, and the number of requests. Ray's exporter keeps counters exactly and loses the
 sums of histograms, so a rate of seconds over a rate of requests is an exact mean. Counters are reported once a second.
-The parts that users watch at a percentile also have histograms. Runs in Ray Serve's replicas, sent there by value:
-imports the standard library and `pdlab.marks`.
+The parts that users watch at a percentile also have histograms, of the requests that spent time in the part. Runs in
+Ray Serve's replicas, sent there by value: imports the standard library and `pdlab.marks`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ COUNTERS: Mapping[str, str] = {
 }
 HISTOGRAMS: Mapping[str, str] = {PART_SECONDS: "Parts of the time to the first token in the server; total: all of it."}
 TOTAL = "total"
-WATCHED = (TOTAL, "queue", "prefill", "transfer", "step_lag", "first_step")
+WATCHED = (
+    *(TOTAL, "queue", "prefill", "admission", "transfer"),
+    *("step_lag", "lost_read", "wait", "recompute", "first_step"),
+)
 ENDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 EVERY_S = 1.0
 
@@ -63,8 +66,8 @@ class CountsParts:
         parts[TOTAL] = sum(parts.values())
         histogram = self._metric(PART_SECONDS, "Histogram")
         for name in WATCHED:
-            if name in parts:
-                histogram.observe(max(parts[name], 1e-9), tags={"part": name, "ReplicaId": self._replica})
+            if parts.get(name, 0) > 0:  # an observation costs CPU
+                histogram.observe(parts[name], tags={"part": name, "ReplicaId": self._replica})
         if not self._due:
             self._later(self.publish)
             self._due = True

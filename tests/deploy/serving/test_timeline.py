@@ -119,6 +119,39 @@ def test_a_prompt_that_decode_computes_has_the_time_that_was_lost_before(
     assert not older.whole, "the next part contains what was lost"
 
 
+def cached_or_lost(timing: RequestTiming, clock: Clock, outcome: str | None) -> RequestTimeline:
+    """A request of PD whose engine was given it after 40 ms; a step later there was an outcome, or none."""
+    timing.orchestrated = True
+    timing.called()
+    timing.answered({})
+    timing.engine_ids.append("d-1")
+    timing.event("queued", 100.04)
+    if outcome is not None:
+        timing.receive(None, None, 100.09, outcome)
+    timing.event("scheduled", 100.0901)
+    timing.event("first", 100.1)
+    clock.now = 100.11
+    timing.chunk()
+    return RequestTimeline.model_validate(json.loads(json.dumps(timing.record("D", guarded=True))))
+
+
+def test_nothing_was_read_only_if_the_guard_reported_it(timing: RequestTiming, clock: Clock) -> None:
+    parsed = cached_or_lost(timing, clock, "cached")
+    assert parsed.path == "cached" and parsed.whole and parsed.disorder_s == 0 and "given_up" not in parsed.t
+    parts = {name: round(1e3 * seconds, 6) for name, seconds in parsed.parts()}
+    assert (parts["admission"], parts["wait"], parts["first_step"]) == (50, 0.1, 9.9)
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_a_request_whose_marks_of_the_core_were_lost_is_not_whole(
+    timing: RequestTiming, clock: Clock, read: bool
+) -> None:
+    if read:
+        timing.read(0, 100.05, 100.07, 900.0, 64, 1, boot_id())
+    parsed = cached_or_lost(timing, clock, None)
+    assert parsed.path == "pd" and not parsed.whole and parsed.err == "the KV guard reported no outcome"
+
+
 def test_reads_of_another_machines_clock_do_not_make_marks(timing: RequestTiming) -> None:
     timing.orchestrated, timing.prefilled = True, True
     timing.event("first", 100.1)
@@ -126,9 +159,33 @@ def test_reads_of_another_machines_clock_do_not_make_marks(timing: RequestTiming
     timing.reads.append((0, 7.0, 7.5, 1.0, 64, 1, "another"))
     parsed = timing.record("D", guarded=True)
     assert "posted" not in parsed["t"] and parsed["err"] == "the reads were on other machines"
-    timing.reads.append((1, 100.055, 100.066, 1.0, 64, 1, boot_id()))
-    parsed = timing.record("D", guarded=True)
-    assert parsed["wire"][0][:3] == [0, 55, 555] and parsed["t"]["seen"] == 66 and "err" not in parsed
+
+
+@pytest.mark.parametrize(
+    ("remote_ms", "local_ms", "seen", "transfer"),
+    [
+        (100, 10, 155, 100),  # the longest read is of the other machine
+        (5, 10, 65, 10),
+        (400, 10, 170, 115),  # posted before the first one here: it has ended when the scheduler has the news
+    ],
+)
+def test_a_read_of_another_machines_clock_has_its_duration(
+    timing: RequestTiming, clock: Clock, remote_ms: float, local_ms: float, seen: float, transfer: float
+) -> None:
+    timing.orchestrated, timing.prefilled = True, True
+    timing.receive(100.05, 100.17, 100.18, "read")
+    for name, at in (("call", 100.01), ("answer", 100.02), ("queued", 100.03), ("scheduled", 100.19), ("first", 100.2)):
+        timing.event(name, at)
+    timing.read(0, 7.0, 7.0 + remote_ms / 1e3, 1.0, 64, 1, "another")
+    timing.read(1, 100.055, 100.055 + local_ms / 1e3, 1.0, 64, 1, boot_id())
+    clock.now = 100.21
+    timing.chunk()
+    parsed = RequestTimeline.model_validate(json.loads(json.dumps(timing.record("D", guarded=True))))
+    assert [read[:3] for read in parsed.wire] == [(0, 55, 55 + remote_ms), (1, 55, 55 + local_ms)]
+    assert parsed.err is None and parsed.t["seen"] == seen
+    assert parsed.whole and parsed.disorder_s == 0
+    parts = {name: round(1e3 * seconds, 6) for name, seconds in parsed.parts()}
+    assert (parts["post"], parts["transfer"], parts["step_lag"]) == (5, transfer, 170 - seen)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +193,8 @@ def test_reads_of_another_machines_clock_do_not_make_marks(timing: RequestTiming
     [
         (False, False, None, "collocated"),
         (True, False, None, "local"),
-        (True, True, None, "cached"),
+        (True, True, None, "pd"),
+        (True, True, "cached", "cached"),
         (True, True, "read", "pd"),
         (True, True, "anew", "recomputed"),
         (True, True, "refused", "recomputed"),
@@ -150,7 +208,9 @@ def test_paths(timing: RequestTiming, orchestrated: bool, prefilled: bool, outco
 def test_what_cannot_be_told_is_said(timing: RequestTiming) -> None:
     assert timing.record("", guarded=True)["err"] == "the engine reported no events"
     timing.orchestrated = timing.prefilled = True
-    assert "KV guard" in timing.record("", guarded=False)["err"]
+    timing.event("first", 100.1)
+    assert timing.record("", guarded=False)["err"] == "without the KV guard reads have no marks"
+    assert timing.record("", guarded=True)["err"] == "the KV guard reported no outcome"
     timing.engine_ids += ["a", "b"]
     assert timing.record("", guarded=True)["err"] == "several sequences"
     timing.second_request = True

@@ -81,6 +81,21 @@ def test_parts_of_no_time_are_not_counted(ray_metrics: Metrics) -> None:
     assert ray_metrics.of("pdlab_ttft_seconds", part="prefill") == pytest.approx(0.05)
 
 
+def test_a_tail_of_a_full_decode_or_of_lost_reads_has_percentiles(ray_metrics: Metrics) -> None:
+    counts = CountsParts("r1", lambda publish: None)
+    counts.add(as_sent(pd(0, 0.0, {**PD_MS, "admission": 700.0, "wait": 0.0})))
+    counts.add(as_sent(pd(1, 0.0, {**PD_MS, "admission": 0.0, "wait": 900.0})))
+    marks = ("call", "answer", "queued", "admitted", "given_up", "scheduled", "first", "first_byte")
+    t = dict(zip(marks, (1.0, 2.0, 3.0, 4.0, 10_004.0, 10_006.0, 10_056.0, 10_057.0), strict=True))
+    counts.add(as_sent(RequestTimeline(id="r", path="recomputed", t=t)))
+    observed: dict[str, list[float]] = {}
+    for part, seconds in ray_metrics.observed:
+        observed.setdefault(part, []).append(round(1e3 * seconds, 6))
+    assert observed["admission"] == [700, 1] and observed["wait"] == [900, 2]
+    assert observed["lost_read"] == [10_000] and observed["recompute"] == [50]
+    assert len(observed["total"]) == 3 and observed["transfer"] == 2 * [PD_MS["transfer"]]
+
+
 def test_a_timeline_without_a_first_byte_fails_nothing(ray_metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
     counts = CountsParts("r1", lambda tell: None)
     counts.add({"t": {"queued": 1.0}, "path": "pd"})
