@@ -66,9 +66,10 @@ check: setup  ## ruff, formatting, mypy --strict, imports between packages, name
 golden: setup  ## rewrite the stored renderings and tables; read `git diff tests` before keeping them
 	@PDLAB_UPDATE_GOLDEN=1 $(PYTEST) -q -m golden
 
-bench: setup  ## start-up and serving path against bare vLLM, transfers against bare NIXL, simulator, loading, report
+bench: setup  ## start-up and serving path against vLLM, timelines, transfers against NIXL, simulator, loading, report
 	@$(PYTHON_VENV) benchmarks/startup.py
 	@$(PYTHON_VENV) benchmarks/serving_path.py
+	@$(PYTHON_VENV) benchmarks/timeline_cost.py --otl 64 --turns 12
 	@$(PYTHON_VENV) benchmarks/nixl_reference.py
 	@$(PYTHON_VENV) benchmarks/simulator.py
 	@$(PYTHON_VENV) benchmarks/orderings.py

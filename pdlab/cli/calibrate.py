@@ -143,8 +143,11 @@ class CalibrateSettings(Settings):
     engine: Annotated[str, Text(_version)] | None = setting(
         None, "vLLM version, such as 0.29", MEASURED, value="VERSION", otherwise="as the runs record"
     )
-    prompts: Literal["fresh", "repeated"] = setting(
-        "fresh", "whether levels repeat the prompts of earlier levels, as the published runs do", MEASURED
+    prompts: Literal["fresh", "repeated"] | None = setting(
+        None,
+        "whether levels repeat the prompts of earlier levels",
+        MEASURED,
+        otherwise="repeated for published runs, fresh for pdlab's",
     )
     start: str = setting(
         defaults.HARDWARE,

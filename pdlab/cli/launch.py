@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from pdlab.cluster.two_hosts import require
 from pdlab.core import defaults
 from pdlab.core.api_key import KEY, chosen, read, serve_env
-from pdlab.core.catalog import ModelShape
+from pdlab.core.catalog import ModelShape, format_only_in_name
 from pdlab.core.environment import secret_values
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import exit_code
@@ -126,6 +126,8 @@ def _checked_model(request: LaunchRequest) -> Model:
     deployment = request.deployment
     shape, source = served_model(deployment)
     if (text := where_checked(deployment, shape)) is not None:
+        _warn(text)
+    if shape is not None and (text := format_only_in_name(shape)):
         _warn(text)
     if request.local_nodes and not ((shape and shape.local) or (source and Path(source).is_dir())):
         raise UsageError(

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from pdlab.core.arguments import MODEL_HELP
-from pdlab.core.catalog import ModelShape, known_models, resolve_model, why_no_shape
+from pdlab.core.catalog import ModelShape, format_only_in_name, known_models, resolve_model, why_no_shape
 from pdlab.core.commands import PDLAB
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import command
@@ -48,15 +48,18 @@ class ModelsSettings(Settings):
 @command(ModelsSettings)
 def main(settings: ModelsSettings) -> int:
     """Print the table."""
-    rows, unknown = [], []
+    rows, unknown, doubtful = [], [], []
     for model in settings.model or known_models():
         shape = resolve_model(model).shape
         if shape is None:
             unknown.append(f"{model}: {why_no_shape(model)}")
         else:
             rows.append(row(shape))
+            doubtful += [text] if (text := format_only_in_name(shape)) else []
     if rows:
         print(markdown(rows) if settings.markdown else table(HEAD, rows, left=(0, 6, 7)))
+    for line in doubtful:
+        print(f"note: {line}", file=sys.stderr)
     for line in unknown:
         print(f"error: {line}", file=sys.stderr)
     return UNKNOWN if unknown else 0

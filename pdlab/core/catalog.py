@@ -376,6 +376,25 @@ def require_shape(model: str) -> ModelShape:
     return shape
 
 
+# Words of names of checkpoints that mean a format of weights with less than 16 bits.
+FORMATS_IN_NAMES = ("NVFP4", "MXFP4", "FP4", "FP8", "INT4", "INT8", "AWQ", "GPTQ", "W4A16", "W4A8", "W8A8", "W8A16")
+UNQUANTISED = ("bfloat16", "float16", "float32")
+
+
+def format_only_in_name(shape: ModelShape) -> str:
+    """One line about weights that the model's files have as 16 or 32 bits, although its name has another format; empty
+    if name and files agree. The size of these weights is then too large in every figure."""
+    words = re.split(r"[^A-Z0-9]+", shape.name.upper())
+    named = [word for word in words if word in FORMATS_IN_NAMES]
+    if not named or shape.weight_dtype not in UNQUANTISED:
+        return ""
+    return (
+        f"the name {shape.name} has {' '.join(named)}, and its {CONFIG} has weights of {shape.weight_dtype} and no "
+        f"quantization_config: put hf_quant_config.json beside {CONFIG} and give their folder, or set weight_dtype in "
+        "a model file (docs/your-model.md)"
+    )
+
+
 def config_of(shape: ModelShape) -> ModelFiles | None:
     """The config.json of the shape; None if there is none. Raises UsageError."""
     if shape.config:

@@ -1077,6 +1077,10 @@ CODES: dict[str, FindingCode] = {
         "between nodes KV cache crosses {network} at {gb_per_s:.3g} GB/s per {of}, {why}; no run was fitted with this "
         "rate",
     ),
+    "weights_not_as_named": _of_plan(
+        "the model's files have the format of weights in its name",
+        "{what}",
+    ),
     "draft_time_not_counted": _of_plan(
         "the time to guess tokens is measured",
         "speculative decoding accepts {accepted:g} tokens per step, with {guessed} guessed tokens and one more; the "

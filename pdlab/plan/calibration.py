@@ -55,12 +55,13 @@ LEAST_GAIN = 0.01  # of a step, as a share of the loss
 SATURATED = 0.8  # served share of the offered rate; below, the client's limit on requests in flight sets the TTFT
 
 
-def measured_sweep(experiment: Experiment, prompts: Prompts, trace: Trace | None = None) -> MeasuredSweep:
+def measured_sweep(experiment: Experiment, prompts: Prompts | None, trace: Trace | None = None) -> MeasuredSweep:
     """The levels of an experiment that can be predicted, with their figures.
 
-    Open-loop levels far below their offered rate are left out. ``prompts``: of closed loops; open loops have fresh
-    prompts. ``trace``: the requests that the experiment replayed. Raises StoreError if the experiment does not record
-    its deployment, or if its lengths come from a file, which is not kept.
+    Open-loop levels far below their offered rate are left out. ``prompts``: of closed loops (None: repeated if
+    others measured them, as in the published runs, else fresh); open loops have fresh prompts. ``trace``: the requests
+    that the experiment replayed. Raises StoreError if the experiment does not record its deployment, or if its lengths
+    come from a file, which is not kept.
     """
     manifest = experiment.manifest
     if manifest.deployment is None:
@@ -89,13 +90,14 @@ def measured_sweep(experiment: Experiment, prompts: Prompts, trace: Trace | None
             runs[0].workload.draw(levels[0].model_copy(update={"num_requests": 1}))
     except UsageError as error:
         raise StoreError(f"{experiment.name}: cannot be simulated: {error}") from error
+    assumed: Prompts = "repeated" if manifest.origin == "imported" else "fresh"
     return MeasuredSweep(
         name=experiment.name,
         deployment=manifest.deployment,
         workload=runs[0].workload,
         levels=levels,
         values=tuple(_values(run) for run in runs),
-        prompts="fresh" if isinstance(runs[0].load, Open) else prompts,
+        prompts="fresh" if isinstance(runs[0].load, Open) else prompts or assumed,
         trace=trace,
         warmed=manifest.origin == "measured",  # sweeps of pdlab begin with a warm-up
     )

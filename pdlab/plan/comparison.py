@@ -50,12 +50,10 @@ def compared_experiment(
     """Predict the experiment in a folder.
 
     ``model``: the model of the prediction; None: the measured one. ``prompts``: whether levels repeat the prompts of
-    earlier levels; None: they do in published runs only. ``local_engine_kwargs``: the engine arguments that a launch
-    on this machine adds. Raises UsageError and StoreError for an experiment that cannot be predicted.
+    earlier levels; None: see `pdlab.plan.calibration.measured_sweep`. ``local_engine_kwargs``: the engine arguments
+    that a launch on this machine adds. Raises UsageError and StoreError for an experiment that cannot be predicted.
     """
     experiment = load_experiment(folder)
-    published = experiment.manifest.origin == "imported"
-    prompts = prompts or ("repeated" if published else "fresh")
     sweep = measured_sweep(experiment, prompts, trace_sent(folder, experiment))
     deployment = sweep.deployment
     shape, notes = _shape(model, deployment.model, folder)

@@ -65,6 +65,14 @@ class SizedForRate(NamedTuple):
     sure: bool
 
 
+class MissedBound(NamedTuple):
+    """The bound that a load misses by most: ``value_s`` is the SLO's quantile of the latency ``metric``."""
+
+    metric: str
+    value_s: float
+    bound_s: float
+
+
 class OtherCase(NamedTuple):
     """The ranking if scattered blocks are copied in the other way: ``merged``, or else one by one. ``first``: the best
     candidate then. ``planned_first``: the plan's best candidate, under the same assumption."""
@@ -80,12 +88,14 @@ class PlanVerdict:
 
     ``first``: the best candidate. ``split``, ``base``: the best PD and the best collocated candidate. ``sides``: these
     two, if a rate was requested. ``extrapolated``: the candidate that is extrapolated; ``outside``: in which
-    dimensions. ``nearest``: the candidate that misses the SLO by least, if all miss it. ``in_doubt``: a candidate that
+    dimensions. ``nearest``: the candidate that misses the SLO by least, if all miss it; ``missed``: its bound that it
+    misses (None: it misses no bound alone). ``in_doubt``: a candidate that
     misses the SLO by less than the model's errors, if the verdict is that it misses it.
     """
 
     code: VerdictCode
     slo: str
+    quantile: float
     loop: Literal["open", "closed"]
     first: Candidate
     split: Candidate | None = None
@@ -96,6 +106,7 @@ class PlanVerdict:
     extrapolated: Candidate | None = None
     outside: tuple[OutsideFit, ...] = ()
     nearest: Candidate | None = None
+    missed: MissedBound | None = None
     in_doubt: Candidate | None = None
     otherwise: OtherCase | None = None
 
@@ -303,6 +314,14 @@ def _other_case(plan: Plan, scenario: Scenario) -> OtherCase | None:
     return OtherCase(best, otherwise.get(label, first), merged=scenario.scattered)
 
 
+def missed_bound(result: LoadResult, slo: Slo) -> MissedBound | None:
+    """The bound that the load misses by most; None if the SLO's share of requests is within each bound by itself."""
+    latencies = zip(("TTFT", "TPOT", "E2EL"), result.columns, (slo.ttft_s, slo.tpot_s, slo.e2el_s), strict=True)
+    values = [MissedBound(name, slo.at_quantile(each), bound_s) for name, each, bound_s in latencies if bound_s]
+    missed = [each for each in values if each.value_s > each.bound_s]
+    return max(missed, key=lambda each: each.value_s / each.bound_s, default=None)
+
+
 def ttft_unbounded(slo: Slo) -> bool:
     return slo.ttft_s is None and slo.e2el_s is None
 
@@ -329,6 +348,7 @@ def verdict(plan: Plan, scenario: Scenario) -> PlanVerdict:
         return PlanVerdict(
             code=code,
             slo=slo_text(plan.slo),
+            quantile=plan.slo.quantile,
             loop=plan.loop,
             first=plan.candidates[0],
             split=split,
@@ -339,20 +359,21 @@ def verdict(plan: Plan, scenario: Scenario) -> PlanVerdict:
             extrapolated=extrapolated,
             outside=outside(extrapolated, scenario) if extrapolated is not None else (),
             nearest=nearest,
+            missed=missed_bound(nearest.best_or_nearest, plan.slo) if nearest is not None else None,
             in_doubt=in_doubt,
             otherwise=_other_case(plan, scenario) if compares else None,
         )
 
     shows_both = ttft_unbounded(plan.slo) and split is not None and split.best is not None
     none_meets = not any(candidate.best for candidate in plan.candidates)
+    nearest = min(plan.candidates, key=lambda each: each.best_or_nearest.stress) if none_meets else None
     for candidate in (base, split):
         if candidate is not None and not shows_both and (beyond := outside(candidate, scenario)):
             # Requests that queue up at the requested rate leave the loads of the fit; more of them wait, not fewer.
             if none_meets and plan.rate_rps is not None and all(each.dimension == "load" for each in beyond):
                 continue
-            return with_code("extrapolated", extrapolated=candidate)
+            return with_code("extrapolated", extrapolated=candidate, nearest=nearest)
     if none_meets:
-        nearest = min(plan.candidates, key=lambda each: each.best_or_nearest.stress)
         return with_code("no_slo_met", nearest=nearest, in_doubt=_nearly(plan.candidates, scenario))
     if split is None:
         return with_code("pd_does_not_fit")

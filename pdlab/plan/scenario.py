@@ -298,7 +298,8 @@ def judged(simulated: SimulatedLevel, *, recorded: bool = False) -> slice:
 def _served(simulated: SimulatedLevel, part: slice, *, waits: bool = False) -> tuple[float, bool]:
     """(served requests/s, whether no queue grows). In an open loop, requests/s are the requested rate times the share
     of arrivals that finished, because the arrival rate of a short window differs from the requested rate by chance. If
-    requests wait for others (``waits``), it is their own arrival rate times that share."""
+    hardly any finished while others arrived, they are what the deployment completed in all. If requests wait for
+    others (``waits``), it is their own arrival rate times that share."""
     import numpy as np
 
     load = simulated.level.load
@@ -316,6 +317,8 @@ def _served(simulated: SimulatedLevel, part: slice, *, waits: bool = False) -> t
     # Under a load far above what is served, Little's law counts more requests than have come.
     in_flight = min(arrived / (closes_s - opens_s) * stays_s, len(finish_s))
     piles_up = arrived - inside > max(GROWTH * arrived, DEVIATIONS * math.sqrt(2 * in_flight))
+    if piles_up and inside < LEAST_REQUESTS // 4:  # too few ended while others came: all of them, over the whole level
+        return len(finish_s) / simulated.duration_s, False
     came_per_s = arrived / (closes_s - opens_s) if waits else load.value
     return came_per_s * min(inside / arrived, 1.0), not piles_up
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pdlab.core.catalog import ModelShape
+from pdlab.core.catalog import ModelShape, format_only_in_name
 from pdlab.core.deployment import Deployment, Disaggregated, Pool
 from pdlab.core.findings import Finding, found
 from pdlab.plan.extrapolation import major_minor
@@ -25,10 +25,12 @@ def step_findings(
     deployments: Iterable[Deployment] = (),
     levels: Iterable[SimulatedLevel] = (),
 ) -> tuple[Finding, ...]:
-    """Findings about the hardware, and about the GPU types beside it. Fitted constants have none. ``deployments``:
+    """Findings about the model, the hardware, and the GPU types beside it. ``deployments``:
     those of the plan, for whose pools the tables of ``shape`` may have estimated values. ``levels``: the predictions.
     Raises UsageError for tables that do not exist."""
     findings: list[Finding] = []
+    if shape is not None and (what := format_only_in_name(shape)):
+        findings.append(found("weights_not_as_named", what=what))
     planned = list(deployments)
     pools = list(dict.fromkeys(pool for deployment in planned for pool in deployment.pools.values()))
     for each in (hardware, *hardware.beside):

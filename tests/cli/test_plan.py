@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support import folders
 from support import records as made
@@ -26,7 +27,7 @@ from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Deployment, Disaggregated, Pool, launch_words, parse_label
 from pdlab.core.rendering import rendered
 from pdlab.core.settings import parse
-from pdlab.core.workload import Open, Slo, Workload
+from pdlab.core.workload import Closed, Open, Slo, Workload
 from pdlab.placement.copies import copies_of
 from pdlab.plan import TEMPLATES, csv_predictions, csv_rows, facts, open_loop, planner
 from pdlab.plan import scenario as scenario_module
@@ -462,6 +463,43 @@ class TestRanking:
         short = replace(bounded, workload=Workload(input_tokens=200, output_tokens=50))
         planned = planner.plan(short, MODEL, nodes(1), 2, rate_rps=600.0)
         assert facts.verdict(planned, short).code == "extrapolated", "the lengths are outside, whatever the load"
+
+    def test_an_overload_has_the_requests_that_are_completed(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """The more requests come, the fewer are within bounds; those that end are not fewer than below the overload."""
+        bounded = scenario(tpot_s=0.012, ttft_s=2.0)
+        deployment = sized("collocated-1xtp2").deployment
+        served = [bounded.outcome(deployment, bounded.at_rate(rate_rps)) for rate_rps in (3.0, 20.0, 500.0)]
+        assert not any(each.meets for each in served[1:])
+        assert served[2].requests_per_s > served[0].requests_per_s and served[2].requests_per_s < 20.0
+        assert served[2].output_tokens_per_s == pytest.approx(250 * served[2].requests_per_s)
+
+    @pytest.mark.parametrize(
+        ("bounds", "missed"), [({"ttft_s": 0.01, "tpot_s": 0.012}, "TTFT"), ({"ttft_s": 2.0, "tpot_s": 0.001}, "TPOT")]
+    )
+    def test_the_bound_that_is_missed_is_named_with_its_value(self, bounds: dict[str, float], missed: str) -> None:
+        bounded = scenario(**bounds)
+        planned = planner.plan(bounded, MODEL, nodes(1), 2, concurrencies=[1])
+        found = facts.verdict(planned, bounded)
+        assert found.missed is not None and found.missed.metric == missed
+        assert found.missed.bound_s == bounds[f"{missed.lower()}_s"]
+        column = found.nearest.best_or_nearest.columns[missed == "TPOT"] if found.nearest else ()
+        assert sum(value <= found.missed.value_s for value in column) >= 0.95 * len(column)
+        text = facts.ranking_text(planned, bounded, nodes(1))
+        assert f"95 % of its requests have a {missed} of at most " in text and "over a bound" not in text
+
+    def test_a_share_that_only_both_bounds_miss_has_no_missed_bound(self) -> None:
+        result = scenario(tpot_s=0.012, ttft_s=2.0).outcome(sized("collocated-1xtp2").deployment, Closed(concurrency=1))
+        latencies = [1.0] * 96 + [3.0] * 4
+        apart = replace(result, columns=(np.array(latencies), np.array(latencies[::-1]), np.array([9.0] * 100)))
+        assert facts.missed_bound(apart, Slo(ttft_s=2.0, tpot_s=2.0)) is None, "4 % miss each, 8 % one of them"
+        assert facts.missed_bound(apart, Slo(ttft_s=0.5, tpot_s=0.9)) == ("TTFT", 1.0, 0.5)
+
+    def test_estimates_that_all_miss_the_slo_are_told_outside_the_fit(self) -> None:
+        bounded = replace(scenario(ttft_s=0.01, tpot_s=0.012), hardware=HARDWARE.model_copy(update={"fit": None}))
+        planned = planner.plan(bounded, MODEL, nodes(1), 2, concurrencies=[1])
+        assert facts.verdict(planned, bounded).code == "extrapolated"
+        text = facts.ranking_text(planned, bounded, nodes(1))
+        assert "No verdict: " in text and "By these estimates no deployment meets the SLO" in text
 
     def test_an_slo_that_nothing_meets(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert plan.main(["--gpus", "4", "--slo-tpot-ms", "0.5", "--concurrency", "8"]) == 0

@@ -13,11 +13,14 @@ from typing import Any
 
 import pytest
 
+from pdlab.cli import models
 from pdlab.core import model_files
-from pdlab.core.catalog import ModelShape, load_model, require_shape, resolve_model, why_no_shape
+from pdlab.core.catalog import ModelShape, format_only_in_name, load_model, require_shape, resolve_model, why_no_shape
 from pdlab.core.errors import UsageError
 from pdlab.core.model_config import shape_fields
 from pdlab.core.model_size import dense_bytes, expert_bytes, kv_bytes_per_token_layer, parameters
+from pdlab.plan.step_findings import step_findings
+from pdlab.sim.hardware import load_hardware
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 256,
@@ -370,3 +373,37 @@ def test_catalogue_sizes() -> None:
     known = load_model("gpt-oss-120b")
     assert known is not None
     assert (expert_bytes(known) + dense_bytes(known, with_embedding=True)) / 1e9 == pytest.approx(65, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "named"),
+    [
+        ("org--Model-8B-NVFP4", {}, "NVFP4"),
+        ("org--Model-8B-FP8-Static-PerTensor", {}, "FP8"),
+        ("org--Model-8B-GPTQ-Int4", {"torch_dtype": "float16"}, "GPTQ INT4"),
+        ("org--Model-8B-FP8", {"quantization_config": {"quant_method": "fp8"}}, None),
+        ("org--Model-8B", {}, None),
+        ("org--Wafp8er-8B", {}, None),
+    ],
+)
+def test_a_format_that_only_the_name_has_is_a_note(
+    name: str, changes: dict[str, Any], named: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / f"{name}_config.json"
+    path.write_text(json.dumps({**LLAMA, **changes}))
+    shape = require_shape(str(path))
+    findings = [each for each in step_findings(load_hardware("h100-vllm-0.11"), shape) if "name" in each.code]
+    models.main(["--model", str(path)])
+    notes = [each.text for each in findings], capsys.readouterr().err.splitlines()
+    assert [len(each) for each in notes] == [named is not None] * 2
+    for (text,) in notes if named else ():
+        assert f"has {named}, and its config.json has weights of" in text and "hf_quant_config.json" in text
+
+
+def test_a_name_is_not_doubted_where_modelopt_has_the_format(tmp_path: Path) -> None:
+    folder = tmp_path / "Model-8B-NVFP4"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    assert format_only_in_name(require_shape(str(folder)))
+    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "NVFP4"}}))
+    assert format_only_in_name(require_shape(str(folder))) == ""

@@ -8,7 +8,6 @@ import http.client
 import json
 import random
 import re
-import signal
 import socket
 import threading
 import time
@@ -19,9 +18,9 @@ import psutil
 import pytest
 from support import timed
 from support.bad_requests import BAD_REQUESTS, BadRequest
-from support.processes import replicas, title, wait_for
-from support.processes import send as send_signal
+from support.processes import replica_process, replicas, title, wait_for
 
+from pdlab.bench.client.protocol import SESSION_HEADER
 from pdlab.deploy.cpu_engine import engine_template
 from pdlab.deploy.metrics_page import read_pages, samples
 from tests.live.conftest import Stack
@@ -172,14 +171,17 @@ def test_a_prompt_that_prefill_has_only_in_host_memory_is_answered_as_before(sta
 
 
 def test_replicas_are_forked_of_one_process_that_imported_vllm(stack: Stack) -> None:
-    """And one that comes in the place of another is, too: last, for a replaced replica makes later levels invalid."""
+    """And one that comes in the place of another is, too: last, for a replaced replica makes later levels invalid. A
+    request that the lost one was to prefill says what that took."""
     nodes = stack.nodes()
     before = {role: replicas(nodes, role) for role in ("Prefill", "Decode")}
     assert {role: len(found) for role, found in before.items()} == {"Prefill": 2, "Decode": 1}
     (template,) = {psutil.Process(pid).ppid() for found in before.values() for pid in found}
     assert engine_template.__name__ in title(template)
     assert "not forked" not in (Path(nodes.temp_dir) / "template.log").read_text()
-    lost = before["Prefill"][0]
-    send_signal(lost, signal.SIGKILL)
+    session = {SESSION_HEADER: "one"}
+    name = timed.ask(stack.url, stream=True, headers=session).role_p
+    lost = replica_process(nodes, "Prefill", name)
+    timed.check_retried(timed.killed_in_its_call(stack.url, lost, headers=session), name)
     wait_for(lambda: len(now := replicas(nodes, "Prefill")) == 2 and lost not in now)
     assert {psutil.Process(pid).ppid() for pid in replicas(nodes, "Prefill")} == {template}

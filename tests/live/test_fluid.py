@@ -11,6 +11,8 @@ import time
 from typing import Any
 
 import pytest
+from support import timed
+from support.processes import replica_process
 
 from pdlab.deploy.metrics_page import read_pages, samples
 from pdlab.results.store import Store
@@ -89,6 +91,19 @@ def test_short_sweep_is_valid(fluid: Stack) -> None:
     assert "other_requests" not in run["validity"]["failed_gates"], run["validity"]
     assert "kv_transfers" not in run["validity"]["failed_gates"], run["validity"]
     assert "roles" not in run["validity"]["unchecked"], "the board's word on the split is on Ray's pages"
+
+
+@pytest.mark.long
+def test_every_request_of_the_sweep_says_where_its_time_went(fluid: Stack) -> None:
+    store = Store(fluid.folder / "results" / fluid.running().manifest.label)
+    (run,) = store.runs()
+    answered = {record.arrival_s: record for record in store.read_records(run.key) if record.ok}
+    timelines = store.read_timelines(run.key)
+    assert len(answered) == run.completed > 0 and {each.arrival_s for each in timelines} == set(answered)
+    for each in timelines:
+        assert each.path == "pd" and timed.exact(each, answered[each.arrival_s].ttft_s), each
+        assert each.role_p != each.role_d and {each.role_p, each.role_d} <= set(fluid.running().replicas)
+    assert run.validity.notes == ()
 
 
 @pytest.mark.long
@@ -206,14 +221,29 @@ def test_prompts_go_where_their_beginning_is_cached(stack: Stack) -> None:
     # A turn with few new tokens is prefilled where the last one was decoded; a prompt that begins otherwise is not.
     whole = FIRST_TOKENS + (TURNS - 1) * NEW_TOKENS
     before = counted(stack)
-    for seed in range(CONVERSATIONS):
-        stack.complete(conversation(seed, whole + below // 2), 8)
-    stack.complete(conversation(CONVERSATIONS, whole), 8)
+    asked = [
+        timed.ask(stack.url, stream=True, prompt=conversation(seed, whole + below // 2), max_tokens=8)
+        for seed in range(CONVERSATIONS)
+    ]
+    timed.check(asked, "local")
+    for each in asked:
+        assert each.attempt == 0 and {"queue", "prefill"} < timed.seconds(each).keys()
+        assert not {"call", "prefill_server", "transfer"} & timed.seconds(each).keys()
+    first = timed.ask(stack.url, stream=True, prompt=conversation(CONVERSATIONS, whole), max_tokens=8)
+    timed.check([first], "pd")
     more = {key: value - before.get(key, 0.0) for key, value in counted(stack).items()}
     totals = {
         name: sum(value for (sample, _), value in more.items() if sample == name) for name in {name for name, _ in more}
     }
     assert totals["prefill_short"] == CONVERSATIONS and totals["prefill_answered"] == 1
+    # The next turn finds its beginning in the cache of the engine that prefilled the last one.
+    turns = [conversation(CONVERSATIONS, whole + turn * NEW_TOKENS) for turn in (1, 2)]
+    hit = timed.ask(stack.url, stream=True, prompt=turns[0], max_tokens=8)
+    timed.check([hit], "pd")
+    assert hit.role_p == first.role_p
+    lost = replica_process(stack.nodes(), "Fluid", hit.role_p)
+    retried = timed.killed_in_its_call(stack.url, lost, prompt=turns[1], max_tokens=8)
+    timed.check_retried(retried, hit.role_p)
     done = stack.shutdown()
     assert done.code == 0 and stack.nodes() is None
 

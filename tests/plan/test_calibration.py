@@ -98,6 +98,17 @@ def test_the_first_level_counts_as_the_others_where_it_was_warmed_up(origin: Ori
     assert tpot_of_first == (1.0 if origin == "measured" else 0.2)
 
 
+@pytest.mark.parametrize(("origin", "prompts"), [("imported", "repeated"), ("measured", "fresh")])
+def test_closed_loops_of_others_repeat_their_prompts_unless_stated(origin: Origin, prompts: str) -> None:
+    experiment = load_experiment(Path(__file__).parents[1] / "data" / "published" / "demo_itl2000_otl50_1xtp4")
+    runs = tuple(run.model_copy(update={"load": Closed(concurrency=4)}) for run in experiment.runs)
+    manifest = experiment.manifest.model_copy(update={"origin": origin})
+    closed = experiment.model_copy(update={"runs": runs, "manifest": manifest})
+    assert measured_sweep(closed, None).prompts == prompts
+    assert measured_sweep(closed, "fresh").prompts == "fresh"
+    assert measured_sweep(experiment, None).prompts == "fresh", "an open loop draws new ones"
+
+
 def test_a_sweep_of_which_nothing_can_be_predicted_gives_the_reason_of_every_level() -> None:
     """Levels that got less than was offered, and one that is not valid: both reasons, and not a missing TTFT."""
     folder = Path(__file__).parents[1] / "data" / "published" / "demo_itl2000_otl50_1xtp4"

@@ -65,6 +65,16 @@ def replicas(nodes: Any, role: str) -> list[int]:
     return [pid for pid in local_nodes.processes(nodes) if f"ServeReplica:pdlab:{role}" in title(pid)]
 
 
+def replica_process(nodes: Any, role: str, name: str) -> int:
+    """The process of the Ray Serve replica of that name: its lines of log begin with the name."""
+    (pid,) = [
+        pid
+        for pid in replicas(nodes, role)
+        if any(f" {name} -- " in log.read_text() for log in Path(nodes.temp_dir).rglob(f"worker-*-{pid}.err"))
+    ]
+    return pid
+
+
 def send(pid: int, number: signal.Signals) -> None:
     """Signal a process and its children."""
     for each in with_children(pid):

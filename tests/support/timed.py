@@ -5,18 +5,23 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import signal
 import time
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
+from support.processes import send
 
 from pdlab.deploy.serving.timeline import COMMENT, HEADER
 from pdlab.results.timeline import DISORDER_S, RequestTimeline
 
 FRONT_LEAST_S = -1e-3
+IN_ITS_CALL_S = 0.5
 
 
 def ask(
@@ -61,19 +66,54 @@ def streamed(text: str) -> tuple[str, dict[str, Any]]:
     return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"]), usage
 
 
-def check(timelines: Iterable[RequestTimeline], path: str) -> None:
-    """At least 99 % are whole, in order, and their parts sum to the client's TTFT within 0.2 ms."""
-    every = list(timelines)
-    assert every
-    right = [
-        timeline
-        for timeline in every
-        if timeline.whole
-        and timeline.path == path
+def seconds(timeline: RequestTimeline) -> dict[str, float]:
+    """Part -> seconds."""
+    return {part.name: part.seconds for part in timeline.parts()}
+
+
+def exact(timeline: RequestTimeline, ttft_s: float | None) -> bool:
+    """Whether it is whole and in order, and its parts sum to that TTFT of the client within 0.2 ms."""
+    return (
+        timeline.whole
         and timeline.disorder_s <= DISORDER_S
         and (timeline.front_s or 0.0) >= FRONT_LEAST_S
-        and sum(part.seconds for part in timeline.parts()) == pytest.approx(timeline.ttft_s, abs=2e-4)
-    ]
+        and sum(seconds(timeline).values()) == pytest.approx(ttft_s, abs=2e-4)
+    )
+
+
+def killed_in_its_call(url: str, pid: int, **more: Any) -> RequestTimeline:
+    """The timeline of a request whose prefill the engine of that replica is to do: the engine stops, and is killed when
+    its replica has the call."""
+    engine = [child.pid for child in psutil.Process(pid).children()]
+    assert engine
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            for each in engine:
+                send(each, signal.SIGSTOP)
+            asked = pool.submit(ask, url, stream=True, **more)
+            time.sleep(IN_ITS_CALL_S)
+        finally:
+            for each in engine:
+                send(each, signal.SIGKILL)
+        timeline: RequestTimeline = asked.result()
+    return timeline
+
+
+def check_retried(timeline: RequestTimeline, lost: str) -> None:
+    """It was prefilled by another replica after the call of ``lost`` had failed, and is `exact`."""
+    assert timeline.attempt == 2 and timeline.path == "pd" and exact(timeline, timeline.ttft_s), timeline
+    assert timeline.role_p not in (None, lost)
+    parts = seconds(timeline)
+    # All the time for which the engine stood still.
+    assert parts["failed_calls"] > 0.9 * IN_ITS_CALL_S
+    assert min(parts[name] for name in ("call", "queue", "prefill", "transfer")) > 0
+
+
+def check(timelines: Iterable[RequestTimeline], path: str) -> None:
+    """At least 99 % are on that path and `exact`."""
+    every = list(timelines)
+    assert every
+    right = [timeline for timeline in every if timeline.path == path and exact(timeline, timeline.ttft_s)]
     wrong = [timeline for timeline in every if timeline not in right]
     assert len(right) >= 0.99 * len(every), wrong[:3]
     assert len({timeline.d_id for timeline in every}) == len(every)
