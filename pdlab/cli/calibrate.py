@@ -371,7 +371,7 @@ def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Expe
     doubtful = bool(start.steps and start.steps.correction.fitted_levels and start.error is None)
     if result.contradicting or doubtful:
         print(
-            f"note: measured levels contradict the stack; {CAUSES}; plans with them have no band and no verdict",
+            f"note: measured levels contradict the stack; {CAUSES}; plans with them have no intervals and no verdict",
             file=sys.stderr,
         )
     if settings.out:
