@@ -25,7 +25,7 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
     "replay_by_servers": ("front", "server", "prefill_server", "failed_calls", "out"),
     "replay_by_queue": ("queue", "admission", "wait"),
     "replay_by_prefill": ("prefill", "recompute"),
-    "replay_by_transfer": ("call", "submit", "post", "transfer", "step_lag", "guard"),
+    "replay_by_transfer": ("call", "submit", "post", "transfer", "step_lag", "guard", "lost_read"),
     "replay_by_first_step": ("first_step",),
 }
 # A difference in prefill time is due to cache hits if the computed tokens explain at least this share of it.
