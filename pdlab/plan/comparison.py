@@ -21,6 +21,7 @@ from pdlab.results.published_folders import load_experiment
 from pdlab.results.schema import Experiment
 from pdlab.sim.computed_hardware import as_served
 from pdlab.sim.hardware import Hardware
+from pdlab.sim.kv_transfer import on_nodes
 from pdlab.sim.simulator import Prompts
 
 
@@ -60,6 +61,9 @@ def compared_experiment(
     if mismatch := device_mismatch(hardware, experiment):
         notes = (*notes, f"{mismatch}: give --hardware")
     shape = as_served(shape, hardware)
+    manifest = experiment.manifest
+    if manifest.cluster is not None and not (manifest.local or hardware.cpu):
+        hardware = on_nodes(hardware, manifest.cluster.engine_nodes)
     corrected = with_stack_prior(hardware, shape)
     points, replays = [], []
     if sweep.trace is None:

@@ -63,6 +63,8 @@ def band_of(
     `pdlab.plan.extrapolation.outside_fit` for them."""
     if hardware.steps is None:
         return StackBand(None if outside else hardware.error)
+    if hardware.error is None and hardware.steps.correction.fitted_levels:
+        return no_band("none is like the measured levels, which contradict their own correction")
     if hardware.error is None and isinstance(deployment.topology, Disaggregated) and hardware.direct is not None:
         return _band_of_pd(hardware, shape, deployment, workload, load, in_flight_per_gpu)
     catalog = public_errors()

@@ -187,6 +187,14 @@ def test_a_ranking_has_a_verdict_only_where_there_is_a_band() -> None:
 CLOSED = Closed(concurrency=8)
 
 
+def test_levels_that_contradict_their_correction_leave_no_band() -> None:
+    """`pdlab calibrate` then writes no errors. Those of stacks without measured levels are not its errors either."""
+    contradicting = computed("H200", "vllm", "0.18").with_correction(Correction(fitted_levels=6))
+    given = (Deployment(topology=parse_label("collocated-1xtp4")), WORKLOAD, Closed(concurrency=16), [4.0], ())
+    found = band_of(contradicting, GPT_OSS, *given)
+    assert found.error is None and codes(found) == ["no_band"]
+
+
 def test_a_fit_has_its_own_band_inside_and_none_outside() -> None:
     home, deployment = load_hardware("h100-vllm-0.11"), Deployment(topology=parse_label("collocated-1xtp4"))
     inside = band_of(home, GPT_OSS, deployment, Workload(), Closed(concurrency=16), [4.0], ())
