@@ -14,7 +14,7 @@ from annotated_types import Ge
 from pdlab.analysis.curves import gpus_of
 from pdlab.core import defaults
 from pdlab.core.arguments import MODEL_HELP, above_zero
-from pdlab.core.catalog import load_model, require_shape
+from pdlab.core.catalog import load_model, require_shape, why_no_tables
 from pdlab.core.commands import PDLAB, PLAN
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import command
@@ -221,6 +221,7 @@ def _made_on(settings: CalibrateSettings, loaded: Sequence[Experiment]) -> Platf
     """GPU and vLLM version of all runs, from their records and the flags. Raises UsageError if they differ or are
     unknown."""
     records = {experiment.name: ran_on(experiment) for experiment in loaded}
+    needed = "which --out writes down" if settings.out else "on which step times depend"
 
     def one(what: str, flag: str, stated: str | None, of_runs: dict[str, str | None]) -> str:
         recorded = sorted({value for value in of_runs.values() if value is not None})
@@ -230,7 +231,7 @@ def _made_on(settings: CalibrateSettings, loaded: Sequence[Experiment]) -> Platf
             raise UsageError(f"{flag} {stated}: the runs record {what} {recorded[0]}; leave {flag} out")
         unknown = [name for name, value in of_runs.items() if value is None]
         if stated is None and unknown:
-            raise UsageError(f"{unknown[0]} does not record its {what}, which --out writes down; give {flag}")
+            raise UsageError(f"{unknown[0]} does not record its {what}, {needed}; give {flag}")
         return stated or recorded[0]
 
     gpu = one("GPU type", "--gpu", settings.gpu, {name: each.gpu for name, each in records.items()})
@@ -295,12 +296,20 @@ RECORDED = "recorded"
 OF_A_FIT = ("coarse_start", "data_sheet", "rounds", "cross_validate", "days")
 
 
+def _check_tables(word: str) -> None:
+    """Raises UsageError for a GPU type without tables."""
+    if why := why_no_tables(word):
+        raise UsageError(f"{why}; fit constants: give --start {defaults.HARDWARE} and --data-sheet of {word.upper()}")
+
+
 def _start(settings: CalibrateSettings, loaded: Sequence[Experiment]) -> Hardware:
     """The hardware of --start: a file, or a GPU type with the recorded engine version. Raises UsageError."""
     if settings.start == RECORDED:
         made_on = _made_on(settings, loaded)
         assert made_on.gpu is not None
+        _check_tables(made_on.gpu)
         return computed(made_on.gpu, "vllm", made_on.version)
+    _check_tables(settings.start)
     if not is_gpu(settings.start):
         return load_hardware(settings.start, {"a GPU type": tuple(computed_gpus())})
     version = settings.engine or next((each.version for each in map(ran_on, loaded) if each.version), None)
@@ -337,7 +346,8 @@ def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Expe
     assert made_on.version is not None
     if made_on.gpu != start.gpu_type:
         raise UsageError(
-            f"the runs are of {made_on.gpu}, --start {settings.start} is of {start.gpu_type}: give --start"
+            f"the runs are of {made_on.gpu}, --start {settings.start} is of {start.gpu_type}: give --start "
+            f"{made_on.gpu}"
         )
     if start.steps is not None and start.steps.engine != made_on.engine:
         raise UsageError(
@@ -361,7 +371,7 @@ def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Expe
     doubtful = bool(start.steps and start.steps.correction.fitted_levels and start.error is None)
     if result.contradicting or doubtful:
         print(
-            f"note: measured levels contradict the stack; {CAUSES}; plans with them have no band and no verdict",
+            f"note: measured levels contradict the stack; {CAUSES}; plans with them have no intervals and no verdict",
             file=sys.stderr,
         )
     if settings.out:

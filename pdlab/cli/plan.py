@@ -27,7 +27,7 @@ from pdlab.core.arguments import (
     numbers,
 )
 from pdlab.core.collector import waiting_collector
-from pdlab.core.commands import BENCH, LAUNCH, RUN_PLAN, VIZ
+from pdlab.core.commands import BENCH, LAUNCH, PDLAB, RUN_PLAN, VIZ
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import command
 from pdlab.core.files import write_output
@@ -104,6 +104,8 @@ def _rate(text: str) -> float:
 
 
 def _engine_version(text: str) -> str:
+    if patch := re.match(r"v?(\d+\.\d+)\.\d", text):
+        raise argparse.ArgumentTypeError(f"{text!r} has more than a major and a minor version; give {patch[1]}")
     if not re.fullmatch(r"\d+\.\d+", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a major and a minor version, such as 0.29")
     return text
@@ -111,6 +113,7 @@ def _engine_version(text: str) -> str:
 
 def _formats(words: Sequence[str], flag: str) -> dict[str, str]:
     """PART=FORMAT words as a mapping. Raises UsageError."""
+    from pdlab.sim.aic import FORMATS
 
     parts = dict(word.partition("=")[::2] for word in words)
     for part, value in parts.items():
@@ -118,6 +121,8 @@ def _formats(words: Sequence[str], flag: str) -> dict[str, str]:
             raise UsageError(
                 f"{flag} {part}={value}: give PART=FORMAT with a part of the model; {choices(part, FORMATTED)}"
             )
+        if value not in FORMATS[part]:
+            raise UsageError(f"{flag} {part}={value}: no format of this part; known are {', '.join(FORMATS[part])}")
     return parts
 
 
@@ -407,6 +412,7 @@ class PlanSettings(Settings):
 
 def _hardware(settings: PlanSettings) -> Hardware:
     """The hardware of the flags, with its engine and speculative decoding. Raises UsageError."""
+    from pdlab.core.catalog import why_no_tables
     from pdlab.core.schema import validate
     from pdlab.plan.planned_nodes import nodes_of
     from pdlab.sim.computed_hardware import beside, computed_gpus, hardware_of, is_gpu
@@ -416,6 +422,8 @@ def _hardware(settings: PlanSettings) -> Hardware:
     node_gpus = nodes_of(settings.node)[0].gpus if "node" in settings.model_fields_set else None
 
     def named(word: str) -> Hardware:
+        if why := why_no_tables(word):
+            raise UsageError(f"{why}; measure runs on it, and give the file that {PDLAB} calibrate fits to them")
         return hardware_of(
             word,
             settings.model_name,

@@ -209,6 +209,16 @@ def _gpu_in(file: Path) -> GpuType:
     return load_yaml(file, GpuType)
 
 
+def why_no_tables(word: str) -> str:
+    """Why there are no step times of the GPU type ``word``, with the types that have them; empty if there are, or if it
+    is no GPU type, or one that is sold under several names with tables."""
+    name, types = word.upper(), known_gpus()
+    tabulated = sorted(each for each, known in types.items() if known.step_tables)
+    if name not in types or any(each == name or each.startswith(f"{name}-") for each in tabulated):
+        return ""
+    return f"GPU type {name}: there are no step times of it, only of {', '.join(tabulated)}"
+
+
 def _files(kind: str) -> dict[str, Path]:
     """The files of that folder of configs/, by their names without the suffix."""
     return {path.stem: path for path in sorted((CONFIGS / kind).glob("*.yaml"))}

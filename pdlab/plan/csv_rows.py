@@ -42,7 +42,8 @@ MOST_REQUESTS = 2_000_000  # of one level: about a minute of simulation
 
 # Columns of features that are simulated only when they are off, with the reason.
 SIMULATED_WHEN_OFF = {
-    "spec_decoding": "speculative decoding is not simulated",
+    "spec_decoding": "speculative decoding is simulated for all rows or none: leave the column out, and give "
+    "--acceptance-length with your measured tokens per step",
     "context_parallel": "context parallel is not simulated",
     "range_ratio": "the meaning of a ratio differs between clients; give lengths, such as uniform:0.8-1.0",
     "prefix_hit_rate": "only the cached prompts that levels repeat are simulated here: give prompts; or rank with "

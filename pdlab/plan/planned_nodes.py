@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pdlab.core.catalog import load_cluster, node_types
+from pdlab.core.catalog import known_gpu, load_cluster, node_types
 from pdlab.core.commands import PDLAB
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterNode, ClusterView
@@ -65,6 +65,13 @@ def _node_of(hardware: Hardware) -> ClusterNode:
 def _required_node(hardware: Hardware, node: str, *, of_type: bool) -> ClusterNode:
     """The first node of --node. ``of_type``: the first one with the hardware's GPU type. Raises UsageError if there is
     none, or if the hardware does not describe the nodes."""
+    types = sorted({each.gpu_type for each in nodes_of(node) if each.gpu_type})
+    if not of_type and hardware.gpu_type in types and len(types) > 1:
+        other = next(each for each in types if each != hardware.gpu_type)
+        raise UsageError(
+            f"--node {node} has nodes of {' and '.join(types)}, --hardware is of {hardware.gpu_type}: give both GPU "
+            f"types, such as --p-hardware {hardware.gpu_type} --d-hardware {other}, or a file of one type"
+        )
     nodes = [each for each in nodes_of(node) if not of_type or each.gpu_type == hardware.gpu_type]
     if not nodes:
         raise UsageError(f"--node {node} has no nodes of {hardware.gpu_type}; give a file with both types")
@@ -86,8 +93,11 @@ def require_node(hardware: Hardware, node: ClusterNode, name: str) -> None:
     here = (node.gpus, node.gpu_type or "GPUs of unknown type")
     wanted = (hardware.gpus_per_node, hardware.gpu_type)
     if here != wanted:
+        known = known_gpu(node.gpu_type)
+        fix = f"give --hardware that {PDLAB} calibrate fitted on such nodes"
+        if hardware.steps is not None and known is not None and known.step_tables:
+            fix = f"give --hardware {node.gpu_type}"
         raise UsageError(
             f"--node {name} has {here[0]} x {here[1]}, hardware {hardware.name} is of nodes of "
-            f"{wanted[0]} x {wanted[1]}; give --hardware that {PDLAB} calibrate fitted on such nodes, "
-            "or another --node"
+            f"{wanted[0]} x {wanted[1]}; {fix}, or another --node"
         )

@@ -42,6 +42,21 @@ LIMITS = Limits(tokens=8192 + 1024, batch=1024, context=131_072, prefill_tokens=
 DOUBTED, PLAIN, COMPARED_AT, SLOWER = "fp8_block", "bfloat16", (32, 1024), 1.1
 
 
+# The database's names of the formats of each part of a model.
+FORMATS: dict[str, tuple[str, ...]] = {
+    "gemm": (
+        *("bfloat16", "int8_wo", "int4_wo", "fp8", "fp8_static", "sq", "fp8_block", "fp8_ootb", "nvfp4", "nvfp4_wo"),
+        "w4a16_nvfp4",
+    ),
+    "moe": (
+        *("bfloat16", "fp8", "int4_wo", "fp8_block", "w4afp8", "nvfp4", "nvfp4_wo", "w4a16_mxfp4"),
+        *("w4a8_mxfp4_mxfp8", "w4a8_mxfp4_mxfp8_trtllm", "w4a16_mxfp4_cutlass", "w4a16_nvfp4"),
+    ),
+    "kvcache": ("bfloat16", "int8", "fp8"),
+    "fmha": ("bfloat16", "float16", "fp8", "fp8_block"),
+}
+
+
 class UsedFormats(NamedTuple):
     """Formats that an engine uses, if the database would look for others. ``measured``: it has tables of them for this
     GPU; else they are derived from other formats (mode HYBRID).

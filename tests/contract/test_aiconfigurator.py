@@ -84,3 +84,11 @@ def test_its_kernels_take_as_many_times_as_long_as_declared(
     assert len(both) >= 31
     for each in both:
         assert declared.divided.at(*each) == pytest.approx(older[each] / current[each], rel=off)
+
+
+def test_the_formats_of_quant_are_the_databases() -> None:
+    from aiconfigurator_core.sdk import common
+
+    kinds = {"gemm": "GEMMQuantMode", "moe": "MoEQuantMode", "kvcache": "KVCacheQuantMode", "fmha": "FMHAQuantMode"}
+    known = {part: {each.name for each in getattr(common, kind)} for part, kind in kinds.items()}
+    assert {part: set(names) for part, names in aic.FORMATS.items()} == known

@@ -103,7 +103,7 @@ def test_every_request_of_the_sweep_says_where_its_time_went(fluid: Stack) -> No
     for each in timelines:
         assert each.path == "pd" and timed.exact(each, answered[each.arrival_s].ttft_s), each
         assert each.role_p != each.role_d and {each.role_p, each.role_d} <= set(fluid.running().replicas)
-    assert run.validity.notes == ()
+    assert not [note for note in run.validity.notes if note.code.startswith("timelines_")]
 
 
 @pytest.mark.long
