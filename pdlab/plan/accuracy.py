@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment
+from pdlab.core.nodes import ClusterNode
 from pdlab.core.rendering import macro
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import Level, Load, Open, Workload
 from pdlab.plan import TEMPLATES
 from pdlab.plan.prediction_intervals import LevelError, error_parts, half_width
 from pdlab.sim.hardware import ErrorParts, Hardware
+from pdlab.sim.kv_transfer import on_nodes
 from pdlab.sim.level import SimulatedLevel, Trace
 from pdlab.sim.simulator import Prompts, simulate
 
@@ -42,7 +44,8 @@ class LevelFigures(NamedTuple):
 class MeasuredSweep(Frozen):
     """A measured experiment: its levels in the order of their runs, with their figures. ``values``: the figures, one
     for each level. ``prompts``: whether levels repeat the prompts of earlier levels. ``trace``: the requests that each
-    level replayed (None: no replay). ``warmed``: a warm-up ran before the first level."""
+    level replayed (None: no replay). ``warmed``: a warm-up ran before the first level. ``nodes``: of its cluster, whose
+    network its KV cache crossed (none: unknown, or this machine)."""
 
     name: str
     deployment: Deployment
@@ -52,6 +55,11 @@ class MeasuredSweep(Frozen):
     prompts: Prompts
     trace: Trace | None = None
     warmed: bool = False
+    nodes: tuple[ClusterNode, ...] = ()
+
+    def on_its_nodes(self, hardware: Hardware) -> Hardware:
+        """The hardware with the network of the experiment's nodes, if they are known."""
+        return on_nodes(hardware, self.nodes) if self.nodes and not hardware.cpu else hardware
 
     def simulated(
         self, hardware: Hardware, shape: ModelShape, *, seed: int, scattered: bool | None = None
@@ -59,7 +67,7 @@ class MeasuredSweep(Frozen):
         """Simulate the levels as they were measured. Raises UsageError if the deployment cannot run. ``scattered``: see
         `pdlab.sim.simulator.simulate`."""
         return simulate(
-            self.deployment, self.levels, self.workload, hardware, shape,
+            self.deployment, self.levels, self.workload, self.on_its_nodes(hardware), shape,
             seed=seed, prompts=self.prompts, trace=self.trace, scattered=scattered,
         )  # fmt: skip
 

@@ -90,6 +90,7 @@ def measured_sweep(experiment: Experiment, prompts: Prompts | None, trace: Trace
             runs[0].workload.draw(levels[0].model_copy(update={"num_requests": 1}))
     except UsageError as error:
         raise StoreError(f"{experiment.name}: cannot be simulated: {error}") from error
+    cluster = None if manifest.on_local_nodes else manifest.cluster
     assumed: Prompts = "repeated" if manifest.origin == "imported" else "fresh"
     return MeasuredSweep(
         name=experiment.name,
@@ -99,6 +100,7 @@ def measured_sweep(experiment: Experiment, prompts: Prompts | None, trace: Trace
         values=tuple(_values(run) for run in runs),
         prompts="fresh" if isinstance(runs[0].load, Open) else prompts or assumed,
         trace=trace,
+        nodes=tuple(cluster.engine_nodes) if cluster is not None else (),
         warmed=manifest.origin == "measured",  # sweeps of pdlab begin with a warm-up
     )
 

@@ -21,7 +21,6 @@ from pdlab.results.published_folders import load_experiment
 from pdlab.results.schema import Experiment
 from pdlab.sim.computed_hardware import as_served
 from pdlab.sim.hardware import Hardware
-from pdlab.sim.kv_transfer import on_nodes
 from pdlab.sim.simulator import Prompts
 
 
@@ -61,10 +60,7 @@ def compared_experiment(
     if mismatch := device_mismatch(hardware, experiment):
         notes = (*notes, f"{mismatch}: give --hardware")
     shape = as_served(shape, hardware)
-    manifest = experiment.manifest
-    if manifest.cluster is not None and not (manifest.local or hardware.cpu):
-        hardware = on_nodes(hardware, manifest.cluster.engine_nodes)
-    corrected = with_stack_prior(hardware, shape)
+    corrected = with_stack_prior(sweep.on_its_nodes(hardware), shape)
     points, replays = [], []
     if sweep.trace is None:
         points = compare(corrected, shape, sweep)

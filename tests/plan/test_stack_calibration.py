@@ -18,10 +18,11 @@ from pdlab.core.schema import to_yaml
 from pdlab.core.workload import Closed, Level, Workload
 from pdlab.first_hour import steps
 from pdlab.plan.accuracy import MeasuredSweep
-from pdlab.plan.calibration import predict
+from pdlab.plan.calibration import measured_sweep, predict
 from pdlab.plan.comparison import compared_experiment
 from pdlab.plan.error_catalog import error_after, public_errors, with_stack_prior
 from pdlab.plan.stack_calibration import calibrated, calibration_text
+from pdlab.results.published_folders import load_experiment
 from pdlab.sim.computed_hardware import computed
 from pdlab.sim.hardware import Hardware, load_hardware
 from pdlab.sim.step_source import SEQUENCE_US, Correction
@@ -252,20 +253,25 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert error.count("\n") == 1 and part in error, words
 
 
-def test_a_run_is_compared_over_the_network_of_its_own_nodes(tmp_path: Path) -> None:
-    """Its manifest has the nodes. 10 Gb/s are far less than EFA, which the constants are of."""
+def test_a_run_is_predicted_over_the_network_of_its_own_nodes(tmp_path: Path) -> None:
+    """Its manifest has the nodes. 10 Gb/s are far less than EFA, which the constants are of. Comparisons, and the
+    responses that a correction is fitted to, have the same network."""
     nodes = [
         ClusterNode(id=each, gpu_type="H200", gpus=8, head=each == "a", nic=Nic(kind=kind, gbit_per_s=rate, count=1))
         for kind, rate in (("efa", 3200.0), ("ethernet", 10.0))
         for each in "ab"
     ]
-    label = "pd-spread-p1xtp4-d1xtp4"
-    found = []
+    deployment = Deployment(model="gpt-oss-120b", topology=parse_label("pd-spread-p1xtp4-d1xtp4"))
+    versions = {"vllm": "0.29.0", "ray": "2.60.0"}
+    compared, fitted = [], []
     for number, of in enumerate((nodes[:2], nodes[2:])):
-        deployment = Deployment(model="gpt-oss-120b", topology=parse_label(label))
-        versions = {"vllm": "0.29.0", "ray": "2.60.0"}
         folder = tmp_path / f"{number}"
         write(folder, deployment, loads=(4,), repeats=1, cluster=ClusterView(nodes=tuple(of)), versions=versions)
-        found.append(compared_experiment(folder, start(), None, None, {}))
-    efa, ethernet = (next(each.predicted for each in one.points if each.metric == "mean TTFT") for one in found)
-    assert ethernet > 1.5 * efa
+        points = compared_experiment(folder, start(), None, None, {}).points
+        compared.append(next(each.predicted for each in points if each.metric == "mean TTFT"))
+        fitted.append(predict(start(), SHAPE, measured_sweep(load_experiment(folder), None), (0,))[0].ttft_s)
+    for efa, ethernet in (compared, fitted):
+        assert ethernet > 1.5 * efa
+    local = load_experiment(folder)
+    local = local.model_copy(update={"manifest": local.manifest.model_copy(update={"local": True})})
+    assert measured_sweep(local, None).nodes == ()
