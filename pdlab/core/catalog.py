@@ -182,9 +182,8 @@ class GpuType(Frozen):
     ``generation``: of NVIDIA's chips; engines have kernels for each of them (None: not known here).
     ``memory_gb``: 1e9 bytes of one GPU, for each size with this name (empty: unknown). ``link``: link between the GPUs
     of a node (None: unknown). ``step_tables``: the GPU's name in the performance database of `pdlab.sim.aic` (None: not
-    in it). ``gpus_per_node``: of the nodes in that database. ``host_gb_per_s``: highest rate of one
-    GPU's PCIe in one direction, in 1e9 bytes per second: from host memory, and between GPUs with no other link (None:
-    unknown).
+    in it). ``gpus_per_node``: of the nodes in that database. ``host_gb_per_s``: highest rate of one GPU's PCIe
+    in one direction, in 1e9 bytes per second: from host memory, and between GPUs with no other link (None: unknown).
     """
 
     names: tuple[str, ...] = Field(min_length=1)

@@ -208,8 +208,8 @@ def stack_of(hardware: Hardware, shape: ModelShape, deployment: Deployment | Non
 
 def with_stack_prior(hardware: Hardware, shape: ModelShape) -> Hardware:
     """The hardware with the prior of the public stacks as the correction of its tables, and with that of the public
-    stacks of P:D for P:D engines. The hardware stays the same if its steps are no tables, if levels were measured for
-    its correction, or if no public stack has its engine."""
+    stacks of P:D for P:D engines. The hardware stays the same if its steps are no tables, or if levels were measured
+    for its correction. Without a public stack of its engine the correction stays the same."""
     if hardware.beside:
         beside = tuple(with_stack_prior(each, shape) for each in hardware.beside)
         hardware = hardware.model_copy(update={"beside": beside})

@@ -88,9 +88,9 @@ class PlanVerdict:
 
     ``first``: the best candidate. ``split``, ``base``: the best PD and the best collocated candidate. ``sides``: these
     two, if a rate was requested. ``extrapolated``: the candidate that is extrapolated; ``outside``: in which
-    dimensions. ``nearest``: the candidate that misses the SLO by least, if all miss it; ``missed``: its bound that it
-    misses (None: it misses no bound alone). ``in_doubt``: a candidate that
-    misses the SLO by less than the model's errors, if the verdict is that it misses it.
+    dimensions. ``nearest``: the candidate that misses the SLO by least, if all miss it; ``missed``: the bound that it
+    misses (None: it misses no bound alone). ``in_doubt``: a candidate that misses the SLO by less than the model's
+    errors, if the verdict is that it misses it.
     """
 
     code: VerdictCode

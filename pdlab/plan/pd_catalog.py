@@ -16,7 +16,7 @@ from pdlab.core.schema import Frozen, load_yaml
 from pdlab.plan.precisions import is_precision
 from pdlab.plan.stack_prior import ErrorComponents, Stack, unseen
 from pdlab.sim.hardware import Apart, Hardware
-from pdlab.sim.step_source import SEQUENCE_US, Correction
+from pdlab.sim.step_source import Correction
 
 PUBLIC_PD = CONFIGS / "errors" / "public-pd.yaml"
 SOURCE = "public stacks of P:D (configs/errors/public-pd.yaml)"
@@ -116,6 +116,9 @@ def with_pd_correction(hardware: Hardware, shape: ModelShape) -> Hardware:
         return hardware
     known = public_pd().correction(steps.engine, steps.quant.get("gemm") or shape.weight_dtype)
     correction = Correction(
-        sequence_us=SEQUENCE_US, factor=known.factor, prefill_factor=known.prefill_factor, source=SOURCE
+        sequence_us=steps.correction.sequence_us,
+        factor=known.factor,
+        prefill_factor=known.prefill_factor,
+        source=SOURCE,
     )
     return hardware.model_copy(update={"apart": Apart(correction=correction, pd_overhead_ms=known.path_ms)})

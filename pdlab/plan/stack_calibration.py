@@ -92,9 +92,9 @@ class ContradictingLevel(NamedTuple):
 
 class StackCalibration(NamedTuple):
     """A correction after measured levels. ``helped``: how much each level helped. ``contradicting``: the levels that
-    contradict it, each with its worst figure. ``next_level``: the level that would
-    help most (None: none can be measured). ``spread``: the standard deviation of the logarithm of a predicted TPOT that
-    is due to the correction, before and after the levels, as a mean over `possible_levels`."""
+    contradict it, each with its worst figure. ``next_level``: the level that would help most (None: none can be
+    measured). ``spread``: the standard deviation of the logarithm of a predicted TPOT that is due to the correction,
+    before and after the levels, as a mean over `possible_levels`."""
 
     correction: Correction
     helped: tuple[LevelInformation, ...]

@@ -376,6 +376,12 @@ def test_engines_of_pd_without_ray_have_the_correction_of_public_stacks_of_pd() 
     collocated, apart = (corrected.serving(each) for each in both)
     assert apart.steps is not None and apart.steps.correction.prefill_factor == known.prefill_factor
     assert apart.value("pd_overhead_ms") == known.path_ms
+    for version, sequence_us in (("0.12", 27.0), ("0.18", 7.0)):
+        of_vllm = with_stack_prior(computed("H200", "vllm", version, bare=True), shape)
+        assert [each.steps.correction.sequence_us for each in (of_vllm, of_vllm.of_pd()) if each.steps] == [
+            sequence_us,
+            sequence_us,
+        ]
     assert collocated.steps == bare.steps and collocated.constants == bare.constants
     assert with_pd_correction(ray, shape) == ray
     measured = bare.with_correction(Correction(fitted_levels=3))
