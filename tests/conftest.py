@@ -78,6 +78,16 @@ if UNIT in os.environ:
     collect_ignore = [*STACK]
 
 
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """A command that runs in this process sets variables for what it starts: the next test does not get them."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update({name: value for name, value in before.items() if os.environ.get(name) != value})
+
+
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """pdlab's cache folder, the test's own."""

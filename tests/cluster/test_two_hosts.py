@@ -217,14 +217,17 @@ class TestCommandLines:
 def test_strays_are_found_by_their_owner() -> None:
     """What stands for PID 1 of a host: its program, the folder of its files and the owner are words of its command."""
     program = str(Path(two_hosts.__file__).with_name("namespace_init.py"))
-    words = [sys.executable, "-c", "import time; time.sleep(600)", program, "/tmp/its files", "/home/me/owner"]
-    process = subprocess.Popen(words)
+    up = "import time; print(flush=True); time.sleep(600)"
+    words = [sys.executable, "-c", up, program, "/tmp/its files", "/home/me/owner"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE)
+    assert process.stdout is not None
     try:
+        process.stdout.readline()  # between the fork and the program's start it has no words
         assert two_hosts.strays("/home/me/owner") == {process.pid: Path("/tmp/its files")}
         assert two_hosts.strays("/home/me") == {}
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
     assert two_hosts.strays("/home/me/owner") == {}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
@@ -94,8 +95,9 @@ def kept(client: Any) -> int:
 
 @pytest.mark.parametrize("whose", STATS)
 def test_what_vllm_keeps_of_transfers_grows_until_it_is_told_to_log(
-    whose: str, vllm_config: Any, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    whose: str, vllm_config: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture  # noqa: F811
 ) -> None:  # fmt: skip
+    caplog.set_level(logging.INFO, "vllm")  # engines' level: below it vLLM has no logger of statistics
     monkeypatch.setattr(vllm_costs.empty, "__defaults__", (EVERY_S,))
     module, name = STATS[whose]
     stats_of = getattr(quietly(module), name)
