@@ -45,6 +45,7 @@ from pdlab.plan.calibration import (
     fitted_names,
     measured_sweep,
     rounded_start,
+    unlike_arguments,
 )
 from pdlab.plan.error_catalog import error_after, with_stack_prior
 from pdlab.plan.extrapolation import Platform, major_minor, network_of, ran_on
@@ -52,6 +53,7 @@ from pdlab.plan.stack_calibration import calibrated, calibration_text, contradic
 from pdlab.plan.step_findings import step_findings
 from pdlab.results.published_folders import load_experiment
 from pdlab.results.store import experiment_folders
+from pdlab.sim.argument_effects import unknown_effects
 from pdlab.sim.computed_hardware import computed, computed_gpus, is_gpu
 from pdlab.sim.hardware import Constant, FitError, Hardware, load_hardware, signed, steps_in_flight
 
@@ -217,6 +219,12 @@ def _of_that_model(shape: ModelShape, experiments: Sequence[MeasuredSweep]) -> N
             raise UsageError(f"--model {shape.name}: {experiment.name} is of {recorded.name}; leave --model out")
 
 
+def _same_arguments(start: Hardware, shape: ModelShape, experiments: Sequence[MeasuredSweep]) -> None:
+    """Raises UsageError if the runs differ in engine arguments that are not simulated."""
+    if differ := unlike_arguments(start, shape, experiments):
+        raise UsageError(f"{differ}: constants are fitted to one; sort the runs by it")
+
+
 def _made_on(settings: CalibrateSettings, loaded: Sequence[Experiment]) -> Platform:
     """GPU and vLLM version of all runs, from their records and the flags. Raises UsageError if they differ or are
     unknown."""
@@ -355,6 +363,7 @@ def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Expe
             f"--start {start.gpu_type}"
         )
     _add_to_the_same_stack(settings, start, shape, made_on)
+    _same_arguments(start, shape, experiments)
     result = calibrated(with_stack_prior(start, shape), shape, experiments)
     hardware = start.with_correction(result.correction)
     for each in step_findings(start)[:1]:
@@ -394,7 +403,9 @@ def _write(
     """Write the hardware file, with the domain of the fit. ``experiments``: those of ``loaded``, in the same order."""
     assert made_on.version is not None
     crossed = [network_of(each.deployment, ran_on(run).nic) for each, run in zip(experiments, loaded, strict=True)]
-    domain = fit_domain(experiments, shape.name, made_on, [each for each in crossed if each is not None])
+    arguments = [each for run in experiments for each in unknown_effects(hardware, run.deployment, shape.kv_dtype)]
+    networks = [each for each in crossed if each is not None]
+    domain = fit_domain(experiments, shape.name, made_on, networks, arguments)
     changed = {"name": settings.name or out.stem, "stack": _stack(loaded, made_on.version)}
     write_output(out, to_yaml(signed(hardware.model_copy(update=changed), domain)), "--out")
     print(f"wrote {out}", file=sys.stderr, flush=True)
@@ -416,6 +427,7 @@ def main(settings: CalibrateSettings) -> int:
         start = rounded_start(start)
     experiments = [measured_sweep(experiment, settings.prompts) for experiment in loaded]
     shape = _shape(settings.model, experiments)
+    _same_arguments(start, shape, experiments)
     if settings.cross_validate and len(experiments) < 3:
         raise UsageError(f"--cross-validate needs at least 3 experiments, got {len(experiments)}")
     made_on = None

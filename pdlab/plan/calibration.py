@@ -37,6 +37,7 @@ from pdlab.plan.accuracy import METRICS, LevelFigures, MeasuredSweep, PredictedP
 from pdlab.plan.extrapolation import Platform, in_flight_per_gpu
 from pdlab.plan.prediction_intervals import SEEDS, scatter
 from pdlab.results.schema import Experiment, Run
+from pdlab.sim.argument_effects import SIMULATED, unknown_effects
 from pdlab.sim.hardware import FitDomain, Hardware
 from pdlab.sim.kv_transfer import depends_on_age
 from pdlab.sim.level import SimulatedLevel, Trace, figures, gaps
@@ -379,9 +380,26 @@ def loads_in_flight(sweep: MeasuredSweep) -> list[float]:
     ]
 
 
-def fit_domain(sweeps: Sequence[MeasuredSweep], model: str, made_on: Platform, networks: Sequence[str]) -> FitDomain:
+def unlike_arguments(hardware: Hardware, shape: ModelShape, sweeps: Sequence[MeasuredSweep]) -> str | None:
+    """How runs differ in engine arguments whose effect is not simulated; None: in none."""
+    of = {each.name: set(unknown_effects(hardware, each.deployment, shape.kv_dtype)) for each in sweeps}
+    for name, arguments in of.items():
+        for other, others in of.items():
+            lacks = sorted(each for each in arguments - others if each.partition("=")[0] not in SIMULATED)
+            if lacks:
+                return f"{name} has {', '.join(lacks)}, which is not simulated, and {other} has not"
+    return None
+
+
+def fit_domain(
+    sweeps: Sequence[MeasuredSweep],
+    model: str,
+    made_on: Platform,
+    networks: Sequence[str],
+    engine_arguments: Sequence[str] = (),
+) -> FitDomain:
     """The range of these runs, which are all of one model, one GPU type and one vLLM version. ``made_on``: GPU type and
-    vLLM version. ``networks``: the networks that KV cache crossed."""
+    vLLM version. ``networks``: the networks that KV cache crossed. ``engine_arguments``: as of `FitDomain`."""
     assert made_on.gpu is not None and made_on.version is not None
     pools = [pool for sweep in sweeps for pool in sweep.deployment.pools.values()]
     means = [sweep.workload.mean_tokens for sweep in sweeps]
@@ -404,6 +422,7 @@ def fit_domain(sweeps: Sequence[MeasuredSweep], model: str, made_on: Platform, n
         input_tokens=ends([*means, *longest], 0),
         output_tokens=ends([*means, *longest], 1),
         in_flight_per_gpu=(float(f"{min(loads):.3g}"), float(f"{max(loads):.3g}")),
+        engine_arguments=tuple(sorted(set(engine_arguments))),
     )
 
 

@@ -81,6 +81,7 @@ def compared_experiment(
             [sweep.workload],
             ran_on=ran_on(experiment),
             in_flight_per_gpu=loads_in_flight(sweep),
+            kv_dtype=shape.kv_dtype,
         ),
         findings=step_findings(corrected, shape, [deployment]),
         notes=notes,

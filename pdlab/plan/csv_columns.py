@@ -12,25 +12,13 @@ from typing import NamedTuple
 
 from pdlab.core.errors import UsageError
 from pdlab.core.text import counted
+from pdlab.sim.argument_effects import NOT_SIMULATED
 
 # Cells of a feature that is off. For the size of a group of ranks, 1 is off too.
 OFF = {"0", "0.0", "1", "1.0", "false", "no", "off"}
-_ON, _OFF, _ONE = ("true", "yes", "on", "1", "1.0"), ("false", "no", "off", "0", "0.0"), ("1", "1.0")
-# Arguments of vLLM's engines that change a prediction and are simulated with vLLM's own value -> the cells that are
-# that value (vllm/config of 0.11 and 0.29); none where it depends on the GPU or the version.
-ENGINE_SETTINGS: dict[str, tuple[str, ...]] = {
-    "max_num_batched_tokens": (),
-    "enable_prefix_caching": _ON,
-    "enable_chunked_prefill": _ON,
-    "gpu_memory_utilization": (),
-    "block_size": (),
-    "enforce_eager": _OFF,
-    "kv_offloading_size": _OFF,
-    "cpu_offload_gb": _OFF,
-    "attention_backend": (),
-    "moe_backend": (),
-    "stream_interval": _ONE,
-}
+
+# Columns with an engine argument that is not simulated; context parallel sizes are one column.
+ARGUMENTS = tuple(name for name in NOT_SIMULATED if not name.endswith("_context_parallel_size"))
 
 
 def _lengths(side: str) -> tuple[str, ...]:
@@ -110,7 +98,10 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "max_num_seqs": ("max_num_sequences", "max_running_requests"),
     "range_ratio": ("random_range_ratio",),
     "prefix_hit_rate": ("prefix_cache_hit_rate", "cache_hit_rate", "prefix_cache_hits"),
-    **{name: () for name in ENGINE_SETTINGS},
+    "max_num_batched_tokens": ("chunked_prefill_size",),
+    "gpu_memory_utilization": (),
+    "async_scheduling": (),
+    **{name: () for name in ARGUMENTS},
 }
 # If a row has several columns of one of these names, their cells may differ. The first column counts.
 MAY_DIFFER = {"config", "mode", "num_prompts", "placement", "model"}

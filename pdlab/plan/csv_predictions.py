@@ -159,7 +159,15 @@ def _predicted_row(
     in_flight = [_in_flight(level, deployment) for level in levels]
     version = row.stated.engine_version
     ran_on = Platform(None, row.stated.engine, version, "tcp" if row.link == "tcp" else None)
-    outside = outside_fit(hardware, shape.name, deployment, [row.workload], ran_on=ran_on, in_flight_per_gpu=in_flight)
+    outside = outside_fit(
+        hardware,
+        shape.name,
+        deployment,
+        [row.workload],
+        ran_on=ran_on,
+        in_flight_per_gpu=in_flight,
+        kv_dtype=shape.kv_dtype,
+    )
     why = _why_unlike_public(version, hardware, levels)
     band = no_band(why) if why else band_of(hardware, shape, deployment, row.workload, row.load, in_flight, outside)
     saturated = saturation(levels, hardware, shape, deployment) if hardware.steps is not None else None

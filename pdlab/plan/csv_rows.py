@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -30,9 +30,11 @@ from pdlab.core.deployment import (
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import one_line
 from pdlab.core.workload import Closed, Load, Open, Workload
-from pdlab.plan.csv_columns import ENGINE_SETTINGS, OFF, NotSimulated, read_table, same_value
+from pdlab.plan.csv_columns import ARGUMENTS, OFF, NotSimulated, read_table, same_value
 from pdlab.plan.extrapolation import major_minor
 from pdlab.results.published_names import PUBLISHED_NODE_GPUS, parse_name
+from pdlab.sim.argument_effects import NOT_SIMULATED, ON, is_own
+from pdlab.sim.argument_effects import OFF as OFF_WORDS
 from pdlab.sim.kv_transfer import LinkKind
 from pdlab.sim.simulator import Prompts
 
@@ -176,8 +178,7 @@ def read(text: str, source: str, model: str = defaults.MODEL, *, refuse_rows: bo
 def _requested_row(line: int, cells: Cells) -> RequestedRow:
     _refuse_features(cells)
     cells = _with_attention_ranks(cells)
-    sequences = {"max_num_seqs": _whole_number(cells, "max_num_seqs", 1)} if "max_num_seqs" in cells else {}
-    deployment = Deployment(model=cells["model"], topology=_topology(cells), engine_kwargs=sequences)
+    deployment = Deployment(model=cells["model"], topology=_topology(cells), engine_kwargs=_engine_arguments(cells))
     _check_gpus(cells, deployment)
     workload = _workload(cells)
     load, requests = _load(cells)
@@ -207,12 +208,30 @@ def _refuse_features(cells: Cells) -> None:
         off = OFF - ONE if name == "prefix_hit_rate" else OFF  # a share of 1 is not off
         if (cell := cells.get(name, "")) and cell.lower() not in off:
             raise NotSimulated(f"{name} {cell!r}: {why}")
-    for name, own in ENGINE_SETTINGS.items():
-        if (cell := cells.get(name, "")) and cell.lower() not in own:
+    for name in ARGUMENTS:
+        if (cell := cells.get(name, "")) and not is_own(name, cell):
+            own = NOT_SIMULATED[name]
             value = f" ({own[0]})" if own else ""
             raise NotSimulated(
                 f"{name} {cell!r}: engines are simulated with vLLM's own value{value}; leave the cell empty"
             )
+
+
+def _engine_arguments(cells: Cells) -> dict[str, Any]:
+    """The arguments of vLLM's engines that are simulated."""
+    found: dict[str, Any] = {
+        name: _whole_number(cells, name, 1) for name in ("max_num_seqs", "max_num_batched_tokens") if name in cells
+    }
+    if "gpu_memory_utilization" in cells:
+        share = _positive_number(cells, "gpu_memory_utilization")
+        if share > 1:
+            raise UsageError(f"gpu_memory_utilization {share:g}: a share of the memory is at most 1")
+        found["gpu_memory_utilization"] = share
+    if cell := _word(cells, "async_scheduling"):
+        if cell not in (*ON, *OFF_WORDS):
+            raise UsageError(f"async_scheduling {cell!r} is neither true nor false")
+        found["async_scheduling"] = cell in ON
+    return found
 
 
 def _with_attention_ranks(cells: Cells) -> Cells:

@@ -31,7 +31,7 @@ from pdlab.plan.stack_prior import (
     unseen,
 )
 from pdlab.sim.aic import literal_version
-from pdlab.sim.computed_hardware import host_of
+from pdlab.sim.engine_host import host_of
 from pdlab.sim.hardware import FitError, Hardware
 from pdlab.sim.step_source import Correction
 

@@ -15,6 +15,7 @@ from pdlab.core.rendering import macro
 from pdlab.core.text import version_numbers
 from pdlab.core.workload import Closed, Load, Workload
 from pdlab.plan import TEMPLATES
+from pdlab.sim.argument_effects import unknown_effects
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.kv_transfer import link_of
 
@@ -34,6 +35,7 @@ Dimension = Literal[
     "EP",
     "network",
     "speculation",
+    "engine arguments",
     "input length",
     "output length",
     "load",
@@ -72,16 +74,20 @@ def outside_fit(
     *,
     ran_on: Platform = UNKNOWN_PLATFORM,
     in_flight_per_gpu: Sequence[float] = (),
+    kv_dtype: str | None = None,
 ) -> tuple[OutsideFit, ...]:
     """The dimensions in which a prediction is extrapolated; empty: it is within the fit. Arguments that are not given,
     and unknown parts of ``ran_on``, are not judged. ``workloads``: each counts with its mean and its longest request.
-    ``in_flight_per_gpu``: loads, see `pdlab.sim.hardware.FitDomain`."""
+    ``in_flight_per_gpu``: loads, see `pdlab.sim.hardware.FitDomain`. ``kv_dtype``: the simulated format of KV cache."""
     fit = hardware.fit
+    given = unknown_effects(hardware, deployment, kv_dtype) if deployment is not None else ()
+    others = [each for each in given if fit is None or each not in fit.engine_arguments]
+    arguments = [OutsideFit("engine arguments", ", ".join(others))] if others else []
     if fit is None and hardware.steps is not None:
-        return (OutsideFit("no fit", f"no measured run on {hardware.gpu} corrects the tables"),)
+        return (OutsideFit("no fit", f"no measured run on {hardware.gpu} corrects the tables"), *arguments)
     if fit is None:
-        return (OutsideFit("no fit", f"{hardware.name} was never fitted, or was changed after its fit"),)
-    found: list[OutsideFit] = []
+        return (OutsideFit("no fit", f"{hardware.name} was never fitted, or was changed after its fit"), *arguments)
+    found = arguments
 
     def add(dimension: Dimension, value: str, fitted: str) -> None:
         found.append(OutsideFit(dimension, f"{value} (fit: {fitted})"))
@@ -105,9 +111,8 @@ def outside_fit(
         ("DP", {pool.dp for pool in pools}, fit.dp),
     )
     for dimension, planned, fitted in degrees:
-        others = sorted(planned - set(fitted))
-        if others:
-            add(dimension, f"{dimension} {', '.join(map(str, others))}", ", ".join(map(str, fitted)))
+        if unlike := sorted(planned - set(fitted)):
+            add(dimension, f"{dimension} {', '.join(map(str, unlike))}", ", ".join(map(str, fitted)))
     if any(pool.expert_parallel not in fit.expert_parallel for pool in pools):
         add("EP", "EP" if False in fit.expert_parallel else "no EP", "no EP" if False in fit.expert_parallel else "EP")
     network = network_of(deployment, ran_on.nic) if deployment is not None else None

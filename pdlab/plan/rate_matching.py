@@ -114,7 +114,7 @@ class RateMatcher:
 
     def _prefill_s(self, pool: Pool) -> float:
         """Seconds of one prompt on an otherwise idle engine."""
-        budget = self.hardware.step_tokens
+        budget = self.hardware.of(pool).step_tokens
         chunks = [budget] * (self.computed // budget) + [self.computed % budget]
         before = self.tokens - self.computed
         total_s = 0.0
@@ -126,7 +126,7 @@ class RateMatcher:
 
     def _prefill(self, pool: Pool) -> float:
         """Requests/s of one replica that only prefills and is never idle."""
-        prompts_per_step = max(self.hardware.step_tokens // self.computed, 1)
+        prompts_per_step = max(self.hardware.of(pool).step_tokens // self.computed, 1)
         prompt_s = self.prefill_s(pool)
         if prompts_per_step > 1:
             context = self.tokens - self.computed / 2
@@ -167,7 +167,7 @@ class RateMatcher:
         context = self.tokens + self.outputs / 2
         costs, prefill_s = self.costs(pool), self.prefill_s(pool)
         # A chunk joins a step that runs anyway.
-        chunks = -(-self.computed // self.hardware.step_tokens)
+        chunks = -(-self.computed // self.hardware.of(pool).step_tokens)
         adds_s = max(prefill_s - chunks * costs.step_s(0, 0, context), 0.0)
         batch = self._largest(pool, lambda b: self.step_s(pool, b) + b * adds_s / steps, tpot_s)
         if batch == 0:

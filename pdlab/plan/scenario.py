@@ -145,6 +145,7 @@ class Scenario:
             (self.workload, self.longest),
             ran_on=Platform(nic=self.nic),
             in_flight_per_gpu=loads,
+            kv_dtype=self.shape.kv_dtype,
         )
         if found or deployment is None or self.hardware.steps is None:
             return found

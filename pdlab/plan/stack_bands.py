@@ -65,6 +65,8 @@ def band_of(
         return StackBand(None if outside else hardware.error)
     if hardware.error is None and hardware.steps.correction.fitted_levels:
         return no_band("none is like the measured levels, which contradict their own correction")
+    if given := [each.text for each in outside if each.dimension == "engine arguments"]:
+        return no_band(f"none of them is known to have {given[0]}")
     if hardware.error is None and isinstance(deployment.topology, Disaggregated) and hardware.direct is not None:
         return _band_of_pd(hardware, shape, deployment, workload, load, in_flight_per_gpu)
     catalog = public_errors()

@@ -35,7 +35,7 @@ def step_findings(
     pools = list(dict.fromkeys(pool for deployment in planned for pool in deployment.pools.values()))
     for each in (hardware, *hardware.beside):
         if each.steps is not None:
-            findings += _of_tables(each, shape, [pool for pool in pools if hardware.of(pool) is each], planned)
+            findings += _of_tables(each, shape, [pool for pool in pools if hardware.typed(pool) is each], planned)
     beyond = max((level.beyond_tables for level in levels), default=0.0)
     if beyond > 1:
         findings.append(found("step_times_extrapolated", times=beyond))

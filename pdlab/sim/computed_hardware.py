@@ -7,32 +7,23 @@ from the calibrated file, which is their source. Engines without Ray have the pa
 
 from __future__ import annotations
 
-import math
-import re
-import statistics
 from collections.abc import Mapping
-from functools import cache
-
-from pydantic import Field
 
 from pdlab.core import defaults
 from pdlab.core.catalog import BYTES_PER_VALUE, GpuType, ModelShape, known_gpu, known_gpus, load_model
 from pdlab.core.errors import UsageError
-from pdlab.core.files import CONFIGS
-from pdlab.core.schema import Frozen, load_yaml
 from pdlab.core.text import choices, counted
 from pdlab.sim import aic
+from pdlab.sim.engine_host import host_of
 from pdlab.sim.hardware import (
     Constant,
-    DirectRouting,
     Hardware,
     StepTables,
     TableMode,
-    is_asynchronous,
     load_hardware,
     steps_in_flight,
 )
-from pdlab.sim.step_source import SEQUENCE_US, Correction
+from pdlab.sim.step_source import Correction
 
 OF_RAY = ("overhead_ms", "pd_overhead_ms", "frontend_ms", "ingress_us", "stream_us", "client_gap_ms", "admit_us")
 # The path of a request to an engine's own server: HTTP, and the tokenizer per prompt token. In P:D it includes the way
@@ -47,68 +38,6 @@ BARE_PD_SOURCE = (
     "least mean error of TTFT over 16 public stacks of P:D, each counted once (docs/model.md, Public points of P:D)"
 )
 LEAST_SD_MS = 0.1  # of the host's time: the errors of the tables hide smaller differences
-
-
-class HostTime(Frozen):
-    """The milliseconds per step that the host of one engine version adds to the time of the GPU: the mean over the
-    fitted stacks, and the standard deviation between models or GPUs."""
-
-    step_ms: float = Field(ge=0)
-    sd_ms: float = Field(ge=0)
-    source: str
-
-
-class SequenceTime(Frozen):
-    """The microseconds that each decoding sequence adds to a step."""
-
-    us: float = Field(ge=0)
-    source: str
-
-
-class EngineHost(Frozen):
-    """An engine's host times, by major and minor version. ``synchronous``: the time of a sequence in versions that
-    schedule one step at a time (None: there is none). ``direct``: how requests find its ranks without Ray."""
-
-    engine: str
-    versions: dict[str, HostTime]
-    synchronous: SequenceTime | None = None
-    direct: DirectRouting
-
-    def sequence_us(self, version: str) -> float:
-        """Microseconds that a decoding sequence adds to a step of that version."""
-        return SEQUENCE_US if self.synchronous is None or is_asynchronous(version) else self.synchronous.us
-
-    def of(self, version: str) -> HostTime:
-        """The host time of one version. For an unknown version, it is that of the nearest version, with the standard
-        deviation between versions."""
-        if version in self.versions:
-            return self.versions[version]
-        if not self.versions:
-            return HostTime(step_ms=0.0, sd_ms=UNSEEN_SD_MS, source=f"no version of {self.engine} was measured")
-        nearest = min(self.versions, key=lambda each: abs(_number(each) - _number(version)))
-        times = [each.step_ms for each in self.versions.values()]
-        differ = statistics.stdev(times) if len(times) > 1 else UNSEEN_SD_MS
-        sd_ms = math.hypot(differ, self.versions[nearest].sd_ms)
-        return HostTime(
-            step_ms=self.versions[nearest].step_ms,
-            sd_ms=sd_ms,
-            source=f"{self.engine} {version} was not measured: as of {nearest}, as uncertain as versions differ",
-        )
-
-
-def _number(version: str) -> int:
-    """The version as a number of minor versions: 11 for ``0.11``."""
-    major, minor = (int(re.sub(r"\D.*", "", part) or 0) for part in (*version.split("."), "0")[:2])
-    return 1000 * major + minor
-
-
-UNSEEN_SD_MS = 1.0  # between the versions of vLLM, roughly: for an engine with at most one measured version
-
-
-@cache
-def host_of(engine: str) -> EngineHost:
-    """The file of configs/engines/. Raises UsageError."""
-    return load_yaml(CONFIGS / "engines" / f"{engine}.yaml", EngineHost)
 
 
 def computed_gpus() -> dict[str, GpuType]:

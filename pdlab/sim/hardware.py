@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -16,6 +16,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.nodes import GpuLink, WireKind
 from pdlab.core.schema import Frozen, load_yaml
 from pdlab.core.text import counted
+from pdlab.sim.engine_host import DirectRouting, host_of, is_asynchronous
 from pdlab.sim.step_source import NO_CORRECTION, Correction
 
 TableMode = Literal["SILICON", "HYBRID", "EMPIRICAL", "SOL"]
@@ -81,7 +82,8 @@ class FitDomain(Frozen):
     the deployments. ``networks``: kinds of NIC by which KV cache crossed between nodes, or "tcp" where UCX was held to
     TCP (empty: not known). ``input_tokens``, ``output_tokens``: smallest and largest number of a request.
     ``in_flight_per_gpu``: smallest and largest number of requests in flight, over the GPUs of the deployment; for an
-    open loop the mean. ``digest``: `digest_of` the file that the fit wrote.
+    open loop the mean. ``engine_arguments``: those of the runs that `pdlab.sim.argument_effects.unknown_effects` names.
+    ``digest``: `digest_of` the file that the fit wrote.
     """
 
     model: str
@@ -97,6 +99,7 @@ class FitDomain(Frozen):
     input_tokens: tuple[int, int]
     output_tokens: tuple[int, int]
     in_flight_per_gpu: tuple[float, float]
+    engine_arguments: tuple[str, ...] = ()
     digest: str = ""
 
 
@@ -136,18 +139,6 @@ class Speculation(Frozen):
                 f"{counted(self.acceptance_length, 'token')} per step are more than {self.draft_tokens} guessed and one"
             )
         return self
-
-
-RankRule = Literal["random", "in-turn", "least-loaded"]
-
-
-class DirectRouting(Frozen):
-    """How requests find an engine without Ray: replicas get them in turn, whatever their queues. ``prefill``,
-    ``decode``: which data parallel rank of a replica gets it, by the engine's own rule."""
-
-    prefill: RankRule = "least-loaded"
-    decode: RankRule = "least-loaded"
-    source: str
 
 
 class Apart(Frozen):
@@ -199,9 +190,43 @@ class Hardware(Frozen):
     constants: dict[str, Constant]
     error: FitError | None = None
 
-    def of(self, pool: Pool) -> Hardware:
+    def typed(self, pool: Pool) -> Hardware:
         """The hardware of the pool's GPU type."""
         return next((each for each in self.beside if each.gpu_type == pool.gpu_type), self)
+
+    def of(self, pool: Pool) -> Hardware:
+        """The hardware of the pool's GPU type, with the engine arguments of the pool."""
+        own = self.typed(pool)
+        return own.with_arguments(pool.engine_kwargs) if pool.engine_kwargs else own
+
+    def with_arguments(self, arguments: Mapping[str, Any]) -> Hardware:
+        """The hardware of engines with these arguments of vLLM: the largest step, the share of the memory, and the
+        number of steps in flight."""
+        made = self
+        if (tokens := arguments.get("max_num_batched_tokens")) is not None:
+            made = made.model_copy(update={"step_tokens": int(tokens)})
+        # Engines on CPUs have memory of their own for the KV cache.
+        if not self.cpu and (share := arguments.get("gpu_memory_utilization")) is not None:
+            made = made.with_values({"memory_utilization": float(share)})
+        steps = self.scheduled_by(arguments)
+        if steps == self.steps_in_flight:
+            return made
+        made = made.with_values({"steps_in_flight": steps})
+        if made.steps is None:
+            return made
+        host, version = host_of(made.engine), made.steps.engine_version or made.steps.version
+        added_us = host.sequence_us(version, steps > 1) - host.sequence_us(version, self.steps_in_flight > 1)
+        correction = made.steps.correction
+        changed = correction.model_copy(update={"sequence_us": correction.sequence_us + added_us})
+        return made.model_copy(update={"steps": made.steps.model_copy(update={"correction": changed})})
+
+    def scheduled_by(self, arguments: Mapping[str, Any]) -> int:
+        """`steps_in_flight` of engines with these arguments. ``async_scheduling`` changes it, unless the constants were
+        fitted without it."""
+        given = arguments.get("async_scheduling")
+        if given is None or not self.steps_in_flight:
+            return self.steps_in_flight
+        return 2 if given else 1
 
     @property
     def engine(self) -> str:
@@ -256,12 +281,6 @@ class Hardware(Frozen):
 
 
 STEPS_UNIT = "steps that the engine core has launched at once"
-ASYNCHRONOUS_SINCE = (0, 14)  # vLLM schedules asynchronously by default; its release notes of 0.14.0
-
-
-def is_asynchronous(version: str) -> bool:
-    """Whether that version of vLLM (major and minor) schedules asynchronously by default."""
-    return tuple(map(int, version.split("."))) >= ASYNCHRONOUS_SINCE
 
 
 def steps_in_flight(version: str) -> Constant:
@@ -285,7 +304,9 @@ def digest_of(hardware: Hardware) -> str:
     kept = {"gpu", "gpu_type", "gpus_per_node", "stack", "cpu", "hybrid_kv", "block_tokens", "step_tokens", "steps"}
     kept.add("error")
     data = hardware.model_dump(mode="json", exclude_defaults=True, include=kept)
-    data["fit"] = hardware.fit.model_dump(mode="json", exclude={"digest"}) if hardware.fit else None
+    fit = hardware.fit
+    left_out = {"digest"} if fit and fit.engine_arguments else {"digest", "engine_arguments"}
+    data["fit"] = fit.model_dump(mode="json", exclude=left_out) if fit else None
     data["constants"] = {name: constant.value for name, constant in hardware.constants.items()}
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 

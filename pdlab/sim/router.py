@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from pdlab.core.deployment import Routing
-from pdlab.sim.hardware import RankRule
+from pdlab.sim.engine_host import RankRule
 
 # The number of requests in a replica's last report to a router, and its time. A plain tuple, because every request
 # makes one.

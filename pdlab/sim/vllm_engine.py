@@ -210,7 +210,7 @@ class VllmSystem(System):
             parts,
             costs,
             capacity,
-            self.hardware.step_tokens,
+            self.hardware.of(pool).step_tokens,
             hand_over=waits,
             most_sequences=most_sequences_of(pool),
         )

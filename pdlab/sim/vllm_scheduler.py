@@ -74,6 +74,7 @@ def scheduler_parts(
         raise UsageError("vLLM's scheduler is simulated with vLLM's own code, which is not installed here") from error
 
     capacity = int(kv_capacity_tokens(hardware, shape, pool))
+    hardware = hardware.of(pool)
     transfer = role and KVTransferConfig(
         kv_connector="SimulatedConnector", kv_connector_module_path=CONNECTOR, kv_role=role
     )

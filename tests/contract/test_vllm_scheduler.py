@@ -100,6 +100,17 @@ class TestAgreement:
         free, _ = both(Deployment(topology=parse_label(label)), LONG, levels, steps_in_flight=steps_in_flight)
         assert figures(one).ttft_s > figures(free).ttft_s + 0.5 * (figures(one).tpot_s or 0.0) * 250
 
+    @pytest.mark.parametrize("label", ["collocated-1xtp2", "pd-spread-p1xtp2-d1xtp2"])
+    def test_smaller_steps(self, label: str) -> None:
+        """A prompt of 5,000 tokens takes five steps of the engine argument's 1,024 tokens."""
+        topology = parse_label(label)
+        small = Deployment(topology=topology).with_engine_kwargs({"max_num_batched_tokens": 1024})
+        levels = [Level(load=Closed(concurrency=8), num_requests=40, seed=0)]
+        one, other = both(small, LONG, levels)
+        assert tuple(figures(other)) == pytest.approx(tuple(figures(one)), rel=0.01)
+        whole, _ = both(Deployment(topology=topology), LONG, levels)
+        assert figures(one).ttft_s != pytest.approx(figures(whole).ttft_s, rel=0.03)
+
     @pytest.mark.parametrize("hardware", [HARDWARE, HYBRID], ids=["full", "hybrid"])
     @pytest.mark.parametrize("label", ["collocated-1xtp1", "pd-spread-p1xtp1-d1xtp2"])
     def test_prompts_that_a_small_cache_has_evicted(self, label: str, hardware: Any) -> None:

@@ -254,6 +254,17 @@ class TestWhatAFitWasMadeOn:
         assert "cpu" in self.refused(capsys, out, "--runs", home, "--start", "cpu-vllm-0.29")
         assert "--rounds 0" in self.refused(capsys, out, "--runs", home, "--rounds", "0")
 
+    def test_engine_arguments_are_those_of_all_runs(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        eager = {"enforce_eager": True, "max_num_seqs": 64}
+        one = run_on(tmp_path / "one", "H100", "0.11.0", arguments=eager)
+        two = run_on(tmp_path / "two", "H100", "0.11.0", label="collocated-1xtp8", arguments={"enforce_eager": True})
+        plain = run_on(tmp_path / "plain", "H100", "0.11.0", label="collocated-1xtp2")
+        out = tmp_path / "out.yaml"
+        error = self.refused(capsys, out, "--runs", one, two, plain)
+        assert "one has enforce_eager=true" in error and "plain has not" in error
+        made = self.calibrated(out, "--runs", one, two)
+        assert made.fit is not None and made.fit.engine_arguments == ("enforce_eager=true",)
+
     def test_rehearsed_runs_are_no_measurement(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         deployment = Deployment(model=MODEL, topology=parse_label("collocated-1xtp4"))
         rehearsal = {"hardware": "h100-vllm-0.11", "slow_down": 2.0}

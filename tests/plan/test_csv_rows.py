@@ -89,7 +89,7 @@ def test_many_ways_to_write_a_configuration(text: str, label: str) -> None:
         ("tp,dp,conc,attention_dp,gpus\n1,4,8,8,8\n", "dp_attention"),
         ("mode,p_tp,d_tp,conc,d_attention_dp\npd-pack,4,4,8,4\n", "d_dp_attention"),
         ("tp,conc,dcp\n4,8,8\n", "context_parallel"),
-        ("tp,conc,max_num_batched_tokens\n4,8,16384\n", "max_num_batched_tokens"),
+        ("tp,conc,block_size\n4,8,64\n", "block_size"),
         ("tp,conc,enforce_eager\n4,8,true\n", "enforce_eager"),
         ("tp,conc,stream_interval\n4,8,0\n", "stream_interval"),
         ("tp,conc,cpu_offload_gb\n4,8,1\n", "cpu_offload_gb"),
@@ -134,6 +134,40 @@ def test_the_most_sequences_of_an_engine_are_simulated(name: str) -> None:
     assert own["predicted_mean_ttft_ms"] == many["predicted_mean_ttft_ms"], "32 requests never fill 64 places"
     assert float(few["predicted_mean_ttft_ms"]) > 5 * float(own["predicted_mean_ttft_ms"]), "24 of 32 wait"
     assert float(few["predicted_mean_tpot_ms"]) < float(own["predicted_mean_tpot_ms"])
+
+
+@pytest.mark.parametrize("name", ["max_num_batched_tokens", "Chunked Prefill Size"])
+def test_the_largest_step_of_an_engine_is_simulated(name: str) -> None:
+    rows = read(f"tp,conc,prompts,{name}\n4,32,fresh,\n4,32,fresh,8192\n4,32,fresh,1024\n4,32,fresh,16384\n", "in.csv")
+    own, same, small, large = csv_predictions.predict(rows.requested, HARDWARE)
+    assert own == same
+    assert float(small["predicted_mean_tpot_ms"]) > 1.2 * float(own["predicted_mean_tpot_ms"]), (
+        "more steps have prefill"
+    )
+    assert small["predicted_mean_tpot_ms_low"] and not large["predicted_mean_tpot_ms_low"]
+    assert "max_num_batched_tokens=16384" in large["prediction_note"]
+
+
+def test_memory_and_scheduling_of_an_engine_are_simulated() -> None:
+    columns = "tp,conc,itl,prompts,gpu_memory_utilization,async_scheduling"
+    text = f"{columns}\n1,16,5000,fresh,,\n1,16,5000,fresh,0.88,\n1,16,5000,fresh,,on\n1,16,5000,fresh,,off\n"
+    own, small, ahead, one_step = csv_predictions.predict(read(text, "in.csv").requested, HARDWARE)
+    assert float(small["predicted_mean_ttft_ms"]) > 1.2 * float(own["predicted_mean_ttft_ms"]), (
+        "prompts wait for memory"
+    )
+    assert own == one_step and "async_scheduling=true" in ahead["prediction_note"]
+    assert float(ahead["predicted_mean_ttft_ms"]) > float(own["predicted_mean_ttft_ms"]), "two steps are in flight"
+
+
+@pytest.mark.parametrize("cell", ["0", "1.5", "much"])
+def test_a_share_of_memory_is_one(cell: str) -> None:
+    with pytest.raises(UsageError, match="line 2: gpu_memory_utilization"):
+        read(f"tp,conc,gpu_memory_utilization\n4,8,{cell}\n", "in.csv")
+
+
+def test_scheduling_is_on_or_off() -> None:
+    with pytest.raises(UsageError, match="line 2: async_scheduling 'perhaps'"):
+        read("tp,conc,async_scheduling\n4,8,perhaps\n", "in.csv")
 
 
 @pytest.mark.parametrize("cell", ["0", "-1", "2.5", "many"])

@@ -74,6 +74,17 @@ def test_parallelism_beyond_the_fit(label: str, dimensions: list[str]) -> None:
     assert named(label) == dimensions
 
 
+def test_engine_arguments_that_no_run_of_the_fit_has() -> None:
+    eager = Deployment(topology=parse_label("collocated-2xtp4"), engine_kwargs={"enforce_eager": True})
+    (found,) = outside_fit(HARDWARE, MODEL, eager)
+    assert found == ("engine arguments", "enforce_eager=true")
+    assert HARDWARE.fit is not None
+    fit = HARDWARE.fit.model_copy(update={"engine_arguments": ("enforce_eager=true",)})
+    assert outside_fit(HARDWARE.model_copy(update={"fit": fit}), MODEL, eager) == ()
+    never = HARDWARE.model_copy(update={"fit": None})
+    assert [each.dimension for each in outside_fit(never, MODEL, eager)] == ["no fit", "engine arguments"]
+
+
 def test_every_other_dimension() -> None:
     assert named(model="gpt-oss-20b") == ["model"]
     assert named(ran_on=Platform("H200", "vllm", "0.11")) == ["GPU"]

@@ -14,7 +14,7 @@ from pdlab.core.deployment import Deployment, Disaggregated, parse_label
 from pdlab.core.settings import parse
 from pdlab.plan import facts, planner
 from pdlab.plan.next_steps import commands
-from pdlab.sim.computed_hardware import host_of
+from pdlab.sim.engine_host import host_of
 from pdlab.sim.hardware import Hardware, Speculation, StepTables
 from pdlab.sim.kv_transfer import transfer_costs
 

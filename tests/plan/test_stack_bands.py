@@ -45,15 +45,24 @@ def band(
     workload: Workload = WORKLOAD,
     load: Load | None = None,
     in_flight: float = 4.0,
+    **arguments: object,
 ) -> StackBand:
     hardware = with_stack_prior(computed(gpu, engine, version), shape)
-    deployment = Deployment(model=shape.name, topology=parse_label(label))
+    deployment = Deployment(model=shape.name, topology=parse_label(label), engine_kwargs=arguments)
     outside = outside_fit(hardware, shape.name, deployment, [workload])
     return band_of(hardware, shape, deployment, workload, load or Closed(concurrency=16), [in_flight], outside)
 
 
 def codes(found: StackBand) -> list[str]:
     return [each.code for each in found.findings]
+
+
+@pytest.mark.parametrize("label", ["collocated-1xtp4", "pd-spread-p1xtp4-d1xtp4"])
+def test_engine_arguments_that_no_public_stack_is_known_to_have(label: str) -> None:
+    assert band(max_num_seqs=64, max_num_batched_tokens=4096).error is not None
+    found = band(label=label, async_scheduling=False)
+    assert found.error is None and "async_scheduling=false" in found.findings[0].text
+    assert codes(found) == ["no_band"]
 
 
 def test_a_stack_like_the_public_ones_has_their_band() -> None:

@@ -120,6 +120,18 @@ def test_more_measured_levels_leave_smaller_errors() -> None:
 run = partial(run_on, model="gpt-oss-20b", loads=(2, 4), faster=1.4, ttft_s=0.06)
 
 
+def test_runs_that_differ_in_what_is_not_simulated_correct_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, eager = tmp_path / "mine.yaml", {"enforce_eager": True}
+    runs = [run(tmp_path / "eager", arguments=eager), run(tmp_path / "plain", label="collocated-1xtp2")]
+    assert cli_calibrate.main(["--runs", *runs, "--start", "H200", "--out", str(out)]) == 2
+    assert "enforce_eager=true" in capsys.readouterr().err and not out.exists()
+    assert cli_calibrate.main(["--runs", runs[0], "--start", "H200", "--out", str(out)]) == 0
+    made = load_hardware(str(out))
+    assert made.fit is not None and made.fit.engine_arguments == ("enforce_eager=true",)
+
+
 def test_the_command_writes_hardware_that_a_plan_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "mine.yaml"
     assert cli_calibrate.main(["--runs", run(tmp_path / "run"), "--start", "H200", "--out", str(out)]) == 0

@@ -12,16 +12,14 @@ from pdlab.core.workload import Closed, Level, Workload
 from pdlab.plan.step_findings import step_findings
 from pdlab.sim import aic
 from pdlab.sim.computed_hardware import (
-    EngineHost,
-    HostTime,
     as_served,
     beside,
     computed,
     computed_gpus,
     hardware_of,
-    host_of,
 )
-from pdlab.sim.hardware import DirectRouting, Speculation, digest_of, load_hardware
+from pdlab.sim.engine_host import DirectRouting, EngineHost, HostTime, host_of
+from pdlab.sim.hardware import Speculation, digest_of, load_hardware
 from pdlab.sim.level import figures
 from pdlab.sim.simulator import simulate
 from pdlab.sim.step_source import BilinearTable, Limits, LinearTable, Tabulated

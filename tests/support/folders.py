@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +89,12 @@ def run_on(
     loads: tuple[int, ...] = (2, 4),
     faster: float = 1.0,
     ttft_s: float = 0.2,
+    arguments: Mapping[str, Any] | None = None,
 ) -> str:
-    """The folder of a sweep measured on a node of that many GPUs, by that version of vLLM."""
+    """The folder of a sweep measured on a node of that many GPUs, by that version of vLLM with those engine
+    arguments."""
     view = ClusterView(nodes=(ClusterNode(id="a", gpu_type=gpu, gpus=gpus, head=True),))
-    deployment = Deployment(model=model, topology=parse_label(label))
+    deployment = Deployment(model=model, topology=parse_label(label), engine_kwargs=dict(arguments or {}))
     versions = {"vllm": version, "ray": "2.60.0"}
     made = write(
         folder, deployment, loads=loads, faster=faster, ttft_s=ttft_s, repeats=1, cluster=view, versions=versions

@@ -1,0 +1,89 @@
+"""The engine arguments of vLLM that change a prediction: those that are simulated, and those that are not. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pdlab.core.deployment import Deployment
+from pdlab.core.named_values import engine_arg
+from pdlab.sim.hardware import Hardware
+
+ON, OFF, ONE = ("true", "yes", "on", "1", "1.0"), ("false", "no", "off", "0", "0.0"), ("1", "1.0")
+# Simulated arguments: `pdlab.sim.hardware.Hardware.with_arguments`, and the functions that read a pool's.
+SIMULATED = (
+    "async_scheduling",
+    "gpu_memory_utilization",
+    "kv_cache_memory_bytes",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+)
+# Arguments that are not simulated -> the values that are vLLM's own (vllm/config of 0.11 and 0.29); none where it
+# depends on the GPU or the version.
+NOT_SIMULATED: dict[str, tuple[str, ...]] = {
+    "attention_backend": (),
+    "block_size": (),
+    "cpu_offload_gb": OFF,
+    "decode_context_parallel_size": ONE,
+    "enable_chunked_prefill": ON,
+    "enable_dbo": OFF,
+    "enable_eplb": OFF,
+    "enable_prefix_caching": ON,
+    "enforce_eager": OFF,
+    "kv_offloading_size": OFF,
+    "long_prefill_token_threshold": OFF,
+    "max_num_scheduled_tokens": (),
+    "moe_backend": (),
+    "num_gpu_blocks_override": (),
+    "prefill_context_parallel_size": ONE,
+    "scheduling_policy": ("fcfs",),
+    "stream_interval": ONE,
+}
+FORMATS = {"fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}  # of KV cache: names of vLLM -> those of a model's shape
+
+
+def unknown_effects(hardware: Hardware, deployment: Deployment, kv_dtype: str | None) -> tuple[str, ...]:
+    """The engine arguments of a deployment whose effect the errors of the hardware do not have, as KEY=VALUE in order.
+    They are not simulated, or they are outside of what was fitted. ``kv_dtype``: the simulated format of KV cache
+    (None: not judged)."""
+    found = set()
+    for pool in deployment.pools.values():
+        arguments = deployment.engine_kwargs_of(pool)
+        known = hardware.typed(pool)
+        found |= {engine_arg(name, arguments[name]) for name in _unknown(known, arguments, kv_dtype)}
+    return tuple(sorted(found))
+
+
+def is_own(name: str, value: Any) -> bool:
+    """Whether the argument, one of `NOT_SIMULATED`, has a value that is vLLM's own."""
+    return value is None or _word(value) in NOT_SIMULATED[name]
+
+
+def _unknown(hardware: Hardware, arguments: Mapping[str, Any], kv_dtype: str | None) -> Iterator[str]:
+    for name, value in arguments.items():
+        if value is None or (hardware.cpu and name in LAUNCHED_ON_CPUS):
+            continue
+        word = _word(value)
+        if name == "block_size":
+            unknown = word != str(hardware.block_tokens)
+        elif name in NOT_SIMULATED:
+            unknown = not is_own(name, value)
+        elif name == "max_num_batched_tokens":  # smaller chunks have sizes of steps that were fitted
+            unknown = float(value) > hardware.step_tokens
+        elif name == "async_scheduling":
+            unknown = hardware.scheduled_by(arguments) != hardware.steps_in_flight
+        elif name == "kv_cache_dtype":
+            unknown = word != "auto" and kv_dtype not in (None, FORMATS.get(word, word))
+        elif name == "speculative_config":
+            unknown = hardware.speculation is None
+        else:
+            unknown = False
+        if unknown:
+            yield name
+
+
+LAUNCHED_ON_CPUS = ("block_size", "enforce_eager", "async_scheduling")  # a launch without GPUs decides these itself
+
+
+def _word(value: Any) -> str:
+    return str(value).strip().lower()
