@@ -569,7 +569,7 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
     from pdlab.core.mixes import Mixes
     from pdlab.plan.facts import ranking_text
     from pdlab.plan.next_steps import commands
-    from pdlab.plan.planned_nodes import planned_nodes
+    from pdlab.plan.planned_nodes import not_of_the_file, planned_nodes
     from pdlab.plan.planner import plan
 
     if settings.plot:
@@ -600,6 +600,8 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
     view = planned_nodes(hardware, settings.gpus, node, spread=settings.placement == "spread")
     if node is not None:
         scenario = replace(scenario, nic=view.engine_nodes[0].nic.kind)
+        for note in not_of_the_file(node, view):
+            print(f"note: --node {node}: {note}", file=sys.stderr)
     progress = _PlanProgress()
     ranked_plan = plan(
         scenario,
