@@ -161,7 +161,7 @@ def _predicted_row(
     ran_on = Platform(None, row.stated.engine, version, "tcp" if row.link == "tcp" else None)
     outside = outside_fit(
         hardware,
-        shape.name,
+        shape,
         deployment,
         [row.workload],
         ran_on=ran_on,
