@@ -121,6 +121,10 @@ class Scenario:
         node = self.hardware.gpus_per_node
         return max(used, min(copies * whole_node_gpus(deployment, node), -(-gpus // node) * node))
 
+    def planned_gpus(self, gpus: int) -> int:
+        """GPUs of all types together, with ``gpus`` of each type."""
+        return gpus * (1 + len(self.hardware.beside))
+
     @property
     def assumed_cache_blocks(self) -> int:
         """Blocks of the prefix cache whose hits are ``prefix_hit_rate`` if the trace's prompts share text."""
