@@ -166,7 +166,7 @@ def _predicted_row(
     )
     outside = outside_fit(
         hardware,
-        shape.name,
+        shape,
         deployment,
         [row.workload],
         ran_on=ran_on,

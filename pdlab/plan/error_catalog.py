@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 from pydantic import Field
 
-from pdlab.core.catalog import ModelShape
+from pdlab.core.catalog import ModelNumbers, ModelShape
 from pdlab.core.deployment import Deployment
 from pdlab.core.files import CONFIGS
 from pdlab.core.schema import Frozen, load_yaml
@@ -37,6 +37,7 @@ from pdlab.sim.step_source import Correction
 
 NEAR = (0.86, 0.94)  # a 90 % band is right if it holds a share of the points in this range
 PUBLIC = CONFIGS / "errors" / "public.yaml"
+MODELS = CONFIGS / "errors" / "models.yaml"
 SOURCE = "prior: corrections of the public stacks of configs/errors/public.yaml"
 
 
@@ -183,19 +184,34 @@ def public_errors() -> ErrorCatalog:
     return load_yaml(PUBLIC, ErrorCatalog)
 
 
-def model_word(shape: ModelShape) -> str:
-    """The name of the model in a table: the last part of its id or of its folder's name."""
-    return (shape.hf_id or shape.name).replace("--", "/").rstrip("/").rsplit("/", 1)[-1]
+class PublicModels(Frozen):
+    """configs/errors/models.yaml: the models of public points, by the names in configs/errors/. They are known by their
+    numbers: public checkpoints of one model have several names."""
+
+    models: dict[str, ModelNumbers] = Field(min_length=1)
+
+    def name_of(self, shape: ModelShape) -> str:
+        """The name here of a model; of another model its own name, which is none of these."""
+        numbers = shape.numbers
+        if known := next((name for name, each in self.models.items() if each == numbers), None):
+            return known
+        word = (shape.hf_id or shape.name).replace("--", "/").rstrip("/").rsplit("/", 1)[-1]
+        return f"{word}-with-other-numbers" if word in self.models else word
+
+
+@cache
+def public_models() -> PublicModels:
+    """The models that pdlab has. Raises UsageError if the file is damaged."""
+    return load_yaml(MODELS, PublicModels)
 
 
 def stack_of(hardware: Hardware, shape: ModelShape, deployment: Deployment | None = None) -> Stack:
     """The stack of hardware with tables, and of a model. A checkpoint of a known model (another precision, tuned) is
-    that model. With the precision of one of its stacks it may be that stack. ``deployment``: None: collocated."""
+    that model, by its numbers. With the precision of one of its stacks it may be that stack. ``deployment``: None:
+    collocated."""
     assert hardware.steps is not None
-    word = model_word(shape)
+    base = public_models().name_of(shape)
     models = sorted({each.model for each in public_errors().stacks})
-    known = [name.split()[0] for name in models if word.lower().startswith(name.split()[0].lower())]
-    base = max(known, key=len, default=word)
     of_precision = (
         name for name in models if name.split()[0] == base and is_precision(name.split()[-1], shape.weight_dtype)
     )

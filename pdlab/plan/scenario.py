@@ -144,7 +144,7 @@ class Scenario:
         loads = [] if deployment is None or result is None else [in_flight(result, deployment)]
         found = outside_fit(
             self.hardware,
-            self.shape.name,
+            self.shape,
             deployment,
             (self.workload, self.longest),
             ran_on=Platform(nic=self.nic),
