@@ -209,8 +209,8 @@ class TestEnumeration:
     def test_a_thousand_gpus_are_planned_too(self) -> None:
         matcher = RateMatcher(HARDWARE, SHAPE, Workload())
         kinds = engine_shapes(HARDWARE, SHAPE, 1000, Workload())
-        chosen, possible = shortlist(matcher, MODEL, nodes(125), 1000, kinds, 0.012, None)
-        assert possible > 1000 and 10 < len(chosen) < 50
+        chosen, possible, unplaced, _ = shortlist(matcher, MODEL, nodes(125), 1000, kinds, 0.012, None)
+        assert not unplaced and possible > 1000 and 10 < len(chosen) < 50
         assert all(700 <= sized.copies * sized.deployment.gpus <= 1000 for sized in chosen)
 
 
@@ -520,6 +520,26 @@ class TestRanking:
         assert re.search(r"^ 1 +collocated-", slow, re.MULTILINE), "no spread is worth its transfers"
         assert plan.main([*given.split(), "p5.48xlarge"]) == 0
         assert re.search(r"^ 1 +pd-spread-", capsys.readouterr().out, re.MULTILINE)
+
+    def test_a_slow_network_of_the_nodes_is_explained_and_predicted_with(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        node = ["--node", str(tmp_path / "slow.yaml")]
+        Path(node[1]).write_text(SLOW_NODES)
+        label = "pd-spread-p1xtp4-d1xtp4"
+        assert plan.main(["--explain", label, "--concurrency", "1", *node]) == 0
+        explained = capsys.readouterr().out
+        assert "TCP at 0.2 GB/s per node" in explained and "network ethernet (fit: efa)" in explained
+        row = re.search(r"^concurrency 1 +(.+)$", explained, re.MULTILINE)
+        assert row and int(row[1].split()[3]) == pytest.approx(1850, rel=0.05), "0.37 GB of KV cache at 0.2 GB/s"
+
+        rows = f"config,concurrency,num_prompts,link\n{label},4,8,\n{label},4,8,tcp\n{label},4,8,srd\n"
+        (tmp_path / "rows.csv").write_text(rows)
+        assert plan.main(["--predict", str(tmp_path / "rows.csv"), *node]) == 0
+        on_nodes, tcp, srd = csv.DictReader(io.StringIO(capsys.readouterr().out))
+        figures = [{name: each[name] for name in csv_predictions.COLUMNS} for each in (on_nodes, tcp)]
+        assert figures[0] == figures[1]
+        assert all("network ethernet (fit: efa)" in each["prediction_note"] for each in (on_nodes, srd))
 
     def test_pd_does_not_pay_where_such_lengths_were_fitted(self) -> None:
         """Short prompts and long answers: nothing to keep out of decode's way."""
