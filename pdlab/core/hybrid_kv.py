@@ -1,8 +1,9 @@
 """When vLLM keeps no more than the window of layers with sliding attention: its hybrid KV cache manager. Pure.
 
-Without a KV connector it is on in every version since 0.11. Beside one it is on since 0.23, if the connector supports
-it. Source: ``VllmConfig`` of vLLM 0.11, 0.12, 0.18 and 0.20 to 0.23, and 0.29, which tests/contract/test_hybrid_kv.py
-asks.
+Without a KV connector it is on since 0.12. Beside one it is on since 0.23, if the connector supports it. Source:
+``VllmConfig`` of vLLM 0.12, 0.18, 0.20 to 0.23 and 0.29, which tests/contract/test_hybrid_kv.py asks. Without a
+connector the source of 0.11 has it too. But the KV pools of its published runs, also of collocated ones, are those
+without it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pdlab.core.deployment import Deployment
 from pdlab.core.version import STACK
 
 TURNED_OFF = "disable_hybrid_kv_cache_manager"  # the engine argument
-BESIDE_CONNECTORS_SINCE = (0, 23)
+SINCE, BESIDE_CONNECTORS_SINCE = (0, 12), (0, 23)  # versions of vLLM
 SUPPORTING = frozenset(
     {
         *("NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector", "MooncakeStoreConnector"),
@@ -30,10 +31,8 @@ def is_hybrid(arguments: Mapping[str, Any], connectors: Sequence[str] = (), vers
     if arguments.get(TURNED_OFF):
         return False
     beside = {*connectors, *_connectors_in(arguments.get("kv_transfer_config"))}
-    if not beside:
-        return True
     major_minor = tuple(map(int, version.split(".")[:2]))
-    return major_minor >= BESIDE_CONNECTORS_SINCE and beside <= SUPPORTING
+    return major_minor >= (BESIDE_CONNECTORS_SINCE if beside else SINCE) and beside <= SUPPORTING
 
 
 def _connectors_in(config: Mapping[str, Any] | None) -> Iterator[str]:

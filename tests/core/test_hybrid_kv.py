@@ -10,7 +10,10 @@ from pdlab.core.hybrid_kv import connectors_of, is_hybrid
 
 @pytest.mark.parametrize(
     ("version", "alone", "beside_nixl"),
-    [("0.11", True, False), ("0.18", True, False), ("0.22.0", True, False), ("0.23", True, True), ("1.0", True, True)],
+    [
+        *(("0.11", False, False), ("0.12", True, False), ("0.18", True, False), ("0.22.0", True, False)),
+        *(("0.23", True, True), ("0.29.0", True, True), ("1.0", True, True)),
+    ],
 )
 def test_the_manager_by_version(version: str, alone: bool, beside_nixl: bool) -> None:
     assert is_hybrid({}, version=version) is alone
