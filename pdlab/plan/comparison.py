@@ -60,7 +60,7 @@ def compared_experiment(
     if mismatch := device_mismatch(hardware, experiment):
         notes = (*notes, f"{mismatch}: give --hardware")
     shape = as_served(shape, hardware)
-    corrected = with_stack_prior(sweep.on_its_nodes(hardware), shape)
+    corrected = with_stack_prior(sweep.as_measured(hardware), shape)
     points, replays = [], []
     if sweep.trace is None:
         points = compare(corrected, shape, sweep)
@@ -75,7 +75,7 @@ def compared_experiment(
         points=points,
         replays=replays,
         outside=outside_fit(
-            hardware,
+            sweep.as_measured(hardware),
             deployment.model.rpartition("/")[2],
             deployment,
             [sweep.workload],
@@ -84,7 +84,7 @@ def compared_experiment(
             kv_dtype=shape.kv_dtype,
         ),
         findings=step_findings(corrected, shape, [deployment]),
-        notes=notes,
+        notes=(*notes, *sweep.doubts),
     )
 
 
