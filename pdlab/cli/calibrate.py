@@ -55,7 +55,7 @@ from pdlab.plan.step_findings import step_findings
 from pdlab.results.published_folders import load_experiment
 from pdlab.results.store import experiment_folders
 from pdlab.sim.argument_effects import unknown_effects
-from pdlab.sim.computed_hardware import computed, computed_gpus, is_gpu
+from pdlab.sim.computed_hardware import as_served, computed, computed_gpus, is_gpu
 from pdlab.sim.hardware import Constant, FitError, Hardware, load_hardware, signed, steps_in_flight
 
 if TYPE_CHECKING:
@@ -204,20 +204,23 @@ class CalibrateSettings(Settings):
 
 
 def _shape(model: str | None, experiments: Sequence[MeasuredSweep]) -> ModelShape:
-    models = [model] if model else sorted({experiment.deployment.model for experiment in experiments})
-    if len(models) > 1:
+    if model:
+        return require_shape(model)
+    names = sorted({experiment.deployment.model for experiment in experiments})
+    known = [shape for name in names if (shape := load_model(name)) is not None]
+    if len(names) > 1 and not (len(known) == len(names) and all(map(known[0].is_same, known))):
         raise UsageError(
-            f"the runs are of {' and '.join(models)}; constants are fitted to one model: leave the others out"
+            f"the runs are of {' and '.join(names)}; constants are fitted to one model: leave the others out"
         )
-    return require_shape(models[0])
+    return require_shape(names[0])
 
 
 def _of_that_model(shape: ModelShape, experiments: Sequence[MeasuredSweep]) -> None:
     """Raises UsageError if a run records another model than --model names."""
     for experiment in experiments:
         recorded = load_model(experiment.deployment.model)
-        if recorded is not None and recorded.name != shape.name:
-            raise UsageError(f"--model {shape.name}: {experiment.name} is of {recorded.name}; leave --model out")
+        if recorded is not None and not recorded.is_same(shape):
+            raise UsageError(f"--model {shape.word}: {experiment.name} is of {recorded.name}; leave --model out")
 
 
 def _same_arguments(start: Hardware, shape: ModelShape, experiments: Sequence[MeasuredSweep]) -> None:
@@ -348,7 +351,7 @@ def _add_to_the_same_stack(settings: CalibrateSettings, start: Hardware, shape: 
             f"this stack; give the file as it was written, or --start {start.gpu_type}"
         )
     for what, earlier, now in (
-        ("model", start.fit.model, shape.name),
+        ("model", start.fit.model, start.fit.unlike_model(shape) or start.fit.model),
         ("vLLM version", start.fit.version, made_on.version),
     ):
         if earlier != now:
@@ -364,6 +367,7 @@ def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Expe
     experiments = [measured_sweep(experiment, settings.prompts, fitted=True) for experiment in loaded]
     shape = _shape(settings.model, experiments)
     _of_that_model(shape, experiments)
+    shape = as_served(shape, start)
     made_on = _made_on(settings, loaded)
     assert made_on.version is not None
     if made_on.gpu != start.gpu_type:
@@ -420,7 +424,7 @@ def _write(
     crossed = [network_of(each.deployment, ran_on(run).nic) for each, run in zip(experiments, loaded, strict=True)]
     arguments = [each for run in experiments for each in unknown_effects(hardware, run.deployment, shape.kv_dtype)]
     networks = [each for each in crossed if each is not None]
-    domain = fit_domain(experiments, shape.name, made_on, networks, arguments)
+    domain = fit_domain(experiments, shape, made_on, networks, arguments)
     changed = {"name": settings.name or out.stem, "stack": _stack(loaded, made_on.version)}
     write_output(out, to_yaml(signed(hardware.model_copy(update=changed), domain)), "--out")
     print(f"wrote {out}", file=sys.stderr, flush=True)

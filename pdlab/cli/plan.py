@@ -559,7 +559,7 @@ def _scenario(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> 
     if settings.blocks is not None:
         from pdlab.plan.scattered_blocks import read
 
-        blocks = read(settings.blocks, shape.name, workload.sent_input_tokens, cpu=hardware.cpu)
+        blocks = read(settings.blocks, shape, workload.sent_input_tokens, cpu=hardware.cpu)
         hardware = with_scattered_blocks(hardware, shape, blocks.extra_s_per_token)
     elif hardware.engine != "vllm":  # copies of single blocks were seen with vLLM alone
         hardware = with_scattered_blocks(hardware, shape, 0.0)
@@ -586,7 +586,7 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
     from pdlab.core.mixes import Mixes
     from pdlab.plan.facts import ranking_text
     from pdlab.plan.next_steps import commands
-    from pdlab.plan.planned_nodes import planned_nodes
+    from pdlab.plan.planned_nodes import not_of_the_file, planned_nodes
     from pdlab.plan.planner import plan
 
     if settings.plot:
@@ -616,6 +616,8 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
     view = planned_nodes(hardware, settings.gpus, node, spread=settings.placement == "spread")
     if node is not None:
         scenario = replace(scenario, nic=view.engine_nodes[0].nic.kind)
+        for note in not_of_the_file(node, view):
+            print(f"note: --node {node}: {note}", file=sys.stderr)
     progress = _PlanProgress()
     ranked_plan = plan(
         scenario,

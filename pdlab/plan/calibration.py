@@ -441,7 +441,7 @@ def unlike_arguments(hardware: Hardware, shape: ModelShape, sweeps: Sequence[Mea
 
 def fit_domain(
     sweeps: Sequence[MeasuredSweep],
-    model: str,
+    shape: ModelShape,
     made_on: Platform,
     networks: Sequence[str],
     engine_arguments: Sequence[str] = (),
@@ -458,7 +458,9 @@ def fit_domain(
         return round(min(each[side] for each in sides)), round(max(each[side] for each in sides))
 
     return FitDomain(
-        model=model,
+        model=shape.name,
+        numbers=shape.numbers,
+        formats=shape.formats,
         gpu=made_on.gpu,
         version=made_on.version,
         modes=tuple(sorted({sweep.deployment.mode for sweep in sweeps})),

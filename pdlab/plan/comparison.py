@@ -56,7 +56,8 @@ def compared_experiment(
     experiment = load_experiment(folder)
     sweep = measured_sweep(experiment, prompts, trace_sent(folder, experiment))
     deployment = sweep.deployment
-    shape, notes = _shape(model, deployment.model, folder)
+    measured = _measured_model(deployment.model)
+    shape, notes = _shape(model, deployment.model, measured, folder)
     if mismatch := device_mismatch(hardware, experiment):
         notes = (*notes, f"{mismatch}: give --hardware")
     shape = as_served(shape, hardware)
@@ -76,7 +77,7 @@ def compared_experiment(
         replays=replays,
         outside=outside_fit(
             sweep.as_measured(hardware),
-            deployment.model.rpartition("/")[2],
+            deployment.model.rpartition("/")[2] if isinstance(measured, str) else measured,
             deployment,
             [sweep.workload],
             ran_on=ran_on(experiment),
@@ -88,15 +89,21 @@ def compared_experiment(
     )
 
 
-def _shape(model: str | None, measured_model: str, folder: Path) -> tuple[ModelShape, tuple[str, ...]]:
-    """The shape of ``model``, else of the measured model; and a note if it is the shape of another model."""
-    name = measured_model.rpartition("/")[2]
-    shape = require_shape(model) if model else load_model(name) or whole_shape(measured_model)
+def _measured_model(model: str) -> ModelShape | str:
+    """The shape of the measured model, or why it is unknown. A path may be one of another machine."""
+    return load_model(model.rpartition("/")[2]) or whole_shape(model)
+
+
+def _shape(
+    model: str | None, name: str, measured: ModelShape | str, folder: Path
+) -> tuple[ModelShape, tuple[str, ...]]:
+    """The shape of ``model``, else of the measured model; and a note if it is the shape of another model. ``name``: of
+    the measured model."""
+    shape = require_shape(model) if model else measured
     if isinstance(shape, str):
-        raise UsageError(f"{folder} is of {measured_model}: {shape}; name one like it with --model")
-    if shape.name in (name, measured_model):
-        return shape, ()
-    return shape, (f"{folder} is of {measured_model}, predicted as {shape.name}",)
+        raise UsageError(f"{folder} is of {name}: {shape}; name one like it with --model")
+    same = shape.name in (name, name.rpartition("/")[2]) if isinstance(measured, str) else shape.is_same(measured)
+    return shape, () if same else (f"{folder} is of {name}, predicted as {shape.name}",)
 
 
 def comparison_text(experiments: Sequence[ComparedExperiment], hardware: Hardware) -> str:

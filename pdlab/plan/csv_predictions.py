@@ -165,7 +165,7 @@ def _predicted_row(
     ran_on = Platform(None, row.stated.engine, version, network)
     outside = outside_fit(
         hardware,
-        shape.name,
+        shape,
         deployment,
         [row.workload],
         ran_on=ran_on,

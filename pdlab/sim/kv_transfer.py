@@ -113,7 +113,8 @@ class WireRate(NamedTuple):
 
 
 def on_nodes(hardware: Hardware, nodes: Sequence[ClusterNode]) -> Hardware:
-    """The hardware with the wires of these nodes. The slowest node counts. Nodes whose networks differ use TCP."""
+    """The hardware with the wires of these nodes, and with the GPU memory that they state. The slowest and the smallest
+    node count. Nodes whose networks differ use TCP."""
     wires: set[WireKind] = {WIRE_OF_NIC.get(node.nic.kind, "tcp") for node in nodes}
     links = {node.gpu_link for node in nodes}
     lines = [node.nic.count * node.nic.gbit_per_s / 8 for node in nodes if node.nic.gbit_per_s is not None]
@@ -123,11 +124,16 @@ def on_nodes(hardware: Hardware, nodes: Sequence[ClusterNode]) -> Hardware:
         network=next(iter(wires)) if len(wires) == 1 else "tcp",
         node_gb_per_s=line,
     )
-    changed = [hardware, *hardware.beside]
+    changed = [_with_memory_of(each, nodes) for each in (hardware, *hardware.beside)]
     if line is not None:
         share = {"alltoall_gb_per_s": min(hardware.value("alltoall_gb_per_s"), line / hardware.gpus_per_node)}
         changed = [each.with_values(share) for each in changed]
     return changed[0].model_copy(update={"wires": found, "beside": tuple(changed[1:])})
+
+
+def _with_memory_of(hardware: Hardware, nodes: Sequence[ClusterNode]) -> Hardware:
+    stated = [each.gpu_memory_gb for each in nodes if each.gpu_memory_gb and each.gpu_type == hardware.gpu_type]
+    return hardware.with_values({"memory_gb": min(stated)}) if stated else hardware
 
 
 def wire_rate(hardware: Hardware, link: LinkKind) -> WireRate:

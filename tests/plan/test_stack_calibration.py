@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.folders import run_on, write
+from support.model_folders import GPT_OSS_20B, GPT_OSS_120B, model_folder
 
 from pdlab.cli import calibrate as cli_calibrate
 from pdlab.cli import plan as cli_plan
@@ -21,6 +22,7 @@ from pdlab.plan.accuracy import MeasuredSweep
 from pdlab.plan.calibration import measured_sweep, predict
 from pdlab.plan.comparison import compared_experiment
 from pdlab.plan.error_catalog import error_after, public_errors, with_stack_prior
+from pdlab.plan.extrapolation import outside_fit
 from pdlab.plan.stack_calibration import calibrated, calibration_text
 from pdlab.results.published_folders import load_experiment
 from pdlab.sim.computed_hardware import computed
@@ -182,6 +184,45 @@ def test_levels_of_another_stack_are_not_added_up(tmp_path: Path, capsys: pytest
         assert cli_calibrate.main(["--runs", runs, "--start", str(start)]) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1 and part in error
+
+
+def test_a_model_is_one_under_every_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By a folder, by its id and by its name, in a plan with the file too; a model with other numbers is another one,
+    although it has the name."""
+    folder = model_folder(tmp_path / "prod-20b", GPT_OSS_20B)
+    pruned = model_folder(tmp_path / "other" / "gpt-oss-20b", GPT_OSS_20B, num_hidden_layers=20)
+    runs = [run(tmp_path / "name"), run(tmp_path / "id", label="collocated-1xtp2", model="openai/gpt-oss-20b")]
+    out, again = tmp_path / "mine.yaml", tmp_path / "again.yaml"
+    words = ["--runs", *runs, "--start", "H200"]
+    assert cli_calibrate.main([*words, "--model", folder, "--out", str(out)]) == 0
+    assert cli_calibrate.main(words) == 0, "two names of one model"
+    more = run(tmp_path / "more", label="collocated-1xtp1")
+    assert cli_calibrate.main(["--runs", more, "--start", str(out), "--out", str(again)]) == 0
+    made = load_hardware(str(out))
+    assert made.fit is not None and made.fit.model == "prod-20b"
+    deployment = Deployment(topology=parse_label("collocated-1xtp4"))
+    assert outside_fit(made, SHAPE, deployment) == outside_fit(made, "openai/gpt-oss-20b", deployment) == ()
+    assert [each.dimension for each in outside_fit(made, require_shape(pruned), deployment)] == ["model"]
+    capsys.readouterr()
+    for given in (["--model", pruned], ["--model", "gpt-oss-120b"]):
+        assert cli_calibrate.main([*words, *given]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and f"--model {given[1]}: name is of gpt-oss-20b" in error
+    big = run(tmp_path / "big", model="gpt-oss-120b")
+    assert cli_calibrate.main(["--runs", big, "--start", str(out)]) == 2
+    assert "its levels are of model prod-20b, the runs are of gpt-oss-120b" in capsys.readouterr().err
+
+
+def test_a_run_is_compared_as_its_own_model_under_another_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = run(tmp_path / "run", gpu="H100", version="0.11.0", model="openai/gpt-oss-120b", loads=(4,))
+    folder = model_folder(tmp_path / "prod-120b", GPT_OSS_120B)
+    assert cli_plan.main(["--compare", runs, "--model", folder]) == 0
+    out, error = capsys.readouterr()
+    assert "predicted as" not in error and "model" not in out.partition("extrapolated:")[2]
+    assert cli_plan.main(["--compare", runs, "--model", "gpt-oss-20b"]) == 0
+    assert "is of openai/gpt-oss-120b, predicted as gpt-oss-20b" in capsys.readouterr().err
 
 
 def test_a_stack_that_is_faster_than_its_tables_is_found_in_few_rounds() -> None:

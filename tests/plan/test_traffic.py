@@ -78,7 +78,7 @@ def test_a_plan_names_the_hit_share_that_it_assumed(capsys: pytest.CaptureFixtur
         plan.main(shlex.split(f"--gpus 4 --workload {DATA / 'agents.yaml'} --slo-ttft-ms 1000 --slo-tpot-ms 15")) == 0
     )
     first = capsys.readouterr().out.splitlines()[0]
-    assert "by vLLM's rules 8" in first and "are in prefix caches" in first
+    assert "by vLLM's rules 90.0%" in first and "are in prefix caches" in first
     assert "rate matching assumes 90.0%" in first
 
 
