@@ -47,6 +47,7 @@ from pdlab.plan.calibration import (
     rounded_start,
     unlike_arguments,
 )
+from pdlab.plan.engine_arguments import measured_as_launched
 from pdlab.plan.error_catalog import error_after, with_stack_prior
 from pdlab.plan.extrapolation import Platform, major_minor, network_of, ran_on
 from pdlab.plan.stack_calibration import calibrated, calibration_text, contradiction_text
@@ -367,6 +368,7 @@ def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Expe
             f"--start {start.gpu_type}"
         )
     _add_to_the_same_stack(settings, start, shape, made_on)
+    experiments = [measured_as_launched(each, start, shape) for each in experiments]
     _same_arguments(start, shape, experiments)
     result = calibrated(with_stack_prior(start, shape), shape, experiments)
     hardware = start.with_correction(result.correction)
@@ -431,6 +433,7 @@ def main(settings: CalibrateSettings) -> int:
         start = rounded_start(start)
     experiments = [measured_sweep(experiment, settings.prompts) for experiment in loaded]
     shape = _shape(settings.model, experiments)
+    experiments = [measured_as_launched(each, start, shape) for each in experiments]
     _same_arguments(start, shape, experiments)
     if settings.cross_validate and len(experiments) < 3:
         raise UsageError(f"--cross-validate needs at least 3 experiments, got {len(experiments)}")
