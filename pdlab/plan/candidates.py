@@ -39,12 +39,14 @@ PER_SHAPES = 2  # units kept per TPOT bound and pair of kinds
 @dataclass(frozen=True, slots=True)
 class SizedDeployment:
     """A deployment, and the number of copies that fit. ``matched_rps``: requests/s of one copy by rate matching.
-    ``in_flight``: its requests in flight at that rate, by Little's law."""
+    ``in_flight``: its requests in flight at that rate, by Little's law. ``fewer``: a given rate may be served by fewer
+    replicas of it."""
 
     deployment: Deployment
     copies: int
     matched_rps: float
     in_flight: float
+    fewer: bool = False
 
 
 def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Workload) -> list[Pool]:
@@ -246,7 +248,7 @@ def _sized(
         deployment = _deployment(matcher, model, placed, placement)
         if copies := min(copies_of(deployment, view, view_gpus(view, gpus)), most_copies(placed, gpus)):
             rps, in_flight = matcher.serves(placed, tpot_s or math.inf)
-            return SizedDeployment(deployment, copies, rps, in_flight)
+            return SizedDeployment(deployment, copies, rps, in_flight, fewer=unit.decode is None)
     return None
 
 

@@ -16,7 +16,8 @@ from pdlab.core.catalog import ModelNumbers, ModelShape
 from pdlab.core.deployment import Deployment
 from pdlab.core.files import CONFIGS
 from pdlab.core.schema import Frozen, load_yaml
-from pdlab.plan.correction_fit import TPOT, TTFT, WIDE, CorrectionDistribution, correction_of
+from pdlab.core.text import version_numbers
+from pdlab.plan.correction_fit import HOST, TPOT, TTFT, WIDE, CorrectionDistribution, correction_of
 from pdlab.plan.extrapolation import major_minor
 from pdlab.plan.pd_catalog import with_pd_correction
 from pdlab.plan.precisions import is_precision
@@ -26,7 +27,6 @@ from pdlab.plan.stack_prior import (
     ErrorComponents,
     Stack,
     StackFit,
-    group_of,
     prior_of,
     unseen,
 )
@@ -127,12 +127,18 @@ class ErrorCatalog(Frozen):
 
     def prior(self, stack: Stack) -> CorrectionDistribution:
         """The prior of the correction of a stack, which may be one of these. The stack that was measured here counts
-        for its own engine version only. That version is older, and its host takes longer: for its model or GPU it would
-        make predictions of later versions worse."""
-        fits, home = [each.fit for each in self.stacks], home_fit()
-        if group_of(stack, "engine") == group_of(home.stack, "engine"):
+        for its own engine version and for earlier ones, which have its version's effect. That version is older than all
+        others, and its host takes longer: for its model or GPU it would make predictions of later versions worse. So
+        versions differ there as `pdlab.sim.engine_host.EngineHost.spread_ms` gives."""
+        fits, effects = [each.fit for each in self.stacks], [EffectSds(*each) for each in self.effects]
+        home = home_fit()
+        number, oldest = version_numbers(stack.version), version_numbers(home.stack.version)
+        if stack.engine == home.stack.engine and number and oldest and number <= oldest:
+            stack = stack._replace(version=home.stack.version)
             fits.append(home)
-        return prior_of(stack, fits, [EffectSds(*each) for each in self.effects])
+            spread_ms = host_of(stack.engine).spread_ms
+            effects[HOST] = effects[HOST]._replace(engine=max(effects[HOST].engine, spread_ms))
+        return prior_of(stack, fits, effects)
 
     def correction(self, stack: Stack, sequence_us: float) -> Correction:
         """The mean and the covariance of the prior, as a correction of hardware with that time of a sequence."""

@@ -196,9 +196,10 @@ def evaluate(
 
 
 def _for_rate(scenario: Scenario, sized: SizedDeployment, gpus: int, rate_rps: float) -> Candidate:
-    """The fewest copies that serve the rate within the SLO, or the fewest replicas of a collocated pool; all of them if
-    even they miss it."""
-    replicas = _replicas(sized.deployment)
+    """The fewest copies that serve the rate within the SLO, or the fewest replicas of a collocated pool that may have
+    fewer; all of them if even they miss it."""
+    topology = sized.deployment.topology
+    replicas = topology.pool.replicas if sized.fewer and isinstance(topology, Collocated) else 1
     most = replicas * sized.copies
     per_replica_rps = 1.15 * sized.matched_rps / replicas
     number = min(max(math.ceil(rate_rps / per_replica_rps), 1), most) if per_replica_rps else 1
@@ -221,12 +222,6 @@ def _for_rate(scenario: Scenario, sized: SizedDeployment, gpus: int, rate_rps: f
         number = min(number if number < replicas else -(-number // replicas) * replicas, most)
         candidate = with_replicas(number)
     return candidate
-
-
-def _replicas(deployment: Deployment) -> int:
-    """The replicas of a collocated pool, which serves with fewer of them too; 1 of another deployment."""
-    topology = deployment.topology
-    return topology.pool.replicas if isinstance(topology, Collocated) else 1
 
 
 def plan(

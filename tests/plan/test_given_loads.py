@@ -46,6 +46,11 @@ def test_a_rate_that_takes_several_whole_pools_takes_copies() -> None:
     assert best.copies * best.outcomes[0].load.value == pytest.approx(24.0)
 
 
+def test_a_deployment_that_is_explained_is_that_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli_plan.main(["--explain", "collocated-4xtp2", "--rate", "1"]) == 0
+    assert "collocated-4xtp2" in capsys.readouterr().out
+
+
 def test_requests_in_flight_are_shared_by_gpu() -> None:
     """Three of eight GPUs get three of eight requests: with more they would be busier, and look better."""
     found = planned(8, concurrencies=(8, 32)).candidates
