@@ -22,7 +22,7 @@ from pdlab.core.files import write_output
 from pdlab.core.output_paths import check_writable, distinct
 from pdlab.core.schema import to_yaml
 from pdlab.core.settings import Settings, Text, not_given, setting, written_numbers
-from pdlab.core.text import choices
+from pdlab.core.text import choices, counted
 from pdlab.plan.accuracy import (
     METRICS,
     coverage,
@@ -48,15 +48,17 @@ from pdlab.plan.calibration import (
     rounded_start,
     unlike_arguments,
 )
+from pdlab.plan.engine_arguments import measured_as_launched
 from pdlab.plan.error_catalog import error_after, with_stack_prior
 from pdlab.plan.extrapolation import Platform, major_minor, network_of, ran_on
-from pdlab.plan.stack_calibration import calibrated, calibration_text, contradiction_text
+from pdlab.plan.stack_calibration import calibrated, calibration_text, contradiction_text, new_levels
 from pdlab.plan.step_findings import step_findings
 from pdlab.results.published_folders import load_experiment
 from pdlab.results.store import experiment_folders
 from pdlab.sim.argument_effects import unknown_effects
 from pdlab.sim.computed_hardware import as_served, computed, computed_gpus, is_gpu
-from pdlab.sim.hardware import Constant, FitError, Hardware, load_hardware, signed, steps_in_flight
+from pdlab.sim.hardware import Constant, FitDomain, FitError, Hardware, load_hardware, signed, steps_in_flight
+from pdlab.sim.step_source import NO_CORRECTION
 
 if TYPE_CHECKING:
     from pdlab.core.catalog import ModelShape
@@ -361,6 +363,31 @@ def _add_to_the_same_stack(settings: CalibrateSettings, start: Hardware, shape: 
             )
 
 
+def _not_in_the_start(
+    settings: CalibrateSettings, start: Hardware, loaded: Sequence[Experiment], experiments: Sequence[MeasuredSweep]
+) -> tuple[list[Experiment], list[MeasuredSweep]]:
+    """The runs with levels that bring something, with notes on the others. Of a start that does not record its levels,
+    the runs that it names are left out. Raises UsageError if none is left."""
+    correction = start.steps.correction if start.steps is not None else NO_CORRECTION
+    names = () if correction.levels_recorded else start.fitted_on
+    new = set(new_levels(correction, experiments))
+    kept, first, again = [], 0, 0
+    for run, sweep in zip(loaded, experiments, strict=True):
+        numbers = range(first, first + len(sweep.levels))
+        first = numbers.stop
+        bring = 0 if sweep.name in names else len(new.intersection(numbers))
+        if bring:
+            kept.append((run, sweep))
+        if left := len(numbers) - bring:
+            again += left
+            print(f"note: {sweep.name}: {counted(left, 'level')} given again, left out", file=sys.stderr)
+    if not kept:
+        raise UsageError(
+            f"--runs: --start {settings.start} has all {again} levels already; give levels that it does not have"
+        )
+    return [run for run, _ in kept], [sweep for _, sweep in kept]
+
+
 def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Experiment]) -> int:
     """Correct the start's tabulated steps by all levels of the runs. Returns the exit code."""
     not_given(settings, OF_A_FIT, f"--start {settings.start}, whose steps are tables: a correction is no fit")
@@ -381,7 +408,9 @@ def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Expe
             f"--start {start.gpu_type}"
         )
     _add_to_the_same_stack(settings, start, shape, made_on)
+    experiments = [measured_as_launched(each, start, shape) for each in experiments]
     _same_arguments(start, shape, experiments)
+    loaded, experiments = _not_in_the_start(settings, start, loaded, experiments)
     _print_doubts(experiments)
     result = calibrated(with_stack_prior(start, shape), shape, experiments)
     hardware = start.with_correction(result.correction)
@@ -406,7 +435,9 @@ def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Expe
         fitted_on = tuple(dict.fromkeys((*start.fitted_on, *(each.name for each in experiments))))
         error = None if result.contradicting or doubtful else error_after(result.correction.fitted_settings)
         changed = {"fitted_on": fitted_on, "error": error}
-        _write(settings, settings.out, hardware.model_copy(update=changed), shape, made_on, experiments, loaded)
+        earlier = start.fit if start.steps is not None and start.steps.correction.fitted_levels else None
+        made = hardware.model_copy(update=changed)
+        _write(settings, settings.out, made, shape, made_on, experiments, loaded, earlier)
     return 0
 
 
@@ -418,13 +449,17 @@ def _write(
     made_on: Platform,
     experiments: Sequence[MeasuredSweep],
     loaded: Sequence[Experiment],
+    earlier: FitDomain | None = None,
 ) -> None:
-    """Write the hardware file, with the domain of the fit. ``experiments``: those of ``loaded``, in the same order."""
+    """Write the hardware file, with the domain of the fit. ``experiments``: those of ``loaded``, in the same order.
+    ``earlier``: the domain of levels that the start has."""
     assert made_on.version is not None
     crossed = [network_of(each.deployment, ran_on(run).nic) for each, run in zip(experiments, loaded, strict=True)]
     arguments = [each for run in experiments for each in unknown_effects(hardware, run.deployment, shape.kv_dtype)]
     networks = [each for each in crossed if each is not None]
     domain = fit_domain(experiments, shape, made_on, networks, arguments)
+    if earlier is not None:
+        domain = domain.joined(earlier)
     changed = {"name": settings.name or out.stem, "stack": _stack(loaded, made_on.version)}
     write_output(out, to_yaml(signed(hardware.model_copy(update=changed), domain)), "--out")
     print(f"wrote {out}", file=sys.stderr, flush=True)
@@ -446,6 +481,7 @@ def main(settings: CalibrateSettings) -> int:
         start = rounded_start(start)
     experiments = [measured_sweep(experiment, settings.prompts, fitted=True) for experiment in loaded]
     shape = _shape(settings.model, experiments)
+    experiments = [measured_as_launched(each, start, shape) for each in experiments]
     _same_arguments(start, shape, experiments)
     if settings.cross_validate and len(experiments) < 3:
         raise UsageError(f"--cross-validate needs at least 3 experiments, got {len(experiments)}")

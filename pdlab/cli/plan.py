@@ -738,6 +738,7 @@ def _explain(settings: PlanSettings, label: str, hardware: Hardware, shape: Mode
     from pdlab.core.deployment import Deployment, parse_label
     from pdlab.core.vllm_limits import check_divisibility
     from pdlab.plan.candidates import on_two_types
+    from pdlab.plan.engine_arguments import with_added
     from pdlab.plan.facts import explanation_text
     from pdlab.plan.planner import evaluate, sized_deployment
 
@@ -755,7 +756,7 @@ def _explain(settings: PlanSettings, label: str, hardware: Hardware, shape: Mode
     of_type = max(pool.gpus for pool in deployment.pools.values()) if hardware.beside else deployment.gpus
     nic = _nic(settings, hardware, of_type, spread=deployment.mode == "pd-spread")
     scenario = replace(_scenario(settings, hardware, shape), nic=nic)
-    deployment = scenario.with_offload(deployment)
+    deployment = with_added(scenario.with_offload(deployment), hardware, shape)
     candidate = evaluate(
         scenario,
         sized_deployment(scenario, deployment),

@@ -84,3 +84,8 @@ def kv_copies(shape: ModelShape, tp: int) -> float:
     """Copies of one token's KV cache in a TP group: heads are copied if TP exceeds their number, a latent vector
     is on every GPU."""
     return float(tp) if shape.kv_latent else max(1.0, tp / shape.kv_heads)
+
+
+def moved_bytes(shape: ModelShape, tokens: float, decode_tp: int, *, hybrid: bool) -> float:
+    """Bytes of a KV transfer to a decode engine of that TP: every rank reads the KV cache that it keeps, copies too."""
+    return kv_bytes(shape, tokens, hybrid=hybrid) * kv_copies(shape, decode_tp)

@@ -429,8 +429,11 @@ def loads_in_flight(sweep: MeasuredSweep) -> list[float]:
 
 
 def unlike_arguments(hardware: Hardware, shape: ModelShape, sweeps: Sequence[MeasuredSweep]) -> str | None:
-    """How runs differ in engine arguments whose effect is not simulated; None: in none."""
+    """How runs, and the runs of the hardware's measured levels, differ in engine arguments whose effect is not
+    simulated; None: in none."""
     of = {each.name: set(unknown_effects(hardware, each.deployment, shape.kv_dtype)) for each in sweeps}
+    if hardware.fit is not None and hardware.steps is not None and hardware.steps.correction.fitted_levels:
+        of[hardware.name] = set(hardware.fit.engine_arguments)
     for name, arguments in of.items():
         for other, others in of.items():
             lacks = sorted(each for each in arguments - others if each.partition("=")[0] not in SIMULATED)

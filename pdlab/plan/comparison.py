@@ -13,6 +13,7 @@ from pdlab.core.rendering import rendered
 from pdlab.plan import TEMPLATES
 from pdlab.plan.accuracy import MeasuredSweep, PredictedPoint, mean_rows, median_errors
 from pdlab.plan.calibration import compare, device_mismatch, loads_in_flight, measured_sweep
+from pdlab.plan.engine_arguments import measured_as_launched
 from pdlab.plan.error_catalog import with_stack_prior
 from pdlab.plan.extrapolation import OutsideFit, outside_fit, ran_on
 from pdlab.plan.replay_accuracy import ComparedReplay, compared, trace_sent
@@ -61,6 +62,8 @@ def compared_experiment(
     if mismatch := device_mismatch(hardware, experiment):
         notes = (*notes, f"{mismatch}: give --hardware")
     shape = as_served(shape, hardware)
+    sweep = measured_as_launched(sweep, hardware, shape)
+    deployment = sweep.deployment
     corrected = with_stack_prior(sweep.as_measured(hardware), shape)
     points, replays = [], []
     if sweep.trace is None:

@@ -265,7 +265,9 @@ class TestRanking:
             assert candidate.best is not None and candidate.best.meets and candidate.best.load.kind == "rate"
             assert candidate.goodput_rps is not None and candidate.closed is not None
             assert candidate.best.load.value <= 1.02 * candidate.goodput_rps
-            assert candidate.capacity_rps == pytest.approx(candidate.closed.goodput_rps, rel=0.3)
+            assert candidate.capacity_rps == pytest.approx(candidate.closed.goodput_rps, rel=0.5), (
+                "a step of the ladder"
+            )
         assert planned.screened and all(candidate.loop == "closed" for candidate in planned.screened)
         assert not {c.deployment.label for c in planned.screened} & {c.deployment.label for c in planned.candidates}
         assert planned.screened[0].served_per_gpu < planned.candidates[0].served_per_gpu, "else it might come first"
