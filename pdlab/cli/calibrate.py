@@ -37,6 +37,7 @@ from pdlab.plan.accuracy import (
     without_lowest,
 )
 from pdlab.plan.calibration import (
+    assumed_prompts,
     compare,
     cross_validate,
     device_mismatch,
@@ -225,9 +226,22 @@ def _of_that_model(shape: ModelShape, experiments: Sequence[MeasuredSweep]) -> N
 
 
 def _same_arguments(start: Hardware, shape: ModelShape, experiments: Sequence[MeasuredSweep]) -> None:
-    """Raises UsageError if the runs differ in engine arguments that are not simulated."""
+    """Raises UsageError if the runs differ in engine arguments that are not simulated, or have speculative decoding."""
     if differ := unlike_arguments(start, shape, experiments):
         raise UsageError(f"{differ}: constants are fitted to one; sort the runs by it")
+    for each in experiments:
+        if each.speculation is not None:
+            raise UsageError(
+                f"{each.name} was measured with speculative decoding, {each.speculation.acceptance_length:.3g} tokens "
+                "per step: the time of its draft would be in every step; leave it out"
+            )
+
+
+def _print_doubts(experiments: Sequence[MeasuredSweep]) -> None:
+    """Print levels that are left out, and assumed prompts, on standard error."""
+    for note in [*(note for each in experiments for note in each.doubts), assumed_prompts(experiments)]:
+        if note is not None:
+            print(f"note: {note}", file=sys.stderr)
 
 
 def _made_on(settings: CalibrateSettings, loaded: Sequence[Experiment]) -> Platform:
@@ -377,7 +391,7 @@ def _not_in_the_start(
 def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Experiment]) -> int:
     """Correct the start's tabulated steps by all levels of the runs. Returns the exit code."""
     not_given(settings, OF_A_FIT, f"--start {settings.start}, whose steps are tables: a correction is no fit")
-    experiments = [measured_sweep(experiment, settings.prompts) for experiment in loaded]
+    experiments = [measured_sweep(experiment, settings.prompts, fitted=True) for experiment in loaded]
     shape = _shape(settings.model, experiments)
     _of_that_model(shape, experiments)
     shape = as_served(shape, start)
@@ -397,6 +411,7 @@ def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Expe
     experiments = [measured_as_launched(each, start, shape) for each in experiments]
     _same_arguments(start, shape, experiments)
     loaded, experiments = _not_in_the_start(settings, start, loaded, experiments)
+    _print_doubts(experiments)
     result = calibrated(with_stack_prior(start, shape), shape, experiments)
     hardware = start.with_correction(result.correction)
     for each in step_findings(start)[:1]:
@@ -473,7 +488,7 @@ def main(settings: CalibrateSettings) -> int:
         return _correct(settings, start, loaded)
     if settings.coarse_start:
         start = rounded_start(start)
-    experiments = [measured_sweep(experiment, settings.prompts) for experiment in loaded]
+    experiments = [measured_sweep(experiment, settings.prompts, fitted=True) for experiment in loaded]
     shape = _shape(settings.model, experiments)
     experiments = [measured_as_launched(each, start, shape) for each in experiments]
     _same_arguments(start, shape, experiments)
@@ -489,6 +504,7 @@ def main(settings: CalibrateSettings) -> int:
         _of_that_model(shape, experiments)
     elif settings.data_sheet or settings.gpu or settings.engine:
         raise UsageError("--gpu, --engine and --data-sheet are of the file that --out writes: add --out FILE")
+    _print_doubts(experiments)
     for text in filter(None, (device_mismatch(start, experiment) for experiment in loaded)):
         print(f"note: {text}: give --start", file=sys.stderr)
 

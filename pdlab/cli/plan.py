@@ -772,6 +772,7 @@ def _explain(settings: PlanSettings, label: str, hardware: Hardware, shape: Mode
 
 def _compare(settings: PlanSettings, hardware: Hardware) -> int:
     from pdlab.deploy.serve_config import cpu_engine_kwargs
+    from pdlab.plan.calibration import assumed_prompts
     from pdlab.plan.comparison import compared_experiment, comparison_text
     from pdlab.plan.pictures import PredictedCurve, simulated_as_measured
     from pdlab.plan.replay_accuracy import write_simulated
@@ -793,6 +794,8 @@ def _compare(settings: PlanSettings, hardware: Hardware) -> int:
                 raise UsageError(f"--out {settings.out}: two experiments are called {name}; rename one")
             written[name] = write_simulated(settings.out, each.experiment, each.replays)
         experiments.append(each)
+    if prompts := assumed_prompts([each.sweep for each in experiments]):
+        print(f"note: {prompts}", file=sys.stderr)
     print(comparison_text(experiments, hardware))
     if settings.out and not written:
         raise UsageError(f"--out {settings.out}: none of these experiments is a replay; leave --out out")

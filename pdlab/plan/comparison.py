@@ -64,7 +64,7 @@ def compared_experiment(
     shape = as_served(shape, hardware)
     sweep = measured_as_launched(sweep, hardware, shape)
     deployment = sweep.deployment
-    corrected = with_stack_prior(sweep.on_its_nodes(hardware), shape)
+    corrected = with_stack_prior(sweep.as_measured(hardware), shape)
     points, replays = [], []
     if sweep.trace is None:
         points = compare(corrected, shape, sweep)
@@ -79,7 +79,7 @@ def compared_experiment(
         points=points,
         replays=replays,
         outside=outside_fit(
-            hardware,
+            sweep.as_measured(hardware),
             deployment.model.rpartition("/")[2] if isinstance(measured, str) else measured,
             deployment,
             [sweep.workload],
@@ -88,7 +88,7 @@ def compared_experiment(
             kv_dtype=shape.kv_dtype,
         ),
         findings=step_findings(corrected, shape, [deployment]),
-        notes=notes,
+        notes=(*notes, *sweep.doubts),
     )
 
 

@@ -161,9 +161,8 @@ def _predicted_row(
     deployment = row.deployment
     in_flight = [_in_flight(level, deployment) for level in levels]
     version = row.stated.engine_version
-    ran_on = Platform(
-        None, row.stated.engine, version, "tcp" if row.link == "tcp" else None if row.link == "nvlink" else nic
-    )
+    network = {"tcp": "tcp", "nvlink": None}.get(row.link or "", nic)
+    ran_on = Platform(None, row.stated.engine, version, network)
     outside = outside_fit(
         hardware,
         shape,
