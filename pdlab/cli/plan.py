@@ -455,8 +455,10 @@ def _hardware(settings: PlanSettings) -> Hardware:
 
 
 def _node(settings: PlanSettings, hardware: Hardware) -> str | None:
-    """The node type or cluster file to plan for; None: nodes as the tables of step times describe them."""
-    return settings.node if hardware.steps is None or "node" in settings.model_fields_set else None
+    """The node type or cluster file to plan for; None: nodes as the tables of step times, or the calibrated file,
+    describe them."""
+    described = hardware.steps is not None or hardware.wires is not None
+    return settings.node if "node" in settings.model_fields_set or not described else None
 
 
 def _nic(settings: PlanSettings, hardware: Hardware, gpus: int = 1, *, spread: bool = False) -> str | None:

@@ -62,10 +62,14 @@ class MeasuredSweep(Frozen):
     doubts: tuple[str, ...] = ()
     assumed: bool = False
 
+    def on_its_nodes(self, hardware: Hardware) -> Hardware:
+        """The hardware with the network and the memory of the experiment's nodes, if they are known."""
+        return on_nodes(hardware, self.nodes) if self.nodes and not hardware.cpu else hardware
+
     def as_measured(self, hardware: Hardware) -> Hardware:
-        """The hardware with the network of the experiment's nodes, and with its speculative decoding, if they are
-        known. Speculative decoding that the hardware has is kept."""
-        on_them = on_nodes(hardware, self.nodes) if self.nodes and not hardware.cpu else hardware
+        """The hardware of the experiment's nodes, with its speculative decoding, if that is known. Speculative decoding
+        that the hardware has is kept."""
+        on_them = self.on_its_nodes(hardware)
         if self.speculation is None or on_them.speculation is not None:
             return on_them
         return on_them.with_speculation(self.speculation)

@@ -19,6 +19,7 @@ from pdlab.cli import plan as cli_plan
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.lengths import parse_lengths
+from pdlab.core.nodes import Nic
 from pdlab.core.schema import to_yaml
 from pdlab.core.workload import Closed, Level, Open, RunKey, Workload
 from pdlab.plan import calibration
@@ -314,6 +315,28 @@ class TestWhatAFitWasMadeOn:
         assert "--model gpt-oss-20b" in self.refused(capsys, out, "--runs", home, "--model", "gpt-oss-20b")
         assert "cpu" in self.refused(capsys, out, "--runs", home, "--start", "cpu-vllm-0.29")
         assert "--rounds 0" in self.refused(capsys, out, "--runs", home, "--rounds", "0")
+
+    def test_the_network_is_that_of_the_runs_if_it_is_one(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        fast, slow = Nic(kind="infiniband", count=8, gbit_per_s=400), Nic(kind="ethernet", count=1, gbit_per_s=10)
+        one = run_on(tmp_path / "one", "H100", "0.11.0", nic=slow)
+        two = run_on(tmp_path / "two", "H100", "0.11.0", label="collocated-1xtp8", nic=slow)
+        other = run_on(tmp_path / "other", "H100", "0.11.0", label="collocated-1xtp2", nic=fast)
+        made = self.calibrated(tmp_path / "same.yaml", "--runs", one, two)
+        assert made.wires is not None and (made.wires.network, made.wires.node_gb_per_s) == ("tcp", 1.25)
+        assert made.fit is not None, "signed with it"
+        assert self.calibrated(tmp_path / "both.yaml", "--runs", one, other).wires is None
+        capsys.readouterr()
+        spread = ["--explain", "pd-spread-p1xtp4-d1xtp4", "--concurrency", "8", "--hardware"]
+        times_ms = []
+        for hardware in ("h100-vllm-0.11", str(tmp_path / "same.yaml")):
+            assert cli_plan.main([*spread, hardware]) == 0
+            row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("concurrency 8"))
+            times_ms.append(float(row.split()[5].replace(",", "")))
+        assert times_ms[1] > 5 * times_ms[0], "KV cache crosses the runs' Ethernet"
+        assert cli_plan.main(["--gpus", "16", "--concurrency", "1", "--hardware", str(tmp_path / "same.yaml")]) == 0
+        assert "p5.48xlarge" not in capsys.readouterr().out
 
     def test_engine_arguments_are_those_of_all_runs(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         eager = {"enforce_eager": True, "max_num_seqs": 64}
