@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge
 
-from pdlab.analysis.curves import gpus_of
+from pdlab.analysis.comparable import same_model
+from pdlab.analysis.curves import UNKNOWN_MODEL, gpus_of
 from pdlab.core import defaults
 from pdlab.core.arguments import MODEL_HELP, above_zero
 from pdlab.core.catalog import load_model, require_shape, why_no_tables
@@ -206,15 +207,21 @@ class CalibrateSettings(Settings):
 
 
 def _shape(model: str | None, experiments: Sequence[MeasuredSweep]) -> ModelShape:
-    if model:
-        return require_shape(model)
-    names = sorted({experiment.deployment.model for experiment in experiments})
-    known = [shape for name in names if (shape := load_model(name)) is not None]
-    if len(names) > 1 and not (len(known) == len(names) and all(map(known[0].is_same, known))):
+    """The shape of --model, else of the recorded model. Raises UsageError if the runs record several."""
+    names = sorted({experiment.deployment.model for experiment in experiments} - {UNKNOWN_MODEL})
+    if not all(_alike(names[0], name) for name in names):
         raise UsageError(
             f"the runs are of {' and '.join(names)}; constants are fitted to one model: leave the others out"
         )
-    return require_shape(names[0])
+    return require_shape(model or (names[0] if names else UNKNOWN_MODEL))
+
+
+def _alike(first: str, second: str) -> bool:
+    """Whether two recorded names are of one model."""
+    shapes = load_model(first), load_model(second)
+    if shapes[0] is None or shapes[1] is None:
+        return same_model(first, second)
+    return shapes[0].is_same(shapes[1])
 
 
 def _of_that_model(shape: ModelShape, experiments: Sequence[MeasuredSweep]) -> None:
@@ -237,9 +244,20 @@ def _same_arguments(start: Hardware, shape: ModelShape, experiments: Sequence[Me
             )
 
 
-def _print_doubts(experiments: Sequence[MeasuredSweep]) -> None:
-    """Print levels that are left out, and assumed prompts, on standard error."""
-    for note in [*(note for each in experiments for note in each.doubts), assumed_prompts(experiments)]:
+def _other_names(shape: ModelShape, experiments: Sequence[MeasuredSweep]) -> Iterator[str]:
+    """The runs that record a name which is not known to be that of ``shape``, as sentences."""
+    names = [each for each in (shape.name, shape.hf_id, shape.word) if each is not None]
+    for each in experiments:
+        recorded = each.deployment.model
+        unknown = recorded != UNKNOWN_MODEL and load_model(recorded) is None
+        if unknown and not any(same_model(recorded, name) for name in names):
+            yield f"{each.name} is of {recorded}, fitted as {shape.name}"
+
+
+def _print_doubts(shape: ModelShape, experiments: Sequence[MeasuredSweep]) -> None:
+    """Print levels that are left out, assumed prompts, and other names of the model, on standard error."""
+    doubts = [note for each in experiments for note in each.doubts]
+    for note in [*_other_names(shape, experiments), *doubts, assumed_prompts(experiments)]:
         if note is not None:
             print(f"note: {note}", file=sys.stderr)
 
@@ -411,7 +429,7 @@ def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Expe
     experiments = [measured_as_launched(each, start, shape) for each in experiments]
     _same_arguments(start, shape, experiments)
     loaded, experiments = _not_in_the_start(settings, start, loaded, experiments)
-    _print_doubts(experiments)
+    _print_doubts(shape, experiments)
     result = calibrated(with_stack_prior(start, shape), shape, experiments)
     hardware = start.with_correction(result.correction)
     for each in step_findings(start)[:1]:
@@ -504,7 +522,7 @@ def main(settings: CalibrateSettings) -> int:
         _of_that_model(shape, experiments)
     elif settings.data_sheet or settings.gpu or settings.engine:
         raise UsageError("--gpu, --engine and --data-sheet are of the file that --out writes: add --out FILE")
-    _print_doubts(experiments)
+    _print_doubts(shape, experiments)
     for text in filter(None, (device_mismatch(start, experiment) for experiment in loaded)):
         print(f"note: {text}: give --start", file=sys.stderr)
 

@@ -114,7 +114,7 @@ def test_closed_loops_of_others_repeat_their_prompts_unless_stated(origin: Origi
 
 def published_levels(folder: Path, **changes: Any) -> Experiment:
     """Closed loops of 4 and 8 requests, of a full closed loop unless changed."""
-    files = {f"c{n}": published.content(n, model_id=MODEL, **changes) for n in (4, 8)}
+    files = {f"c{n}": published.content(n, **{"model_id": MODEL, **changes}) for n in (4, 8)}
     return load_experiment(published.write(folder / "x_1xtp2", files))
 
 
@@ -377,6 +377,28 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert len(lines) == 3 and all(line.startswith("error: ") for line in lines)
     assert "does not exist" in lines[0] and "no-such-model" in lines[1]
     assert "gpt-oss-120b and tiny-gptoss" in lines[2]
+
+
+def test_several_recorded_models_are_refused_whatever_the_flag(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("org/model-a", "org/model-b"):
+        published_levels(tmp_path / name, model_id=name)
+    runs = [str(tmp_path / "org" / name / "x_1xtp2") for name in ("model-a", "model-b")]
+    assert cli_calibrate.main(["--runs", *runs, "--model", MODEL, "--rounds", "0"]) == 2
+    assert "the runs are of org/model-a and org/model-b" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("recorded", "noted"), [("org/other", True), (MODEL, False), (f"/weights/{MODEL}", False), (None, False)]
+)
+def test_a_recorded_name_that_is_not_known_to_be_the_models_is_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], recorded: str | None, noted: bool
+) -> None:
+    published_levels(tmp_path, model_id=recorded)
+    runs = ["--runs", str(tmp_path / "x_1xtp2"), "--rounds", "0"]
+    assert cli_calibrate.main([*runs, "--model", MODEL]) == 0
+    assert (f"note: x_1xtp2 is of {recorded}, fitted as {MODEL}" in capsys.readouterr().err) is noted
 
 
 def test_where_fits_start() -> None:
