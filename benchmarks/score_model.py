@@ -80,7 +80,7 @@ from pdlab.core.model_files import CONFIG, MODELOPT  # noqa: E402
 from pdlab.core.schema import Frozen, parse_yaml, to_yaml  # noqa: E402
 from pdlab.core.workload import Closed  # noqa: E402
 from pdlab.plan.correction_fit import TPOT, TTFT, LevelSetting, Response  # noqa: E402
-from pdlab.plan.error_catalog import NEAR, PUBLIC, ErrorCatalog, weights_of  # noqa: E402
+from pdlab.plan.error_catalog import MODELS, NEAR, PUBLIC, ErrorCatalog, PublicModels, weights_of  # noqa: E402
 from pdlab.plan.pd_catalog import PUBLIC_PD, PdCatalog  # noqa: E402
 from pdlab.plan.stack_prior import KINDS, Stack  # noqa: E402
 from pdlab.sim.computed_hardware import as_served  # noqa: E402
@@ -111,6 +111,13 @@ class ScoredStack(Frozen):
     mode: Literal["SILICON", "HYBRID"] = "SILICON"
     in_doubt: bool = False
     """Its tables are: other stacks are not predicted by it, and it has no band."""
+
+
+def write_models() -> None:
+    """Write the numbers of all models that are scored, by the names of their stacks."""
+    entries = TypeAdapter(tuple[ScoredStack, ...]).validate_python(parse_yaml(STACKS.read_text(encoding="utf-8")))
+    models = {entry.model.rpartition("/")[2]: shape_of(entry).numbers for entry in entries}
+    MODELS.write_text(HEAD + to_yaml(PublicModels(models=dict(sorted(models.items())))), encoding="utf-8")
 
 
 def shape_of(entry: ScoredStack) -> ModelShape:
@@ -227,6 +234,7 @@ def main() -> int:
         of_pd = disaggregated(arguments.tables, arguments.csv, arguments.jobs)
         print(of_pd.page)
         if arguments.write:
+            write_models()
             PUBLIC_PD.write_text(PD_HEAD + to_yaml(of_pd.catalog), encoding="utf-8")
             write_page(of_pd.page, PD_BEGIN, PD_END)
         return 0
@@ -292,6 +300,7 @@ def main() -> int:
             ),
         )
         PUBLIC.parent.mkdir(exist_ok=True)
+        write_models()
         PUBLIC.write_text(HEAD + to_yaml(catalog), encoding="utf-8")
         write_page(f"{page}\n{groups}\n{after_levels(catalog)}", BEGIN, END)
     return 0

@@ -375,7 +375,7 @@ class PlanSettings(Settings):
     def check(self) -> None:
         """Raises UsageError for flags that would have no effect."""
         load = ("requests", "workload", "rate", "arrivals", "concurrency", "prefix_hit_rate", "kv_offload_gb", "slo")
-        cluster = ("node", "gpus", "placement", "top", "fidelity")
+        cluster = ("gpus", "placement", "top", "fidelity")
         goodput_map = ("goodput_map", "measured", "price_per_gpu_hour")
         blocks = ("assume_merged", "blocks")
         if self.predict:
@@ -384,7 +384,8 @@ class PlanSettings(Settings):
             unused = ("plot", "seed", *cluster, *load, *blocks, *goodput_map, "count_gpus")
             not_given(self, unused, "--predict, which predicts each row of a file as it is")
         elif self.compare:
-            not_given(self, (*cluster, *load, *blocks, *goodput_map), "--compare, which predicts measured runs")
+            measured = "--compare, which predicts measured runs"
+            not_given(self, ("node", *cluster, *load, *blocks, *goodput_map), measured)
         elif self.explain:
             not_given(self, ("plot", "out", "prompts", *cluster, *goodput_map, "count_gpus"), "--explain")
         elif self.fluid:
@@ -454,8 +455,26 @@ def _hardware(settings: PlanSettings) -> Hardware:
 
 
 def _node(settings: PlanSettings, hardware: Hardware) -> str | None:
-    """The node type or cluster file to plan for; None: nodes as the tables of step times describe them."""
-    return settings.node if hardware.steps is None or "node" in settings.model_fields_set else None
+    """The node type or cluster file to plan for; None: nodes as the tables of step times, or the calibrated file,
+    describe them."""
+    described = hardware.steps is not None or hardware.wires is not None
+    return settings.node if "node" in settings.model_fields_set or not described else None
+
+
+def _nic(settings: PlanSettings, hardware: Hardware, gpus: int = 1, *, spread: bool = False) -> str | None:
+    """The kind of NIC of --node's nodes; None: it is not given. ``gpus``, ``spread``: see `planned_nodes`. Raises
+    UsageError for nodes that the hardware does not describe."""
+    from pdlab.plan.planned_nodes import planned_nodes
+
+    _refuse_node_of_cpus(settings, hardware)
+    if "node" not in settings.model_fields_set:
+        return None
+    return planned_nodes(hardware, gpus, settings.node, spread=spread).engine_nodes[0].nic.kind
+
+
+def _refuse_node_of_cpus(settings: PlanSettings, hardware: Hardware) -> None:
+    if hardware.cpu:
+        not_given(settings, ("node",), f"--hardware {settings.hardware}, which is CPUs of this machine")
 
 
 @command(PlanSettings)
@@ -542,7 +561,7 @@ def _scenario(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> 
     if settings.blocks is not None:
         from pdlab.plan.scattered_blocks import read
 
-        blocks = read(settings.blocks, shape.name, workload.sent_input_tokens, cpu=hardware.cpu)
+        blocks = read(settings.blocks, shape, workload.sent_input_tokens, cpu=hardware.cpu)
         hardware = with_scattered_blocks(hardware, shape, blocks.extra_s_per_token)
     elif hardware.engine != "vllm":  # copies of single blocks were seen with vLLM alone
         hardware = with_scattered_blocks(hardware, shape, 0.0)
@@ -569,7 +588,7 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
     from pdlab.core.mixes import Mixes
     from pdlab.plan.facts import ranking_text
     from pdlab.plan.next_steps import commands
-    from pdlab.plan.planned_nodes import planned_nodes
+    from pdlab.plan.planned_nodes import not_of_the_file, planned_nodes
     from pdlab.plan.planner import plan
 
     if settings.plot:
@@ -580,8 +599,7 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
         check_folder(settings.out, "--out")
     if hardware.engine != "vllm":
         not_given(settings, ("out",), f"a plan of {hardware.engine}: it writes files for {LAUNCH}, which launches vLLM")
-    if hardware.cpu:
-        not_given(settings, ("node",), f"--hardware {settings.hardware}, which is CPUs of this machine")
+    _refuse_node_of_cpus(settings, hardware)
     scenario = _scenario(settings, hardware, shape)
     if settings.goodput_map and scenario.trace is not None:
         raise UsageError(
@@ -600,6 +618,8 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
     view = planned_nodes(hardware, settings.gpus, node, spread=settings.placement == "spread")
     if node is not None:
         scenario = replace(scenario, nic=view.engine_nodes[0].nic.kind)
+        for note in not_of_the_file(node, view):
+            print(f"note: --node {node}: {note}", file=sys.stderr)
     progress = _PlanProgress()
     ranked_plan = plan(
         scenario,
@@ -701,10 +721,13 @@ class _PlanProgress:
 
 
 def _fluid(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
+    from dataclasses import replace
+
     from pdlab.plan.facts import fluid_text
     from pdlab.plan.fluid_pools import fluid_plan
 
-    scenario, progress = _scenario(settings, hardware, shape), _PlanProgress()
+    nic = _nic(settings, hardware, settings.gpus)
+    scenario, progress = replace(_scenario(settings, hardware, shape), nic=nic), _PlanProgress()
     made = fluid_plan(scenario, settings.model_name, settings.gpus, progress)
     progress.end()
     print(fluid_text(made, scenario, settings.workload))
@@ -712,9 +735,12 @@ def _fluid(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int
 
 
 def _explain(settings: PlanSettings, label: str, hardware: Hardware, shape: ModelShape) -> int:
+    from dataclasses import replace
+
     from pdlab.core.deployment import Deployment, parse_label
     from pdlab.core.vllm_limits import check_divisibility
     from pdlab.plan.candidates import on_two_types
+    from pdlab.plan.engine_arguments import with_added
     from pdlab.plan.facts import explanation_text
     from pdlab.plan.planner import evaluate, sized_deployment
 
@@ -729,8 +755,10 @@ def _explain(settings: PlanSettings, label: str, hardware: Hardware, shape: Mode
             raise UsageError(f"--explain {label}: two GPU types are for pd-spread; leave --p-hardware out")
         deployment = on_types
     check_divisibility(deployment, shape)
-    scenario = _scenario(settings, hardware, shape)
-    deployment = scenario.with_offload(deployment)
+    of_type = max(pool.gpus for pool in deployment.pools.values()) if hardware.beside else deployment.gpus
+    nic = _nic(settings, hardware, of_type, spread=deployment.mode == "pd-spread")
+    scenario = replace(_scenario(settings, hardware, shape), nic=nic)
+    deployment = with_added(scenario.with_offload(deployment), hardware, shape)
     candidate = evaluate(
         scenario,
         sized_deployment(scenario, deployment),
@@ -744,6 +772,7 @@ def _explain(settings: PlanSettings, label: str, hardware: Hardware, shape: Mode
 
 def _compare(settings: PlanSettings, hardware: Hardware) -> int:
     from pdlab.deploy.serve_config import cpu_engine_kwargs
+    from pdlab.plan.calibration import assumed_prompts
     from pdlab.plan.comparison import compared_experiment, comparison_text
     from pdlab.plan.pictures import PredictedCurve, simulated_as_measured
     from pdlab.plan.replay_accuracy import write_simulated
@@ -765,6 +794,8 @@ def _compare(settings: PlanSettings, hardware: Hardware) -> int:
                 raise UsageError(f"--out {settings.out}: two experiments are called {name}; rename one")
             written[name] = write_simulated(settings.out, each.experiment, each.replays)
         experiments.append(each)
+    if prompts := assumed_prompts([each.sweep for each in experiments]):
+        print(f"note: {prompts}", file=sys.stderr)
     print(comparison_text(experiments, hardware))
     if settings.out and not written:
         raise UsageError(f"--out {settings.out}: none of these experiments is a replay; leave --out out")
@@ -790,13 +821,14 @@ def _predict(settings: PlanSettings, file: Path, hardware: Hardware) -> int:
             raise UsageError(
                 f"--out {settings.out} is the CSV that --predict reads, which would be lost: choose another"
             )
+    nic = _nic(settings, hardware)
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--predict {file}: cannot be read as a text file; give a CSV") from error
     table = csv_rows.read(text, str(file), settings.model_name)
     try:
-        predictions = csv_predictions.predict(table.requested, hardware)
+        predictions = csv_predictions.predict(table.requested, hardware, nic=nic)
     except UsageError as error:
         raise UsageError(f"{file}, {error}") from error
     if table.unread:

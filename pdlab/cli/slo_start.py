@@ -93,7 +93,7 @@ def begun(search: SloSearchOptions, workload: Workload, deployment: Deployment, 
     start_rps = math.prod(ends) ** (1 / len(ends))
     started = {"start_rps": start_rps, "step": STEP, "start_from": None, "hardware": None}
     shape = served_model(deployment).shape
-    outside = outside_fit(calibrated, shape.name if shape else deployment.model, deployment, [workload])
+    outside = outside_fit(calibrated, shape or deployment.model, deployment, [workload])
     sentence = f"{search.slo.label}: on the simulator {simulated_search.detail.split(';')[0]}; measuring begins there"
     sentence += f" ({outside_text(outside)})" if outside else ""
     return StartedSearch(search.model_copy(update=started), sentence)

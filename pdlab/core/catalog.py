@@ -19,7 +19,7 @@ from pdlab.core.model_config import shape_fields
 from pdlab.core.model_files import CONFIG, BrokenModelFile, ModelFiles, config_of_file, config_of_folder, config_of_id
 from pdlab.core.nodes import HOST_NAMES, NODE_NAME_LABEL, ClusterNode, ClusterView, GpuLink, LinkShape, Nic
 from pdlab.core.schema import Frozen, is_yaml_path, load_yaml, parse_yaml, validate
-from pdlab.core.text import choices, counted
+from pdlab.core.text import choices, counted, listed
 
 LOCAL_NODE_CPUS = 4  # engine ranks on one node of `--local`
 
@@ -45,12 +45,34 @@ DTYPE_SPELLINGS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp
 ONLY_EXPERTS = {"mxfp4", "nvfp4", "fp4"}
 # Bounds of a model that may exist: hundreds of times the largest one.
 MOST_PARAMETERS, MOST_CONTEXT = 10**15, 10**9
-# Two models with the same values in all these fields have the same matrices.
-SAME_MODEL = (
-    *("architecture", "layers", "hidden", "heads", "kv_heads", "head_dim", "kv_latent", "q_latent", "experts"),
-    *("experts_per_token", "expert_intermediate", "shared_experts", "dense_layers", "dense_intermediate", "vocab"),
-    *("sliding_window", "full_attention_layers", "other_parameters"),
-)
+
+
+class ModelNumbers(Frozen):
+    """The numbers of `ModelShape` that give a model's matrices. Two models with the same numbers are one model for
+    step times, whatever their names are. A part that the model does not have is 0, and no matter how its config.json
+    writes it."""
+
+    architecture: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    attention_layers: int
+    full_attention_layers: int
+    sliding_window: int = 0
+    kv_latent: int = 0
+    rope_dim: int = 0
+    q_latent: int = 0
+    experts: int = 1
+    experts_per_token: int = 1
+    expert_intermediate: int = 0
+    shared_experts: float = 0
+    dense_layers: int = 0
+    dense_intermediate: int = 0
+    other_parameters: float = 0
+    vocab: int
 
 
 class ModelShape(Frozen):
@@ -169,6 +191,49 @@ class ModelShape(Frozen):
     def word(self) -> str:
         """The model as a value of --model."""
         return self.read_from or self.name
+
+    @property
+    def numbers(self) -> ModelNumbers:
+        """The identity of the model, without the formats of its weights."""
+        windowed = self.full_attention_layers is not None and self.full_attention_layers < self.layers
+        return ModelNumbers(
+            architecture=self.architecture,
+            layers=self.layers,
+            hidden=self.hidden,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            value_dim=self.value_dim or self.head_dim,
+            attention_layers=self.layers if self.attention_layers is None else self.attention_layers,
+            full_attention_layers=self.full_attention_layers or 0 if windowed else self.layers,
+            sliding_window=self.sliding_window or 0 if windowed else 0,
+            kv_latent=self.kv_latent or 0,
+            rope_dim=self.rope_dim if self.kv_latent else 0,
+            q_latent=self.q_latent if self.kv_latent else 0,
+            experts=self.experts,
+            experts_per_token=self.experts_per_token,
+            expert_intermediate=(self.expert_intermediate or self.hidden) if self.experts > 1 else 0,
+            shared_experts=self.shared_experts if self.experts > 1 else 0,
+            dense_layers=self.dense_layers,
+            dense_intermediate=(self.dense_intermediate or 0) if self.dense_layers else 0,
+            other_parameters=self.other_parameters,
+            vocab=self.vocab,
+        )
+
+    @property
+    def dense_dtype(self) -> str:
+        """The format of matrices outside the experts for which the shape has no other one."""
+        return "bfloat16" if self.experts > 1 and self.weight_dtype in ONLY_EXPERTS else self.weight_dtype
+
+    @property
+    def formats(self) -> tuple[str, str, str, str]:
+        """The formats of experts, of attention, of other feed-forward matrices, and of the KV cache."""
+        attention, feed_forward = (each or self.dense_dtype for each in (self.attention_dtype, self.feed_forward_dtype))
+        return self.weight_dtype, attention, feed_forward, self.kv_dtype
+
+    def is_same(self, other: ModelShape) -> bool:
+        """Whether both are one model in the same formats, whatever their names are."""
+        return (self.numbers, self.formats) == (other.numbers, other.formats)
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -430,7 +495,7 @@ def _shape_of(files: ModelFiles, name: str, word: str) -> ModelShape | str:
     except UsageError as error:
         return str(error)
     for known in catalogue():
-        if all(getattr(known, field) == getattr(shape, field) for field in SAME_MODEL):
+        if known.numbers == shape.numbers:
             facts: dict[str, Any] = {"engine_kwargs": known.engine_kwargs}
             if known.weight_dtype == shape.weight_dtype:  # measured with weights of that size
                 facts["engine_kwargs_by_tp"] = known.engine_kwargs_by_tp
@@ -490,7 +555,13 @@ def load_cluster(name_or_path: str) -> ClusterView:
     file = node_types().get(match[1]) if match else None
     if match is None or file is None:
         examples = {"TYPE-xN of a type there": [f"{name}-x2" for name in node_types()]}
-        return load_yaml(find_config("clusters", name_or_path, "cluster", examples), ClusterView)
+        path = find_config("clusters", name_or_path, "cluster", examples)
+        view = load_yaml(path, ClusterView)
+        if bare := [node.id for node in view.nodes if node.gpus and not node.cpus]:
+            raise UsageError(
+                f"{path}: no cpus of {listed(bare)}: an engine of TP n takes n + 1 of them; add cpus, such as cpus: 96"
+            )
+        return view
 
     def counted(data: Any) -> Any:
         return data | {"name": name_or_path, "nodes": [data["nodes"][0] | {"count": int(match[2])}]}

@@ -1077,6 +1077,11 @@ CODES: dict[str, FindingCode] = {
         "between nodes KV cache crosses {network} at {gb_per_s:.3g} GB/s per {of}, {why}; no run was fitted with this "
         "rate",
     ),
+    "network_assumed": _of_plan(
+        "the plan has the network of its nodes",
+        "the network of the nodes is not known: between nodes KV cache crosses EFA at {gb_per_s:.3g} GB/s per GPU (a "
+        "plan takes --node FILE)",
+    ),
     "weights_not_as_named": _of_plan(
         "the model's files have the format of weights in its name",
         "{what}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdlab.core.catalog import BYTES_PER_VALUE, ONLY_EXPERTS, ModelShape
+from pdlab.core.catalog import BYTES_PER_VALUE, ModelShape
 from pdlab.core.errors import UsageError
 
 
@@ -18,10 +18,9 @@ def expert_bytes(shape: ModelShape) -> float:
 
 def dense_bytes(shape: ModelShape, *, with_embedding: bool) -> float:
     """Attention, dense and shared feed-forward layers and output head; the embedding is stored, not read."""
-    usual = "bfloat16" if shape.experts > 1 and shape.weight_dtype in ONLY_EXPERTS else shape.weight_dtype
     head = shape.vocab * shape.hidden * BYTES_PER_VALUE["bfloat16"]
-    matrices = attention_parameters(shape) * BYTES_PER_VALUE[shape.attention_dtype or usual]
-    matrices += feed_forward_parameters(shape) * BYTES_PER_VALUE[shape.feed_forward_dtype or usual]
+    matrices = attention_parameters(shape) * BYTES_PER_VALUE[shape.attention_dtype or shape.dense_dtype]
+    matrices += feed_forward_parameters(shape) * BYTES_PER_VALUE[shape.feed_forward_dtype or shape.dense_dtype]
     return matrices + head * (2 if with_embedding and not shape.tied_embeddings else 1)
 
 
@@ -85,3 +84,8 @@ def kv_copies(shape: ModelShape, tp: int) -> float:
     """Copies of one token's KV cache in a TP group: heads are copied if TP exceeds their number, a latent vector
     is on every GPU."""
     return float(tp) if shape.kv_latent else max(1.0, tp / shape.kv_heads)
+
+
+def moved_bytes(shape: ModelShape, tokens: float, decode_tp: int, *, hybrid: bool) -> float:
+    """Bytes of a KV transfer to a decode engine of that TP: every rank reads the KV cache that it keeps, copies too."""
+    return kv_bytes(shape, tokens, hybrid=hybrid) * kv_copies(shape, decode_tp)

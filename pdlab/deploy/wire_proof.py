@@ -19,7 +19,7 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.commands import DOCTOR
 from pdlab.core.deployment import Deployment, Fluid
 from pdlab.core.errors import WireError
-from pdlab.core.model_size import kv_bytes
+from pdlab.core.model_size import moved_bytes
 from pdlab.core.nodes import NETWORKS, WIRE_OF_NIC, ClusterView, Placement, WireKind
 from pdlab.core.text import counted
 from pdlab.deploy.application import Application, ReplicaState
@@ -215,7 +215,7 @@ def prove(
         before = _readings(app, view)
         bytes_before = None if shape else read_snapshot(running.metrics_urls, running.replicas).nixl.bytes_transferred
         sent = _ask(send, running.model_id, tokens, shape)
-        payload = int(kv_bytes(shape, sent, hybrid=True)) if shape else _by_vllm(running, bytes_before or 0.0)
+        payload = _payload(deployment, shape, sent) if shape else _by_vllm(running, bytes_before or 0.0)
         machines = [{view.node(node).machine for node in nodes} for nodes in (prefill, decode)]
         apart = not machines[0] & machines[1]
         # Fluid engines have peers on their own node and on others; those of this pair are of one scope.
@@ -294,6 +294,12 @@ def _ask(send: Send, model_id: str, tokens: int, shape: ModelShape | None) -> in
             return _ask(send, model_id, tokens // 2, shape)
         raise WireError(f"a request of {counted(tokens, 'token')} {error}") from error
     return tokens
+
+
+def _payload(deployment: Deployment, shape: ModelShape, tokens: int) -> int:
+    """Bytes that the KV cache of a prompt moves."""
+    pools = deployment.pools
+    return int(moved_bytes(shape, tokens, (pools.get("decode") or pools["fluid"]).tp, hybrid=True))
 
 
 def _by_vllm(running: Running, before: float) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pdlab.core.deployment import Deployment
 from pdlab.core.nodes import ClusterNode, ClusterView
 from pdlab.placement.place import fits, place
+from pdlab.placement.solver import cpus_per_group
 
 WINDOW = 8  # number of partly used nodes that are tried for the next copy
 CPUS_PER_GPU = 24.0  # of an assumed node, as of p5.48xlarge; engines need less
@@ -46,14 +47,16 @@ def copies_of(deployment: Deployment, view: ClusterView, gpus: int) -> int:
             break
         copies += 1
         used_slots: dict[str, set[int]] = {}
+        used_cpus: dict[str, int] = {}
+        by_id = {node.id: node for node in looked_at}
         for replica in place(deployment, narrowed).replicas:
             for group in replica.groups:
                 for node_id, slots in group.slots.items():
                     used_slots.setdefault(node_id, set()).update(slots)
+                    takes = cpus_per_group(by_id[node_id], len(slots))
+                    used_cpus[node_id] = used_cpus.get(node_id, 0) + takes
         remaining = [
-            node.model_copy(update={"free_gpus": tuple(slot for slot in node.slots if slot not in used_slots[node.id])})
-            if node.id in used_slots
-            else node
+            _without(node, used_slots[node.id], used_cpus[node.id]) if node.id in used_slots else node
             for node in looked_at
         ]
         untouched = {node.id for node in free[:window]} - used_slots.keys()
@@ -61,3 +64,9 @@ def copies_of(deployment: Deployment, view: ClusterView, gpus: int) -> int:
         partly_used = partial[WINDOW:] + [node for node in remaining if node.id not in untouched]
         partial = [node for node in partly_used if node.slots]
     return copies
+
+
+def _without(node: ClusterNode, slots: set[int], cpus: int) -> ClusterNode:
+    """The node with these slots and as many CPUs in use."""
+    free = {"free_gpus": tuple(slot for slot in node.slots if slot not in slots)}
+    return node.model_copy(update={**free, "free_cpus": node.available_cpus - cpus} if cpus else free)

@@ -60,7 +60,7 @@ def place(deployment: Deployment, view: ClusterView) -> Placement:
     """
     layouts = _layouts(deployment, view)
     if layouts is None:
-        raise PlacementError(explain(deployment, view, lambda d, v: _layouts(d, v) is not None))
+        raise PlacementError(why_not(deployment, view))
     free = {node.id: list(node.slots) for node in view.engine_nodes}
     replicas: list[ReplicaPlacement] = []
     for role, layout in layouts.items():
@@ -70,6 +70,11 @@ def place(deployment: Deployment, view: ClusterView) -> Placement:
             replicas.append(ReplicaPlacement(role=role, index=index, groups=placed))
     head = next((node for node in view.nodes if node.head), view.nodes[0])
     return Placement(device=view.device, replicas=tuple(replicas), ingress_nodes=(head.id,))
+
+
+def why_not(deployment: Deployment, view: ClusterView) -> str:
+    """The demand, the free slots and the smallest changes that fit, of a deployment that does not."""
+    return explain(deployment, view, lambda d, v: _layouts(d, v) is not None)
 
 
 def fits(deployment: Deployment, view: ClusterView) -> bool:

@@ -22,6 +22,8 @@ from pdlab.core.text import counted
 from pdlab.core.vllm_limits import check_divisibility, check_request_fits
 from pdlab.core.workload import Workload
 from pdlab.placement.copies import copies_of
+from pdlab.placement.place import fits, place, why_not
+from pdlab.plan.engine_arguments import as_launched
 from pdlab.plan.rate_matching import RateMatcher, ReplicaUnit, UnitKind
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.step_time import kv_capacity_tokens
@@ -38,12 +40,14 @@ PER_SHAPES = 2  # units kept per TPOT bound and pair of kinds
 @dataclass(frozen=True, slots=True)
 class SizedDeployment:
     """A deployment, and the number of copies that fit. ``matched_rps``: requests/s of one copy by rate matching.
-    ``in_flight``: its requests in flight at that rate, by Little's law."""
+    ``in_flight``: its requests in flight at that rate, by Little's law. ``fewer``: a given rate may be served by fewer
+    replicas of it."""
 
     deployment: Deployment
     copies: int
     matched_rps: float
     in_flight: float
+    fewer: bool = False
 
 
 def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Workload) -> list[Pool]:
@@ -73,9 +77,9 @@ def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Wo
     refused: UsageError | None = None
     for layouts in (within, across):
         usable = []
-        for pool in layouts:
-            fits = pool.gpus <= gpus and _accepted(Collocated(pool=pool), shape)
-            if fits and kv_capacity_tokens(hardware, shape, pool) >= request:
+        for pool in (as_launched(each, hardware, shape) for each in layouts):
+            accepted = pool.gpus <= gpus and _accepted(Collocated(pool=pool), shape)
+            if accepted and kv_capacity_tokens(hardware, shape, pool) >= request:
                 try:
                     steps_of(hardware, shape, pool)
                 except UsageError as error:  # the tables lack this kind
@@ -139,10 +143,13 @@ def bounds(matcher: RateMatcher, shapes: Iterable[Pool], tpot_s: float | None) -
 
 
 class Shortlist(NamedTuple):
-    """The deployments to simulate, and the number of units that fit."""
+    """The deployments to simulate, and the number of units that fit the GPUs. ``unplaced``: units that would have been
+    chosen, but do not fit the nodes. ``why_unplaced``: why a collocated pool does not; empty: there is none."""
 
     deployments: list[SizedDeployment]
     units: int
+    unplaced: int = 0
+    why_unplaced: str = ""
 
 
 def shortlist(
@@ -199,7 +206,12 @@ def shortlist(
             best_of_kind = last_bound and not already and value <= order[0][0] / 2
             if (among_best or best_of_kind) and take(unit):
                 kept_per_kind[unit.kind] = already + 1
-    return Shortlist(list(chosen.values()), len(every))
+    if not chosen:
+        place(_deployment(matcher, model, every[0], placement), view)  # raises the reason
+    whole = (_deployment(matcher, model, unit, placement) for unit in every if unit.decode is None)
+    cannot = next((each for each in whole if not fits(each, view)), None)
+    why = why_not(cannot, view) if cannot is not None else ""
+    return Shortlist(list(chosen.values()), len(every), len(refused), why)
 
 
 def on_two_types(deployment: Deployment, hardware: Hardware) -> Deployment | None:
@@ -229,7 +241,19 @@ def _sized(
     tpot_s: float | None,
     placement: PlacementKind | None,
 ) -> SizedDeployment | None:
-    """The unit as a deployment; None if it cannot be placed."""
+    """The unit as a deployment, a collocated one with as many replicas as can be placed; None if it cannot be
+    placed."""
+    fewest = unit.prefills if unit.decode is not None else 1
+    for replicas in range(unit.prefills, fewest - 1, -1):
+        placed = unit._replace(prefills=replicas)
+        deployment = _deployment(matcher, model, placed, placement)
+        if copies := min(copies_of(deployment, view, view_gpus(view, gpus)), most_copies(placed, gpus)):
+            rps, in_flight = matcher.serves(placed, tpot_s or math.inf)
+            return SizedDeployment(deployment, copies, rps, in_flight, fewer=unit.decode is None)
+    return None
+
+
+def _deployment(matcher: RateMatcher, model: str, unit: ReplicaUnit, placement: PlacementKind | None) -> Deployment:
     prefill = unit.prefill.model_copy(update={"replicas": unit.prefills})
     topology: Collocated | Disaggregated
     if unit.decode is None:
@@ -238,9 +262,4 @@ def _sized(
         decode = unit.decode.model_copy(update={"replicas": unit.decodes})
         packs = unit.gpus <= matcher.hardware.gpus_per_node and not matcher.hardware.beside
         topology = Disaggregated(prefill=prefill, decode=decode, placement=placement or ("pack" if packs else "spread"))
-    deployment = Deployment(model=model, topology=topology)
-    copies = min(copies_of(deployment, view, view_gpus(view, gpus)), most_copies(unit, gpus))
-    if not copies:
-        return None
-    rps, in_flight = matcher.serves(unit, tpot_s or math.inf)
-    return SizedDeployment(deployment, copies, rps, in_flight)
+    return Deployment(model=model, topology=topology)

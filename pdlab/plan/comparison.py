@@ -13,6 +13,7 @@ from pdlab.core.rendering import rendered
 from pdlab.plan import TEMPLATES
 from pdlab.plan.accuracy import MeasuredSweep, PredictedPoint, mean_rows, median_errors
 from pdlab.plan.calibration import compare, device_mismatch, loads_in_flight, measured_sweep
+from pdlab.plan.engine_arguments import measured_as_launched
 from pdlab.plan.error_catalog import with_stack_prior
 from pdlab.plan.extrapolation import OutsideFit, outside_fit, ran_on
 from pdlab.plan.replay_accuracy import ComparedReplay, compared, trace_sent
@@ -56,11 +57,14 @@ def compared_experiment(
     experiment = load_experiment(folder)
     sweep = measured_sweep(experiment, prompts, trace_sent(folder, experiment))
     deployment = sweep.deployment
-    shape, notes = _shape(model, deployment.model, folder)
+    measured = _measured_model(deployment.model)
+    shape, notes = _shape(model, deployment.model, measured, folder)
     if mismatch := device_mismatch(hardware, experiment):
         notes = (*notes, f"{mismatch}: give --hardware")
     shape = as_served(shape, hardware)
-    corrected = with_stack_prior(sweep.on_its_nodes(hardware), shape)
+    sweep = measured_as_launched(sweep, hardware, shape)
+    deployment = sweep.deployment
+    corrected = with_stack_prior(sweep.as_measured(hardware), shape)
     points, replays = [], []
     if sweep.trace is None:
         points = compare(corrected, shape, sweep)
@@ -75,8 +79,8 @@ def compared_experiment(
         points=points,
         replays=replays,
         outside=outside_fit(
-            hardware,
-            deployment.model.rpartition("/")[2],
+            sweep.as_measured(hardware),
+            deployment.model.rpartition("/")[2] if isinstance(measured, str) else measured,
             deployment,
             [sweep.workload],
             ran_on=ran_on(experiment),
@@ -84,19 +88,25 @@ def compared_experiment(
             kv_dtype=shape.kv_dtype,
         ),
         findings=step_findings(corrected, shape, [deployment]),
-        notes=notes,
+        notes=(*notes, *sweep.doubts),
     )
 
 
-def _shape(model: str | None, measured_model: str, folder: Path) -> tuple[ModelShape, tuple[str, ...]]:
-    """The shape of ``model``, else of the measured model; and a note if it is the shape of another model."""
-    name = measured_model.rpartition("/")[2]
-    shape = require_shape(model) if model else load_model(name) or whole_shape(measured_model)
+def _measured_model(model: str) -> ModelShape | str:
+    """The shape of the measured model, or why it is unknown. A path may be one of another machine."""
+    return load_model(model.rpartition("/")[2]) or whole_shape(model)
+
+
+def _shape(
+    model: str | None, name: str, measured: ModelShape | str, folder: Path
+) -> tuple[ModelShape, tuple[str, ...]]:
+    """The shape of ``model``, else of the measured model; and a note if it is the shape of another model. ``name``: of
+    the measured model."""
+    shape = require_shape(model) if model else measured
     if isinstance(shape, str):
-        raise UsageError(f"{folder} is of {measured_model}: {shape}; name one like it with --model")
-    if shape.name in (name, measured_model):
-        return shape, ()
-    return shape, (f"{folder} is of {measured_model}, predicted as {shape.name}",)
+        raise UsageError(f"{folder} is of {name}: {shape}; name one like it with --model")
+    same = shape.name in (name, name.rpartition("/")[2]) if isinstance(measured, str) else shape.is_same(measured)
+    return shape, () if same else (f"{folder} is of {name}, predicted as {shape.name}",)
 
 
 def comparison_text(experiments: Sequence[ComparedExperiment], hardware: Hardware) -> str:

@@ -57,9 +57,11 @@ def predict(
     requested: Sequence[RequestedRow | RefusedRow],
     any_model: Hardware,
     seeds: Sequence[int] = prediction_intervals.SEEDS,
+    *,
+    nic: str | None = None,
 ) -> list[dict[str, str]]:
     """For each row the columns of `COLUMNS` (means over the seeds) and `NOTE`. ``any_model``: the hardware before a
-    correction for a model. Raises UsageError if no row can run."""
+    correction for a model. ``nic``: kind of the nodes' NICs (None: not given). Raises UsageError if no row can run."""
     models = {row.deployment.model for row in requested if isinstance(row, RequestedRow)}
     shapes = {model: whole_shape(model) for model in models}
     predictions: dict[int, dict[str, str]] = {}  # by line number
@@ -72,7 +74,7 @@ def predict(
             sweeps.setdefault(row.sweep, []).append(row)
     for rows in sweeps.values():
         try:
-            predictions |= _predicted_sweep(rows, any_model, require_shape(rows[0].deployment.model), seeds)
+            predictions |= _predicted_sweep(rows, any_model, require_shape(rows[0].deployment.model), seeds, nic)
         except UsageError as error:
             predictions |= {row.line: _without_figures(f"cannot run: {error}") for row in rows}
     if requested and not any(row[COLUMNS[0]] or row[COLUMNS[2]] for row in predictions.values()):
@@ -114,7 +116,7 @@ def _other_stack(row: RequestedRow, hardware: Hardware, shapes: Mapping[str, Mod
 
 
 def _predicted_sweep(
-    rows: Sequence[RequestedRow], any_model: Hardware, shape: ModelShape, seeds: Sequence[int]
+    rows: Sequence[RequestedRow], any_model: Hardware, shape: ModelShape, seeds: Sequence[int], nic: str | None
 ) -> dict[int, dict[str, str]]:
     """Line number -> columns of the rows of one sweep. Raises UsageError if the deployment cannot run."""
     if any_model.beside:
@@ -131,7 +133,7 @@ def _predicted_sweep(
     for row in rows:
         place = levels.index(_level(row))
         own, own_merged = ([trial[place] for trial in some] for some in (trials, merged))
-        predictions[row.line] = _predicted_row(row, own, own_merged, hardware, shape)
+        predictions[row.line] = _predicted_row(row, own, own_merged, hardware, shape, nic)
     return predictions
 
 
@@ -152,16 +154,18 @@ def _predicted_row(
     merged: Sequence[SimulatedLevel],
     hardware: Hardware,
     shape: ModelShape,
+    nic: str | None,
 ) -> dict[str, str]:
     """The columns of a row. ``levels``: its level by each seed. ``merged``: the same if scattered blocks merge, where
-    that matters."""
+    that matters. ``nic``: kind of the nodes' NICs (None: not given)."""
     deployment = row.deployment
     in_flight = [_in_flight(level, deployment) for level in levels]
     version = row.stated.engine_version
-    ran_on = Platform(None, row.stated.engine, version, "tcp" if row.link == "tcp" else None)
+    network = {"tcp": "tcp", "nvlink": None}.get(row.link or "", nic)
+    ran_on = Platform(None, row.stated.engine, version, network)
     outside = outside_fit(
         hardware,
-        shape.name,
+        shape,
         deployment,
         [row.workload],
         ran_on=ran_on,
@@ -172,7 +176,7 @@ def _predicted_row(
     band = no_band(why) if why else band_of(hardware, shape, deployment, row.workload, row.load, in_flight, outside)
     saturated = saturation(levels, hardware, shape, deployment) if hardware.steps is not None else None
     of_band = band.findings if saturated is None else (saturated,)
-    findings = [*step_findings(hardware, shape, [deployment], levels), *of_band]
+    findings = [*step_findings(hardware, shape, [deployment], levels, row.link), *of_band]
     columns = _columns(levels, merged, deployment, hardware, None if saturated is not None else band.error)
     notes = [_caveat(deployment, hardware), *(finding.text for finding in findings), outside_text(outside)]
     return {**columns, NOTE: "; ".join(filter(None, notes))}

@@ -12,11 +12,12 @@ from functools import cache
 import numpy as np
 from pydantic import Field
 
-from pdlab.core.catalog import ModelShape
+from pdlab.core.catalog import ModelNumbers, ModelShape
 from pdlab.core.deployment import Deployment
 from pdlab.core.files import CONFIGS
 from pdlab.core.schema import Frozen, load_yaml
-from pdlab.plan.correction_fit import TPOT, TTFT, WIDE, CorrectionDistribution, correction_of
+from pdlab.core.text import version_numbers
+from pdlab.plan.correction_fit import HOST, TPOT, TTFT, WIDE, CorrectionDistribution, correction_of
 from pdlab.plan.extrapolation import major_minor
 from pdlab.plan.pd_catalog import with_pd_correction
 from pdlab.plan.precisions import is_precision
@@ -26,7 +27,6 @@ from pdlab.plan.stack_prior import (
     ErrorComponents,
     Stack,
     StackFit,
-    group_of,
     prior_of,
     unseen,
 )
@@ -37,6 +37,7 @@ from pdlab.sim.step_source import Correction
 
 NEAR = (0.86, 0.94)  # a 90 % band is right if it holds a share of the points in this range
 PUBLIC = CONFIGS / "errors" / "public.yaml"
+MODELS = CONFIGS / "errors" / "models.yaml"
 SOURCE = "prior: corrections of the public stacks of configs/errors/public.yaml"
 
 
@@ -126,12 +127,18 @@ class ErrorCatalog(Frozen):
 
     def prior(self, stack: Stack) -> CorrectionDistribution:
         """The prior of the correction of a stack, which may be one of these. The stack that was measured here counts
-        for its own engine version only. That version is older, and its host takes longer: for its model or GPU it would
-        make predictions of later versions worse."""
-        fits, home = [each.fit for each in self.stacks], home_fit()
-        if group_of(stack, "engine") == group_of(home.stack, "engine"):
+        for its own engine version and for earlier ones, which have its version's effect. That version is older than all
+        others, and its host takes longer: for its model or GPU it would make predictions of later versions worse. So
+        versions differ there as `pdlab.sim.engine_host.EngineHost.spread_ms` gives."""
+        fits, effects = [each.fit for each in self.stacks], [EffectSds(*each) for each in self.effects]
+        home = home_fit()
+        number, oldest = version_numbers(stack.version), version_numbers(home.stack.version)
+        if stack.engine == home.stack.engine and number and oldest and number <= oldest:
+            stack = stack._replace(version=home.stack.version)
             fits.append(home)
-        return prior_of(stack, fits, [EffectSds(*each) for each in self.effects])
+            spread_ms = host_of(stack.engine).spread_ms
+            effects[HOST] = effects[HOST]._replace(engine=max(effects[HOST].engine, spread_ms))
+        return prior_of(stack, fits, effects)
 
     def correction(self, stack: Stack, sequence_us: float) -> Correction:
         """The mean and the covariance of the prior, as a correction of hardware with that time of a sequence."""
@@ -177,19 +184,34 @@ def public_errors() -> ErrorCatalog:
     return load_yaml(PUBLIC, ErrorCatalog)
 
 
-def model_word(shape: ModelShape) -> str:
-    """The name of the model in a table: the last part of its id or of its folder's name."""
-    return (shape.hf_id or shape.name).replace("--", "/").rstrip("/").rsplit("/", 1)[-1]
+class PublicModels(Frozen):
+    """configs/errors/models.yaml: the models of public points, by the names in configs/errors/. They are known by their
+    numbers: public checkpoints of one model have several names."""
+
+    models: dict[str, ModelNumbers] = Field(min_length=1)
+
+    def name_of(self, shape: ModelShape) -> str:
+        """The name here of a model; of another model its own name, which is none of these."""
+        numbers = shape.numbers
+        if known := next((name for name, each in self.models.items() if each == numbers), None):
+            return known
+        word = (shape.hf_id or shape.name).replace("--", "/").rstrip("/").rsplit("/", 1)[-1]
+        return f"{word}-with-other-numbers" if word in self.models else word
+
+
+@cache
+def public_models() -> PublicModels:
+    """The models that pdlab has. Raises UsageError if the file is damaged."""
+    return load_yaml(MODELS, PublicModels)
 
 
 def stack_of(hardware: Hardware, shape: ModelShape, deployment: Deployment | None = None) -> Stack:
     """The stack of hardware with tables, and of a model. A checkpoint of a known model (another precision, tuned) is
-    that model. With the precision of one of its stacks it may be that stack. ``deployment``: None: collocated."""
+    that model, by its numbers. With the precision of one of its stacks it may be that stack. ``deployment``: None:
+    collocated."""
     assert hardware.steps is not None
-    word = model_word(shape)
+    base = public_models().name_of(shape)
     models = sorted({each.model for each in public_errors().stacks})
-    known = [name.split()[0] for name in models if word.lower().startswith(name.split()[0].lower())]
-    base = max(known, key=len, default=word)
     of_precision = (
         name for name in models if name.split()[0] == base and is_precision(name.split()[-1], shape.weight_dtype)
     )

@@ -20,6 +20,7 @@ from pdlab.sim.hardware import Hardware
 from pdlab.sim.kv_transfer import link_of
 
 if TYPE_CHECKING:
+    from pdlab.core.catalog import ModelShape
     from pdlab.results.schema import Experiment
 
 Dimension = Literal[
@@ -68,7 +69,7 @@ UNKNOWN_PLATFORM = Platform()
 
 def outside_fit(
     hardware: Hardware,
-    model: str,
+    model: ModelShape | str,
     deployment: Deployment | None = None,
     workloads: Sequence[Workload] = (),
     *,
@@ -77,7 +78,8 @@ def outside_fit(
     kv_dtype: str | None = None,
 ) -> tuple[OutsideFit, ...]:
     """The dimensions in which a prediction is extrapolated; empty: it is within the fit. Arguments that are not given,
-    and unknown parts of ``ran_on``, are not judged. ``workloads``: each counts with its mean and its longest request.
+    and unknown parts of ``ran_on``, are not judged. ``model``: a name if its shape is not known. ``workloads``: each
+    counts with its mean and its longest request.
     ``in_flight_per_gpu``: loads, see `pdlab.sim.hardware.FitDomain`. ``kv_dtype``: the simulated format of KV cache."""
     fit = hardware.fit
     given = unknown_effects(hardware, deployment, kv_dtype) if deployment is not None else ()
@@ -94,8 +96,8 @@ def outside_fit(
 
     if hardware.error is None:
         found.append(OutsideFit("errors", f"the errors of {hardware.name} were not measured"))
-    if model != fit.model:
-        add("model", f"model {model}", fit.model)
+    if other := fit.unlike_model(model):
+        add("model", f"model {other}", fit.model)
     pools = list(deployment.pools.values()) if deployment is not None else []
     gpus = {ran_on.gpu, *(pool.gpu_type for pool in pools)} - {None, fit.gpu}
     if gpus:

@@ -92,11 +92,6 @@ class PdCatalog(Frozen):
         """The stacks of that engine."""
         return [each.stack for each in self.stacks if each.engine == engine]
 
-    def known(self, stack: Stack) -> Stack:
-        """The stack with the model's name here: a checkpoint of a known model (another precision) is that model."""
-        names = {each.model for each in self.stacks if stack.model.lower().startswith(each.model.lower())}
-        return stack._replace(model=max(names, key=len, default=stack.model))
-
     def unseen(self, stack: Stack) -> tuple[str, ...]:
         """The kinds, of model, GPU and engine version, in which no stack here is like this one."""
         return unseen(stack, [each.stack for each in self.stacks])

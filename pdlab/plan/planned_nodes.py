@@ -9,7 +9,7 @@ from pdlab.core.commands import PDLAB
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterNode, ClusterView
 from pdlab.core.schema import is_yaml_path
-from pdlab.core.text import choices
+from pdlab.core.text import choices, counted, listed
 from pdlab.placement.copies import CPUS_PER_GPU
 from pdlab.sim.hardware import Hardware
 
@@ -51,9 +51,30 @@ def planned_nodes(hardware: Hardware, gpus: int, node: str | None, *, spread: bo
         for model in models:
             name = f"node-{len(nodes) + 1}"
             free = model.gpus if spread else min(model.gpus, gpus - number * model.gpus)
-            changes = {"id": name, "head": not nodes, "labels": {"pdlab/node": name}, "free_gpus": tuple(range(free))}
+            changes = {"id": name, "head": not nodes, "labels": {"pdlab/node": name}, "free_cpus": None}
+            changes["free_gpus"] = tuple(range(free))
             nodes.append(model.model_copy(update=changes))
     return ClusterView(name=f"{len(nodes)} x {kind}", nodes=tuple(nodes))
+
+
+def not_of_the_file(node: str, view: ClusterView) -> list[str]:
+    """What a cluster file says of its nodes that the plan does not follow, or does not say, as sentences; empty for a
+    node type."""
+    if not is_yaml_path(node):
+        return []
+    there, notes = nodes_of(node), []
+    silent = [each.id for each in there if "nic" not in each.model_fields_set and each.gpus]
+    if silent:
+        notes.append(
+            f"no nic of {listed(silent)} is given, so KV cache crosses between nodes as over Ethernet; add it, such as "
+            "nic: {kind: efa, count: 32, gbit_per_s: 100}"
+        )
+    if len(view.engine_nodes) > len(there):
+        notes.append(f"it has {counted(len(there), 'node')}, and the plan takes {len(view.engine_nodes)} such nodes")
+    in_use = [each.id for each in there if len(each.slots) < each.total_slots or each.available_cpus < each.cpus]
+    if in_use:
+        notes.append(f"GPUs or CPUs of {listed(in_use)} are in use, and the plan takes nodes as if they were free")
+    return notes
 
 
 def _node_of(hardware: Hardware) -> ClusterNode:

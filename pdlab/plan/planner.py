@@ -3,7 +3,8 @@
 1. **Enumerate and rate-match** (`pdlab.plan.candidates`, `pdlab.plan.rate_matching`): the deployments that fit, and
    those that are worth a simulation.
 2. **Screen** each of these in a closed loop: over a ladder of loads around the load that rate matching gives, until
-   the load clearly misses the SLO; or at the requested loads. For a requested rate: the fewest copies that serve it.
+   the load clearly misses the SLO; or at the requested loads. For a requested rate: the fewest copies, or replicas of
+   a collocated pool, that serve it.
 3. **Confirm** the best ones by closed-loop capacity and matched rate, PD and collocated: their goodput under Poisson
    arrivals is searched (`pdlab.plan.open_loop`). The search for candidates ends when no closed loop is left that
    reaches more than the best goodput.
@@ -107,7 +108,7 @@ class Plan:
     ``possible``: the number of units that fit. ``rate_rps``: the requested rate. ``otherwise``: the candidates that
     depend on how scattered blocks are copied, each under the other assumption than `Scenario.scattered`, best first.
     ``screened``: candidates that were simulated only in a closed loop, highest capacity first; they have no rank.
-    ``gpus``: the number of planned GPUs.
+    ``gpus``: the number of planned GPUs. ``unplaced``, ``why_unplaced``: see `pdlab.plan.candidates.Shortlist`.
     """
 
     candidates: tuple[Candidate, ...]
@@ -117,6 +118,8 @@ class Plan:
     otherwise: tuple[Candidate, ...] = ()
     screened: tuple[Candidate, ...] = ()
     gpus: int = 0
+    unplaced: int = 0
+    why_unplaced: str = ""
 
     def first(self, scenario: Scenario, count: Count) -> Candidate:
         """The candidate that serves most per GPU, if GPUs are counted by ``count``."""
@@ -175,14 +178,16 @@ def evaluate(
     concurrencies: Sequence[int] | None = None,
     rate_rps: float | None = None,
 ) -> Candidate:
-    """Simulate one deployment at the loads of its `ladder`, or at the given loads, which its copies share. ``gpus``:
-    the number of planned GPUs. ``concurrencies``, ``rate_rps``: given loads. Raises UsageError if a request does not
+    """Simulate one deployment at the loads of its `ladder`, or at the given loads of all GPUs. ``gpus``: the number of
+    planned GPUs of each type. ``concurrencies``, ``rate_rps``: given loads. Raises UsageError if a request does not
     fit."""
     deployment, copies = sized.deployment, sized.copies
     if rate_rps is not None:
         return _for_rate(scenario, sized, gpus, rate_rps)
     if concurrencies:
-        numbers = sorted({max(round(number / copies), 1) for number in concurrencies})
+        # Of all GPUs' requests in flight, those of the copy's GPUs: less is to be served where some GPUs are left over.
+        share = deployment.gpus / scenario.planned_gpus(gpus)
+        numbers = sorted({max(round(number * share), 1) for number in concurrencies})
         outcomes = tuple(scenario.outcome(deployment, Closed(concurrency=number)) for number in numbers)
     else:
         outcomes = ladder(scenario, sized)
@@ -191,22 +196,31 @@ def evaluate(
 
 
 def _for_rate(scenario: Scenario, sized: SizedDeployment, gpus: int, rate_rps: float) -> Candidate:
-    """The fewest copies that serve the rate within the SLO; all copies if even they miss it."""
-    copies = min(max(math.ceil(rate_rps / (1.15 * sized.matched_rps)), 1), sized.copies) if sized.matched_rps else 1
+    """The fewest copies that serve the rate within the SLO, or the fewest replicas of a collocated pool that may have
+    fewer; all of them if even they miss it."""
+    topology = sized.deployment.topology
+    replicas = topology.pool.replicas if sized.fewer and isinstance(topology, Collocated) else 1
+    most = replicas * sized.copies
+    per_replica_rps = 1.15 * sized.matched_rps / replicas
+    number = min(max(math.ceil(rate_rps / per_replica_rps), 1), most) if per_replica_rps else 1
 
-    def with_copies(count: int) -> Candidate:
-        load = scenario.at_rate(rate_rps / count)
-        outcome = scenario.outcome(sized.deployment, load)
+    def with_replicas(number: int) -> Candidate:
+        deployment, copies = sized.deployment, -(-number // replicas)
+        if number < replicas:
+            pool = deployment.pools["collocated"].model_copy(update={"replicas": number})
+            deployment = deployment.with_topology(pool=pool)
+        load = scenario.at_rate(rate_rps / copies)
+        outcome = scenario.outcome(deployment, load)
         if outcome.meets and scenario.trace is None:  # in a level that is long for such requests it may fall behind
-            outcome = scenario.outcome(sized.deployment, load, statistics.fmean(outcome.columns[2].tolist()))
-        total = scenario.counted_gpus(sized.deployment, count, gpus)
-        return Candidate(sized.deployment, count, (outcome,), _best([outcome]), total)
+            outcome = scenario.outcome(deployment, load, statistics.fmean(outcome.columns[2].tolist()))
+        total = scenario.counted_gpus(deployment, copies, gpus)
+        return Candidate(deployment, copies, (outcome,), _best([outcome]), total)
 
-    candidate = with_copies(copies)
-    while candidate.best is None and copies < sized.copies:
-        copies += max(copies // 8, 1)
-        copies = min(copies, sized.copies)
-        candidate = with_copies(copies)
+    candidate = with_replicas(number)
+    while candidate.best is None and number < most:
+        number += max(number // 8, 1)
+        number = min(number if number < replicas else -(-number // replicas) * replicas, most)
+        candidate = with_replicas(number)
     return candidate
 
 
@@ -229,8 +243,8 @@ def plan(
     the GPUs.
     """
     shapes = engine_shapes(scenario.hardware, scenario.shape, gpus, scenario.longest)
-    chosen, possible = shortlist(_matcher(scenario), model, view, gpus, shapes, scenario.slo.tpot_s, placement)
-    chosen = [replace(sized, deployment=scenario.with_offload(sized.deployment)) for sized in chosen]
+    short = shortlist(_matcher(scenario), model, view, gpus, shapes, scenario.slo.tpot_s, placement)
+    chosen = [replace(sized, deployment=scenario.with_offload(sized.deployment)) for sized in short.deployments]
     cases = [(scenario, sized) for sized in chosen]
     otherwise = replace(scenario, scattered=not scenario.scattered)
     cases += [(otherwise, sized) for sized in chosen if scenario.depends(sized.deployment)]
@@ -257,7 +271,17 @@ def plan(
             [candidates[number] for number in assumed if number not in confirmed],
         )
     )
-    return Plan(ranked, possible, scenario.slo, rate_rps, in_other_case, screened, gpus)
+    return Plan(
+        ranked,
+        short.units,
+        scenario.slo,
+        rate_rps,
+        in_other_case,
+        screened,
+        gpus,
+        unplaced=short.unplaced,
+        why_unplaced=short.why_unplaced,
+    )
 
 
 def _to_confirm(matched_per_gpu: Sequence[float], candidates: list[Candidate], assumed: range) -> Iterator[int]:

@@ -10,8 +10,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pdlab.core.catalog import ModelShape
 from pdlab.core.command_lines import command_line
 from pdlab.core.errors import UsageError
+from pdlab.core.model_size import full_layers, kv_bytes_per_token_layer
 
 KIND = "kv-transfer-check"
 
@@ -35,10 +37,10 @@ def check_line(**more: Any) -> str:
     return command_line("check-transfer", strategy="pack", compare=True, **more)
 
 
-def read(path: Path, model: str, tokens: int, *, cpu: bool) -> ScatteredBlocks:
+def read(path: Path, shape: ModelShape, tokens: int, *, cpu: bool) -> ScatteredBlocks:
     """The costs in the ``--json`` file of a check, at the size nearest to ``tokens``. ``cpu``: the plan is for engines
-    on CPUs, whose KV cache is in host memory. Raises UsageError for a file of another model, memory or kind of
-    check."""
+    on CPUs, whose KV cache is in host memory. Raises UsageError for a file of a model with another KV cache, of
+    another memory or kind of check."""
     where = f"--blocks {path}"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -48,14 +50,16 @@ def read(path: Path, model: str, tokens: int, *, cpu: bool) -> ScatteredBlocks:
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise UsageError(f"{where}: not the --json of a KV-transfer check; make one with {check_line()}")
     try:
-        return _chosen(data, where, path, model, tokens, cpu=cpu)
+        return _chosen(data, where, path, shape, tokens, cpu=cpu)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(
             f"{where}: something is missing or damaged ({error!r}); make it again with {check_line()}"
         ) from error
 
 
-def _chosen(data: dict[str, Any], where: str, path: Path, model: str, tokens: int, *, cpu: bool) -> ScatteredBlocks:
+def _chosen(
+    data: dict[str, Any], where: str, path: Path, shape: ModelShape, tokens: int, *, cpu: bool
+) -> ScatteredBlocks:
     plan, runs = data["plan"], data["runs"]
     if not plan.get("compare"):
         raise UsageError(f"{where}: has only one kind of blocks; make it with --compare-blocks")
@@ -64,8 +68,10 @@ def _chosen(data: dict[str, Any], where: str, path: Path, model: str, tokens: in
             f"{where}: is of {plan['strategy']}, TP {plan['prefill_tp']} to {plan['decode_tp']}; blocks are copied one "
             "by one within a node, and merge at equal TP: check --strategy pack with equal --prefill-tp and --decode-tp"
         )
-    if plan["shape"]["name"] != model:
-        raise UsageError(f"{where}: is of {plan['shape']['name']}, the plan of {model}; check with --model {model}")
+    if plan["shape"]["name"] != shape.name and not _same_cache(plan["shape"], shape):
+        raise UsageError(
+            f"{where}: is of {plan['shape']['name']}, the plan of {shape.name}; check with --model {shape.word}"
+        )
     run = next((each for each in runs if each.get("exit_code") == 0), None)
     if run is None:
         reasons = [each["error"]["text"] if "error" in each else each["verdict"]["text"] for each in runs]
@@ -87,6 +93,15 @@ def _chosen(data: dict[str, Any], where: str, path: Path, model: str, tokens: in
         scattered_s=_each_s(nearest["seconds"], plan["concurrent"]),
         contiguous_s=_each_s(nearest["contiguous_s"], plan["concurrent"]),
     )
+
+
+def _same_cache(measured: dict[str, Any], shape: ModelShape) -> bool:
+    """Whether the KV cache of a check (`pdlab.transfer.rank.layout.KvShape`) has the blocks of this model."""
+    if shape.kv_latent or "layers" not in measured:
+        return False
+    block_bytes = measured["kv_heads"] * measured["head_bytes"]
+    own = (shape.layers, full_layers(shape), shape.kv_heads, kv_bytes_per_token_layer(shape) * measured["block_tokens"])
+    return own == (measured["layers"], measured["regions"], measured["kv_heads"], block_bytes)
 
 
 def _each_s(seconds: Sequence[float], concurrent: int) -> float:

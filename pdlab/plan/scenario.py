@@ -122,6 +122,10 @@ class Scenario:
         node = self.hardware.gpus_per_node
         return max(used, min(copies * whole_node_gpus(deployment, node), -(-gpus // node) * node))
 
+    def planned_gpus(self, gpus: int) -> int:
+        """GPUs of all types together, with ``gpus`` of each type."""
+        return gpus * (1 + len(self.hardware.beside))
+
     @property
     def assumed_cache_blocks(self) -> int:
         """Blocks of the prefix cache whose hits are ``prefix_hit_rate`` if the trace's prompts share text."""
@@ -141,7 +145,7 @@ class Scenario:
         loads = [] if deployment is None or result is None else [in_flight(result, deployment)]
         found = outside_fit(
             self.hardware,
-            self.shape.name,
+            self.shape,
             deployment,
             (self.workload, self.longest),
             ran_on=Platform(nic=self.nic),

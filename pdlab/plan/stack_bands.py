@@ -103,7 +103,7 @@ def _band_of_pd(
     """The band of P:D engines without Ray, by the public stacks of P:D."""
     assert hardware.steps is not None
     catalog = public_pd()
-    stack = catalog.known(stack_of(hardware, shape, deployment))
+    stack = stack_of(hardware, shape, deployment)
     like, without = catalog.served_as(stack.engine), catalog.unseen(stack)
     covered, pools = catalog.covered, list(deployment.pools.values())
     largest, most = max(pool.gpus_per_replica for pool in pools), covered.largest_engine(stack.gpu)

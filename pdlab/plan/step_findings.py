@@ -11,7 +11,7 @@ from pdlab.core.findings import Finding, found
 from pdlab.plan.extrapolation import major_minor
 from pdlab.sim.aic import literal_version
 from pdlab.sim.hardware import Hardware, NodeWires, TableMode
-from pdlab.sim.kv_transfer import wire_rate
+from pdlab.sim.kv_transfer import LinkKind, link_of, wire_rate
 from pdlab.sim.level import SimulatedLevel
 from pdlab.sim.step_source import Correction
 from pdlab.sim.steps import COMPARED_EXPERT_RANKS, has_wide_experts, tables_of
@@ -24,10 +24,12 @@ def step_findings(
     shape: ModelShape | None = None,
     deployments: Iterable[Deployment] = (),
     levels: Iterable[SimulatedLevel] = (),
+    link: LinkKind | None = None,
 ) -> tuple[Finding, ...]:
     """Findings about the model, the hardware, and the GPU types beside it. ``deployments``:
     those of the plan, for whose pools the tables of ``shape`` may have estimated values. ``levels``: the predictions.
-    Raises UsageError for tables that do not exist."""
+    ``link``: the link of KV transfers, if it is not that of the deployments. Raises UsageError for tables that do not
+    exist."""
     findings: list[Finding] = []
     if shape is not None and (what := format_only_in_name(shape)):
         findings.append(found("weights_not_as_named", what=what))
@@ -41,8 +43,11 @@ def step_findings(
         findings.append(found("step_times_extrapolated", times=beyond))
     for each in hardware.beside:
         findings.append(found("pools_of_two_types", prefill=hardware.gpu_type, decode=each.gpu_type))
-    if hardware.wires is not None:
+    links = {link_of(each) if link is None or each.mode == "collocated" else link for each in planned}
+    if hardware.wires is not None and (not planned or links - {"nvlink"}):
         findings += _of_network(hardware, hardware.wires)
+    elif "srd" in links and hardware.wires is None and hardware.steps is not None:
+        findings.append(found("network_assumed", gb_per_s=wire_rate(hardware, "srd").gb_per_s))
     if hardware.speculation is not None:
         speculation = hardware.speculation
         findings.append(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pdlab.core import defaults
-from pdlab.core.catalog import BYTES_PER_VALUE, GpuType, ModelShape, known_gpu, known_gpus, load_model
+from pdlab.core.catalog import BYTES_PER_VALUE, GpuType, ModelShape, known_gpu, known_gpus, whole_shape
 from pdlab.core.errors import UsageError
 from pdlab.core.text import choices, counted
 from pdlab.sim import aic
@@ -136,7 +136,7 @@ def hardware_of(
     gpus_per_node: int | None = None,
 ) -> Hardware:
     """The hardware with the name ``word``: a hardware file, or a GPU type. For a GPU type, fitted constants of that
-    model, engine and version come before tables. Raises UsageError."""
+    model, engine and version come before tables. ``model``: a value of --model. Raises UsageError."""
     if not is_gpu(word):
         hardware = load_hardware(word, {"a GPU type": tuple(computed_gpus())})
         if engine or version or quant or bare or mode != "SILICON":
@@ -148,10 +148,11 @@ def hardware_of(
         return hardware
     home = load_hardware(defaults.HARDWARE)
     fit = home.fit
-    known = load_model(model)  # by its id too
-    wanted = (word.upper(), known.name if known is not None else model, engine or "vllm", version)
-    if fit and not (quant or bare or mode != "SILICON") and wanted == (fit.gpu, fit.model, fit.engine, fit.version):
-        return home
+    wanted = (word.upper(), engine or "vllm", version)
+    if fit and not (quant or bare or mode != "SILICON") and wanted == (fit.gpu, fit.engine, fit.version):
+        shape = whole_shape(model)
+        if not isinstance(shape, str) and not fit.unlike_model(shape):
+            return home
     return computed(word, engine or "vllm", version, quant=quant, mode=mode, bare=bare, gpus_per_node=gpus_per_node)
 
 

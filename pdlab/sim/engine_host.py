@@ -68,6 +68,12 @@ class EngineHost(Frozen):
         ahead = is_asynchronous(version) if asynchronous is None else asynchronous
         return SEQUENCE_US if ahead else self.synchronous.us
 
+    @property
+    def spread_ms(self) -> float:
+        """The standard deviation of the host's time between versions."""
+        times = [each.step_ms for each in self.versions.values()]
+        return statistics.stdev(times) if len(times) > 1 else UNSEEN_SD_MS
+
     def of(self, version: str) -> HostTime:
         """The host time of one version. For an unknown version, it is that of the nearest version, with the standard
         deviation between versions."""
@@ -76,9 +82,7 @@ class EngineHost(Frozen):
         if not self.versions:
             return HostTime(step_ms=0.0, sd_ms=UNSEEN_SD_MS, source=f"no version of {self.engine} was measured")
         nearest = min(self.versions, key=lambda each: abs(_number(each) - _number(version)))
-        times = [each.step_ms for each in self.versions.values()]
-        differ = statistics.stdev(times) if len(times) > 1 else UNSEEN_SD_MS
-        sd_ms = math.hypot(differ, self.versions[nearest].sd_ms)
+        sd_ms = math.hypot(self.spread_ms, self.versions[nearest].sd_ms)
         return HostTime(
             step_ms=self.versions[nearest].step_ms,
             sd_ms=sd_ms,

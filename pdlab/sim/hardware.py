@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from pdlab.core.catalog import find_config
+from pdlab.core.catalog import ModelNumbers, ModelShape, find_config, load_model
 from pdlab.core.deployment import Deployment, Disaggregated, Mode, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import GpuLink, WireKind
@@ -77,7 +77,8 @@ class FitError(Frozen):
 class FitDomain(Frozen):
     """The range of the runs of a fit; outside of it a prediction is extrapolated (`pdlab.plan.extrapolation`).
 
-    ``model``: a name of configs/models/. ``gpu``: the GPU type as Ray names it, ``cpu`` for engines on CPUs.
+    ``model``: its name. ``numbers``, ``formats``: its identity, see `pdlab.core.catalog.ModelShape` (None: those of the
+    name in configs/models/). ``gpu``: the GPU type as Ray names it, ``cpu`` for engines on CPUs.
     ``version``: major and minor version of the ``engine``. ``modes``, ``tp``, ``pp``, ``dp``, ``expert_parallel``: of
     the deployments. ``networks``: kinds of NIC by which KV cache crossed between nodes, or "tcp" where UCX was held to
     TCP (empty: not known). ``input_tokens``, ``output_tokens``: smallest and largest number of a request.
@@ -87,6 +88,8 @@ class FitDomain(Frozen):
     """
 
     model: str
+    numbers: ModelNumbers | None = None
+    formats: tuple[str, str, str, str] | None = None
     gpu: str
     engine: str = "vllm"
     version: str
@@ -101,6 +104,31 @@ class FitDomain(Frozen):
     in_flight_per_gpu: tuple[float, float]
     engine_arguments: tuple[str, ...] = ()
     digest: str = ""
+
+    def unlike_model(self, model: ModelShape | str) -> str:
+        """In what a model differs from the fitted one: its name, or what else differs where the names are equal; empty:
+        it is that model, by its numbers and formats. The names decide where the numbers of either are not known.
+        ``model``: a name, if its shape is not known."""
+        shape = load_model(model) if isinstance(model, str) else model
+        name = model if isinstance(model, str) else model.name
+        fitted = load_model(self.model) if self.numbers is None else None
+        numbers = self.numbers or (fitted.numbers if fitted is not None else None)
+        formats = self.formats or (fitted.formats if fitted is not None else None)
+        if shape is None or numbers is None:
+            return name if name != self.model else ""
+        if (numbers, formats or shape.formats) == (shape.numbers, shape.formats):
+            return ""
+        if name != self.model:
+            return name
+        return f"{name} with {'other formats' if numbers == shape.numbers else 'other numbers'}"
+
+    def joined(self, earlier: FitDomain) -> FitDomain:
+        """The range of these runs and of the runs of an earlier fit to the same stack."""
+        sets = ("modes", "tp", "pp", "dp", "expert_parallel", "networks", "engine_arguments")
+        ranges = ("input_tokens", "output_tokens", "in_flight_per_gpu")
+        both = {each: (*getattr(earlier, each), *getattr(self, each)) for each in (*sets, *ranges)}
+        joined = {each: tuple(sorted(set(both[each]))) for each in sets}
+        return self.model_copy(update={**joined, **{each: (min(both[each]), max(both[each])) for each in ranges}})
 
 
 class StepTables(Frozen):
@@ -298,14 +326,18 @@ def _names(hardware: Hardware) -> str:
     return ", ".join(sorted(hardware.constants))
 
 
+LATER_FIELDS = ("engine_arguments", "numbers", "formats")
+
+
 def digest_of(hardware: Hardware) -> str:
     """A digest of a fit, and of everything that changes a prediction; without names of files and sources of
     constants."""
     kept = {"gpu", "gpu_type", "gpus_per_node", "stack", "cpu", "hybrid_kv", "block_tokens", "step_tokens", "steps"}
-    kept.add("error")
+    kept |= {"error", "wires"}
     data = hardware.model_dump(mode="json", exclude_defaults=True, include=kept)
     fit = hardware.fit
-    left_out = {"digest"} if fit and fit.engine_arguments else {"digest", "engine_arguments"}
+    # A field that older files lack does not change their digest.
+    left_out = {"digest", *(each for each in LATER_FIELDS if fit and not getattr(fit, each))}
     data["fit"] = fit.model_dump(mode="json", exclude=left_out) if fit else None
     data["constants"] = {name: constant.value for name, constant in hardware.constants.items()}
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]

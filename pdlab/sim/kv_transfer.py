@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from pdlab.core.catalog import ModelShape, known_gpu
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Fluid
-from pdlab.core.model_size import kv_bytes
+from pdlab.core.model_size import kv_copies, moved_bytes
 from pdlab.core.nodes import WIRE_OF_NIC, ClusterNode, WireKind
 from pdlab.sim.hardware import Hardware, NodeWires
 
@@ -62,10 +62,10 @@ class TransferCosts:
     counts."""
 
     setup_s: float
-    prefill_bytes_per_s: float  # out of one prefill engine
+    prefill_bytes_per_s: float  # out of the ranks of one prefill engine that send
     decode_bytes_per_s: float  # into one decode engine
     shared: bool  # one transfer at a time over the whole link, whatever the number of engines
-    bytes_per_token: float
+    bytes_per_token: float  # all that crosses the wire, copies too
     post_s_per_token: float  # stall of the decode engine that posts descriptors
     stall_s_per_token: float  # the same if blocks do not merge
     always_fragmented: bool
@@ -113,7 +113,8 @@ class WireRate(NamedTuple):
 
 
 def on_nodes(hardware: Hardware, nodes: Sequence[ClusterNode]) -> Hardware:
-    """The hardware with the wires of these nodes. The slowest node counts. Nodes whose networks differ use TCP."""
+    """The hardware with the wires of these nodes, and with the GPU memory that they state. The slowest and the smallest
+    node count. Nodes whose networks differ use TCP."""
     wires: set[WireKind] = {WIRE_OF_NIC.get(node.nic.kind, "tcp") for node in nodes}
     links = {node.gpu_link for node in nodes}
     lines = [node.nic.count * node.nic.gbit_per_s / 8 for node in nodes if node.nic.gbit_per_s is not None]
@@ -123,11 +124,16 @@ def on_nodes(hardware: Hardware, nodes: Sequence[ClusterNode]) -> Hardware:
         network=next(iter(wires)) if len(wires) == 1 else "tcp",
         node_gb_per_s=line,
     )
-    changed = [hardware, *hardware.beside]
+    changed = [_with_memory_of(each, nodes) for each in (hardware, *hardware.beside)]
     if line is not None:
         share = {"alltoall_gb_per_s": min(hardware.value("alltoall_gb_per_s"), line / hardware.gpus_per_node)}
         changed = [each.with_values(share) for each in changed]
     return changed[0].model_copy(update={"wires": found, "beside": tuple(changed[1:])})
+
+
+def _with_memory_of(hardware: Hardware, nodes: Sequence[ClusterNode]) -> Hardware:
+    stated = [each.gpu_memory_gb for each in nodes if each.gpu_memory_gb and each.gpu_type == hardware.gpu_type]
+    return hardware.with_values({"memory_gb": min(stated)}) if stated else hardware
 
 
 def wire_rate(hardware: Hardware, link: LinkKind) -> WireRate:
@@ -160,6 +166,9 @@ def transfer_costs(
     )
     gb_per_s, per_node = wire_rate(hardware, link)
     rate = gb_per_s * 1e9
+    # A decode rank reads each part of its cache from one prefill rank. Where prefill has more copies of it than decode,
+    # some of its ranks send nothing (vLLM's nixl/tp_mapping.py).
+    senders = prefill_tp * min(kv_copies(shape, decode_tp) / kv_copies(shape, prefill_tp), 1.0)
     # Over cuda_ipc every block that does not merge with its neighbour is a copy of its own, posted by the
     # engine's thread. Heads split between different TP degrees never merge.
     descriptors = _descriptors(hardware, shape)
@@ -167,10 +176,10 @@ def transfer_costs(
     stall_s = value("fragment_us") * 1e-6 * descriptors if link == "nvlink" else post_s
     return TransferCosts(
         setup_s=value("transfer_setup_ms") * 1e-3,
-        prefill_bytes_per_s=rate if per_node else rate * prefill_tp,
+        prefill_bytes_per_s=rate if per_node else rate * senders,
         decode_bytes_per_s=rate if per_node else rate * decode_tp,
         shared=per_node,
-        bytes_per_token=kv_bytes(shape, 1e6, hybrid=hardware.hybrid_kv) / 1e6,
+        bytes_per_token=moved_bytes(shape, 1e6, decode_tp, hybrid=hardware.hybrid_kv) / 1e6,
         post_s_per_token=post_s,
         stall_s_per_token=stall_s,
         always_fragmented=prefill_tp != decode_tp,

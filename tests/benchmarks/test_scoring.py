@@ -38,7 +38,7 @@ from pdlab.core.deployment import Pool
 from pdlab.core.files import CONFIGS
 from pdlab.core.workload import Level
 from pdlab.plan.correction_fit import TPOT, TTFT, LevelSetting, Response
-from pdlab.plan.error_catalog import NEAR, public_errors
+from pdlab.plan.error_catalog import NEAR, home_fit, public_errors
 from pdlab.plan.pd_catalog import public_pd
 from pdlab.plan.stack_prior import LEAST_STACKS, EffectSds, ErrorComponents, Stack, prior_of
 from pdlab.sim import aic
@@ -244,13 +244,18 @@ def test_the_shipped_catalog_lists_what_it_has_seen() -> None:
 
 
 def test_a_plan_predicts_by_the_prior_that_was_scored() -> None:
-    """Of public stacks alone. The host of vLLM 0.11, measured at home, counts for that version and no later one."""
+    """Of public stacks alone. The host of vLLM 0.11, measured at home, counts for that version and earlier ones."""
     catalog = public_errors()
     later = next(each.stack for each in catalog.stacks if each.model.startswith("gpt-oss"))._replace(version="0.99")
     effects = [EffectSds(*each) for each in catalog.effects]
     scored_prior = prior_of(later, [each.fit for each in catalog.stacks], effects)
     assert catalog.prior(later).mean.tolist() == scored_prior.mean.tolist()
-    assert catalog.prior(later._replace(version="0.11")).mean[0] > scored_prior.mean[0] + 0.3
+    older, measured = (catalog.prior(later._replace(version=each)) for each in ("0.8", "0.11"))
+    assert older.mean.tolist() == measured.mean.tolist()
+    host = home_fit()
+    assert measured.mean[0] == pytest.approx(host.mean[0], abs=host.covariance[0, 0] ** 0.5), "as it was measured"
+    assert measured.covariance[0, 0] > host.covariance[0, 0], "of another GPU"
+    assert catalog.prior(later._replace(version="0.12")).mean[0] < measured.mean[0] - 0.5
 
 
 PD_HEADER = (

@@ -209,8 +209,8 @@ class TestEnumeration:
     def test_a_thousand_gpus_are_planned_too(self) -> None:
         matcher = RateMatcher(HARDWARE, SHAPE, Workload())
         kinds = engine_shapes(HARDWARE, SHAPE, 1000, Workload())
-        chosen, possible = shortlist(matcher, MODEL, nodes(125), 1000, kinds, 0.012, None)
-        assert possible > 1000 and 10 < len(chosen) < 50
+        chosen, possible, unplaced, _ = shortlist(matcher, MODEL, nodes(125), 1000, kinds, 0.012, None)
+        assert not unplaced and possible > 1000 and 10 < len(chosen) < 50
         assert all(700 <= sized.copies * sized.deployment.gpus <= 1000 for sized in chosen)
 
 
@@ -265,7 +265,9 @@ class TestRanking:
             assert candidate.best is not None and candidate.best.meets and candidate.best.load.kind == "rate"
             assert candidate.goodput_rps is not None and candidate.closed is not None
             assert candidate.best.load.value <= 1.02 * candidate.goodput_rps
-            assert candidate.capacity_rps == pytest.approx(candidate.closed.goodput_rps, rel=0.3)
+            assert candidate.capacity_rps == pytest.approx(candidate.closed.goodput_rps, rel=0.5), (
+                "a step of the ladder"
+            )
         assert planned.screened and all(candidate.loop == "closed" for candidate in planned.screened)
         assert not {c.deployment.label for c in planned.screened} & {c.deployment.label for c in planned.candidates}
         assert planned.screened[0].served_per_gpu < planned.candidates[0].served_per_gpu, "else it might come first"
@@ -521,6 +523,26 @@ class TestRanking:
         assert plan.main([*given.split(), "p5.48xlarge"]) == 0
         assert re.search(r"^ 1 +pd-spread-", capsys.readouterr().out, re.MULTILINE)
 
+    def test_a_slow_network_of_the_nodes_is_explained_and_predicted_with(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        node = ["--node", str(tmp_path / "slow.yaml")]
+        Path(node[1]).write_text(SLOW_NODES)
+        label = "pd-spread-p1xtp4-d1xtp4"
+        assert plan.main(["--explain", label, "--concurrency", "1", *node]) == 0
+        explained = capsys.readouterr().out
+        assert "TCP at 0.2 GB/s per node" in explained and "network ethernet (fit: efa)" in explained
+        row = re.search(r"^concurrency 1 +(.+)$", explained, re.MULTILINE)
+        assert row and int(row[1].split()[3]) == pytest.approx(1850, rel=0.05), "0.37 GB of KV cache at 0.2 GB/s"
+
+        rows = f"config,concurrency,num_prompts,link\n{label},4,8,\n{label},4,8,tcp\n{label},4,8,srd\n"
+        (tmp_path / "rows.csv").write_text(rows)
+        assert plan.main(["--predict", str(tmp_path / "rows.csv"), *node]) == 0
+        on_nodes, tcp, srd = csv.DictReader(io.StringIO(capsys.readouterr().out))
+        figures = [{name: each[name] for name in csv_predictions.COLUMNS} for each in (on_nodes, tcp)]
+        assert figures[0] == figures[1]
+        assert all("network ethernet (fit: efa)" in each["prediction_note"] for each in (on_nodes, srd))
+
     def test_pd_does_not_pay_where_such_lengths_were_fitted(self) -> None:
         """Short prompts and long answers: nothing to keep out of decode's way."""
         short = scenario(Workload(input_tokens=200, output_tokens=500), tpot_s=0.015, ttft_s=0.5)
@@ -684,6 +706,32 @@ class TestHandOver:
         row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("concurrency 8"))
         *phases, total = (int(cell) for cell in row.split()[2:9])
         assert sum(phases) == pytest.approx(total, abs=len(phases))
+
+    @pytest.mark.parametrize("load", ["--concurrency 64", "--rate 9"])
+    def test_an_explanation_has_the_figures_of_the_ranking(self, load: str, capsys: pytest.CaptureFixture[str]) -> None:
+        """Phases before the first token are its TTFT. A closed loop sends its first wave at once, and it waits long."""
+        label = "collocated-1xtp8"
+        assert plan.main(["--gpus", "8", *load.split()]) == 0
+        row = next(line for line in capsys.readouterr().out.splitlines() if label in line).split()
+        ttft_ms, tpot_ms = float(row[8].replace(",", "")), float(row[9])
+        assert plan.main(["--explain", label, *load.split()]) == 0
+        kind, value = load.split()
+        row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith(kind[2:])).split()
+        *to_first_token, decode = (int(cell) for cell in row[2:8])
+        assert row[1] == value and sum(to_first_token) == pytest.approx(ttft_ms, abs=len(to_first_token))
+        assert decode / 249 == pytest.approx(tpot_ms, rel=0.01)
+
+    def test_an_explanation_names_scattered_blocks_where_they_count(self, capsys: pytest.CaptureFixture[str]) -> None:
+        for words, copied in (
+            ("pd-pack-p1xtp2-d1xtp2", True),
+            ("pd-pack-p1xtp2-d1xtp2 --assume-merged", False),
+            ("pd-pack-p1xtp1-d1xtp2", None),
+            ("collocated-2xtp2", None),
+        ):
+            assert plan.main(["--explain", *words.split(), "--concurrency", "4"]) == 0
+            out = capsys.readouterr().out
+            assert ("free blocks are scattered" in out) is (copied is not None), words
+            assert ("copied one by one" in out) is (copied is True), words
 
     def test_curves_are_drawn(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         path = tmp_path / "curves.png"

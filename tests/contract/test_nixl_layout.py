@@ -10,6 +10,11 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
+from pdlab.core.catalog import require_shape
+from pdlab.core.deployment import Disaggregated, Pool
+from pdlab.core.model_size import kv_bytes
+from pdlab.sim.hardware import load_hardware
+from pdlab.sim.kv_transfer import transfer_costs
 from pdlab.transfer.rank.layout import descriptor_ids, descriptors, pairs, plain_kv_shape
 from pdlab.transfer.rank.layout import refusal as tp_refusal
 from pdlab.transfer.rank.rank import NUM_THREADS
@@ -57,6 +62,31 @@ def test_heads_go_where_vllm_sends_them(mapping: ModuleType, prefill_tp: int, de
             assert pair.length == page // reads
             assert pair.prefill_offset == plan.rank_offset_factor * page
             assert pair.decode_offset == plan.rank_to_attention_slot[pair.prefill] * (page // reads)
+
+
+@pytest.mark.parametrize("latent", [True, False])
+@pytest.mark.parametrize("prefill_tp, decode_tp, kv_heads", ALLOWED)
+def test_ranks_move_the_bytes_that_vllm_reads(
+    mapping: ModuleType, prefill_tp: int, decode_tp: int, kv_heads: int, latent: bool
+) -> None:
+    spec = quietly("vllm.v1.kv_cache_interface").FullAttentionSpec
+    hardware = load_hardware("h100-vllm-0.11")
+    shape = require_shape("deepseek-v3" if latent else "gpt-oss-120b").model_copy(update={"kv_heads": kv_heads})
+    # A latent vector is whole on every rank, of KV heads each rank keeps its own or one.
+    kept = kv_bytes(shape, 1, hybrid=False) * (1 if latent else max(1, kv_heads // decode_tp) / kv_heads)
+    sends = dict.fromkeys(range(prefill_tp), 0.0)
+    for rank in range(decode_tp):
+        topology = SimpleNamespace(is_mla=latent, tp_rank=rank, tp_size=decode_tp, total_num_kv_heads=kv_heads)
+        topology.dcp_consumer_count = lambda *_: 1
+        (sources,) = mapping.compute_tp_mapping(topology, prefill_tp, (spec,)).source_ranks_per_group
+        for source in sources:
+            sends[source] += kept / len(sources)
+    topology = Disaggregated(prefill=Pool(tp=prefill_tp), decode=Pool(tp=decode_tp), placement="spread")
+    costs = transfer_costs(hardware, shape, topology, "srd")
+    rank_s = 1 / (hardware.value("srd_gb_per_s") * 1e9)
+    assert costs.bytes_per_token == pytest.approx(sum(sends.values()))
+    assert costs.bytes_per_token / costs.prefill_bytes_per_s == pytest.approx(max(sends.values()) * rank_s)
+    assert costs.bytes_per_token / costs.decode_bytes_per_s == pytest.approx(kept * rank_s)
 
 
 def test_descriptors_are_in_vllms_order() -> None:

@@ -286,6 +286,21 @@ def test_every_length_that_a_launch_chooses_holds_the_request() -> None:
 
 
 @pytest.mark.parametrize(
+    ("topology", "model", "bytes_per_token"),
+    [
+        ("pd-spread-p1xtp1-d1xtp8", "deepseek-v3", 8 * 61 * 576 * 2),  # the latent vector on every rank of decode
+        ("pd-spread-p1xtp8-d1xtp4", "deepseek-v3", 4 * 61 * 576 * 2),
+        ("pd-spread-p1xtp4-d1xtp8", "gpt-oss-120b", 18 * 2 * 8 * 64 * 2),  # a head on each
+    ],
+)
+def test_the_payload_has_every_copy_that_decode_keeps(topology: str, model: str, bytes_per_token: int) -> None:
+    deployment, shape = Deployment(topology=parse_label(topology)), resolve_model(model)[0]
+    assert shape is not None
+    more = wire_proof._payload(deployment, shape, 3000) - wire_proof._payload(deployment, shape, 2000)
+    assert more == 1000 * bytes_per_token
+
+
+@pytest.mark.parametrize(
     ("more", "tokens"),
     [({}, wire_proof.TOKENS), ({"max_model_len": 2048}, 2032), ({"engine_kwargs": {"max_model_len": 1024}}, 1008)],
 )

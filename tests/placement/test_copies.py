@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pdlab.core.deployment import Deployment, parse_label
-from pdlab.placement.copies import whole_node_gpus
+from pdlab.core.nodes import ClusterNode, ClusterView
+from pdlab.placement.copies import copies_of, whole_node_gpus
 
 
 @pytest.mark.parametrize(
@@ -22,3 +23,10 @@ from pdlab.placement.copies import whole_node_gpus
 )
 def test_what_no_copy_can_use_is_counted(label: str, gpus: float) -> None:
     assert whole_node_gpus(Deployment(topology=parse_label(label)), 8) == gpus
+
+
+@pytest.mark.parametrize(("cpus", "copies"), [(96, 4), (12, 4), (11, 3), (5, 1), (2, 0)])
+def test_engines_of_all_copies_have_cpus(cpus: int, copies: int) -> None:
+    """A group of TP 2 takes a CPU for each of two workers, and one for the engine."""
+    view = ClusterView(nodes=(ClusterNode(id="a", gpus=8, cpus=cpus, head=True),))
+    assert copies_of(Deployment(topology=parse_label("collocated-1xtp2")), view, 8) == copies

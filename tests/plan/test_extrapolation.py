@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from support import folders
+from support.model_folders import GPT_OSS_20B, GPT_OSS_120B, LLAMA_70B, model_folder
 from support.plans import HARDWARE, MODEL, scenario
 
 from pdlab.cli import plan as cli_plan
@@ -114,6 +115,32 @@ def test_the_network_counts_where_kv_cache_crosses_it() -> None:
     assert named(spread, ran_on=Platform(nic="infiniband")) == ["network"] == named(spread, ran_on=Platform(nic="tcp"))
     assert named(spread, ran_on=Platform(nic="efa")) == named(pack, ran_on=Platform(nic="infiniband")) == []
     assert named("collocated-2xtp4", ran_on=Platform(nic="infiniband")) == []
+
+
+def test_a_model_is_known_by_its_numbers_and_formats(tmp_path: Path) -> None:
+    def outside(folder: str) -> list[tuple[str, str]]:
+        return list(outside_fit(HARDWARE, require_shape(folder), Deployment(topology=parse_label("collocated-2xtp4"))))
+
+    assert outside(model_folder(tmp_path / "prod-model", GPT_OSS_120B)) == []
+    assert outside(model_folder(tmp_path / "openai--gpt-oss-120b", GPT_OSS_120B)) == []
+    ((dimension, text),) = outside(model_folder(tmp_path / "prod-20b", GPT_OSS_20B))
+    assert (dimension, text) == ("model", "model prod-20b (fit: gpt-oss-120b)")
+    for change, words in (({"vocab_size": 200000}, "other numbers"), ({"quantization_config": None}, "other formats")):
+        ((_, text),) = outside(model_folder(tmp_path / words / "gpt-oss-120b", GPT_OSS_120B, **change))
+        assert text == f"model gpt-oss-120b with {words} (fit: gpt-oss-120b)"
+
+
+def test_a_fit_keeps_the_numbers_of_a_model_that_has_no_name_here(tmp_path: Path) -> None:
+    llama, tuned = (require_shape(model_folder(tmp_path / name, LLAMA_70B)) for name in ("llama", "tuned"))
+    other = require_shape(model_folder(tmp_path / "2" / "llama", LLAMA_70B, num_hidden_layers=64))
+    assert HARDWARE.fit is not None
+    fit = HARDWARE.fit.model_copy(update={"model": "llama", "numbers": llama.numbers, "formats": llama.formats})
+    assert [fit.unlike_model(each) for each in (llama, tuned)] == ["", ""]
+    assert fit.unlike_model(other) == "llama with other numbers"
+    assert fit.unlike_model(tuned.model_copy(update={"weight_dtype": "fp8"})) == "tuned"
+    assert fit.unlike_model("gpt-oss-120b") == "gpt-oss-120b"
+    by_name = fit.model_copy(update={"numbers": None, "formats": None})
+    assert (by_name.unlike_model(llama), by_name.unlike_model(tuned)) == ("", "tuned"), "a file without numbers"
 
 
 def test_load_is_counted_per_gpu() -> None:

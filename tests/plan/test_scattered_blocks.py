@@ -19,6 +19,7 @@ from pdlab.sim.hardware import load_hardware
 from pdlab.sim.kv_transfer import transfer_costs, with_scattered_blocks
 
 MODEL = "gpt-oss-120b"
+SHAPE = require_shape(MODEL)
 
 
 def size(tokens: int | None, scattered_s: float, contiguous_s: float | None) -> dict[str, Any]:
@@ -52,22 +53,22 @@ def write(path: Path, change: Callable[[dict[str, Any]], object] = lambda data: 
 
 
 def test_the_size_nearest_to_the_prompt_of_the_backend_that_passed(tmp_path: Path) -> None:
-    blocks = read(write(tmp_path / "b.json"), MODEL, 4000, cpu=False)
+    blocks = read(write(tmp_path / "b.json"), SHAPE, 4000, cpu=False)
     assert (blocks.tokens, blocks.scattered_s, blocks.contiguous_s) == (5000, 0.2, 0.005), "two requests at a time"
     assert blocks.extra_s_per_token == pytest.approx(0.195 / 5000)
     assert "UCX" in blocks.source
-    assert read(tmp_path / "b.json", MODEL, 1500, cpu=False).tokens == 1000
+    assert read(tmp_path / "b.json", SHAPE, 1500, cpu=False).tokens == 1000
 
 
 def test_what_takes_longer_is_what_the_decode_engine_stands_still(tmp_path: Path) -> None:
-    hardware, shape = load_hardware("h100-vllm-0.11"), require_shape(MODEL)
+    hardware, shape = load_hardware("h100-vllm-0.11"), SHAPE
     topology = parse_label("pd-pack-p1xtp2-d1xtp2")
     assert isinstance(topology, Disaggregated)
-    blocks = read(write(tmp_path / "b.json"), MODEL, 5000, cpu=False)
+    blocks = read(write(tmp_path / "b.json"), SHAPE, 5000, cpu=False)
     costs = transfer_costs(with_scattered_blocks(hardware, shape, blocks.extra_s_per_token), shape, topology, "nvlink")
     assert 5000 * (costs.stall_s_per_token - costs.post_s_per_token) == pytest.approx(0.195)
     faster = read(
-        write(tmp_path / "c.json", lambda data: data["runs"][1].update(sizes=[size(5000, 0.01, 0.011)])), MODEL, 5000,
+        write(tmp_path / "c.json", lambda data: data["runs"][1].update(sizes=[size(5000, 0.01, 0.011)])), SHAPE, 5000,
         cpu=False,
     )  # fmt: skip
     merged = transfer_costs(with_scattered_blocks(hardware, shape, faster.extra_s_per_token), shape, topology, "nvlink")
@@ -118,7 +119,18 @@ def test_a_file_that_does_not_tell_is_one_line(
 
 def test_no_file_and_no_json(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
-        read(tmp_path / "none.json", MODEL, 5000, cpu=False)
+        read(tmp_path / "none.json", SHAPE, 5000, cpu=False)
     (tmp_path / "x.json").write_text("{")
     with pytest.raises(UsageError, match="not JSON"):
-        read(tmp_path / "x.json", MODEL, 5000, cpu=False)
+        read(tmp_path / "x.json", SHAPE, 5000, cpu=False)
+
+
+def test_blocks_of_the_same_cache_count_whatever_the_models_name_is(tmp_path: Path) -> None:
+    """A block of 16 tokens of 8 heads of 64 values, K and V in two bytes; windows halve the tensors."""
+    cache = {"name": "prod", "layers": 36, "regions": 18, "kv_heads": 8, "block_tokens": 16, "head_bytes": 4096}
+    own = write(tmp_path / "own.json", lambda data: data["plan"].update(shape=cache))
+    assert read(own, SHAPE, 5000, cpu=False).tokens == 5000
+    for change in ({"layers": 24}, {"regions": 36}, {"head_bytes": 8192}):
+        other = write(tmp_path / "o.json", lambda data, change=change: data["plan"].update(shape={**cache, **change}))
+        with pytest.raises(UsageError, match="is of prod, the plan of gpt-oss-120b"):
+            read(other, SHAPE, 5000, cpu=False)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from support.made_up_tables import made_up_tables
+from support.model_folders import LLAMA_70B, model_folder
 
 from pdlab.core.catalog import ModelShape, require_shape
 from pdlab.core.deployment import Collocated, Deployment, Pool, parse_label
@@ -14,7 +16,7 @@ from pdlab.core.findings import found
 from pdlab.core.workload import Closed, Load, Open, Slo, Workload
 from pdlab.plan import csv_predictions, error_catalog, stack_bands
 from pdlab.plan.csv_rows import read
-from pdlab.plan.error_catalog import error_after, public_errors, stack_of, with_stack_prior
+from pdlab.plan.error_catalog import error_after, public_errors, public_models, stack_of, with_stack_prior
 from pdlab.plan.extrapolation import OutsideFit, outside_fit
 from pdlab.plan.pd_catalog import public_pd, with_pd_correction
 from pdlab.plan.rate_matching import RateMatcher
@@ -49,7 +51,7 @@ def band(
 ) -> StackBand:
     hardware = with_stack_prior(computed(gpu, engine, version), shape)
     deployment = Deployment(model=shape.name, topology=parse_label(label), engine_kwargs=arguments)
-    outside = outside_fit(hardware, shape.name, deployment, [workload])
+    outside = outside_fit(hardware, shape, deployment, [workload])
     return band_of(hardware, shape, deployment, workload, load or Closed(concurrency=16), [in_flight], outside)
 
 
@@ -220,12 +222,30 @@ def test_a_stack_that_is_among_the_public_ones_gets_its_own_correction() -> None
     assert math.log(steps.correction.prefill_factor) == pytest.approx(known.correction[2], abs=0.1)
 
 
-def test_another_checkpoint_of_a_known_model_is_that_model() -> None:
+@pytest.mark.parametrize("name", ["Llama-3.1-70B", "Meta-Llama-3.1-70B-Instruct", "prod-model"])
+def test_another_checkpoint_of_a_known_model_is_that_model(tmp_path: Path, name: str) -> None:
     hardware = computed("H100", "vllm", "0.18")
-    tuned = OTHER.model_copy(update={"name": "Llama-3.1-70B-Instruct-FP8", "hf_id": None, "weight_dtype": "fp8"})
+    shape = require_shape(model_folder(tmp_path / name, LLAMA_70B))
+    tuned = shape.model_copy(update={"weight_dtype": "fp8"})
     assert stack_of(hardware, tuned).model == "Llama-3.1-70B fp8"
-    assert stack_of(hardware, tuned.model_copy(update={"weight_dtype": "bfloat16"})).model == "Llama-3.1-70B"
+    assert stack_of(hardware, shape).model == "Llama-3.1-70B"
     assert public_errors().unseen(stack_of(hardware, tuned)) == ()
+    found = band(shape=tuned)
+    assert found.error is not None and found.findings[0].numbers["unseen"] == "nothing"
+
+
+@pytest.mark.parametrize("name", ["Llama-3.1-70B", "Llama-3.1-70B-pruned"])
+def test_a_name_makes_no_model_a_known_one(tmp_path: Path, name: str) -> None:
+    pruned = require_shape(model_folder(tmp_path / name, LLAMA_70B, num_hidden_layers=60))
+    assert public_errors().unseen(stack_of(computed("H100", "vllm", "0.18"), pruned)) == ("model",)
+    assert public_pd().unseen(stack_of(computed("H100", "vllm", "0.18"), pruned))[0] == "model"
+
+
+def test_every_model_of_public_points_has_numbers() -> None:
+    names = {each.model.split()[0] for each in public_errors().stacks} | {each.model for each in public_pd().stacks}
+    assert names == set(public_models().models)
+    for model, name in (("gpt-oss-120b", "gpt-oss-120b"), ("deepseek-ai/DeepSeek-R1", "DeepSeek-V3")):
+        assert public_models().name_of(require_shape(model)) == name
 
 
 def test_a_file_that_names_no_version_is_of_the_current_tables() -> None:
@@ -333,12 +353,11 @@ def pd_band(
     label: str = PD,
     dtype: str = "fp8",
 ) -> StackBand:
-    of_it = {"name": "DeepSeek-V3", "hf_id": "deepseek-ai/DeepSeek-V3", "weight_dtype": dtype}
-    shape = GPT_OSS.model_copy(update=of_it)
+    shape = require_shape("deepseek-v3").model_copy(update={"weight_dtype": dtype})
     stack = next(each for each in public_pd().stacks if (each.engine, each.gpu) == ("trtllm", gpu))
     hardware = with_pd_correction(computed(gpu, engine, stack.version, bare=not ray), shape)
     deployment = Deployment(model=shape.name, topology=parse_label(label))
-    outside = outside_fit(hardware, shape.name, deployment, [WORKLOAD])
+    outside = outside_fit(hardware, shape, deployment, [WORKLOAD])
     return band_of(hardware, shape, deployment, WORKLOAD, load or Closed(concurrency=16), [4.0], outside)
 
 
@@ -413,7 +432,8 @@ def test_engines_of_pd_without_ray_have_the_correction_of_public_stacks_of_pd() 
     ],
 )
 def test_a_plan_names_what_no_public_stack_has(gpu: str, model: str, version: str, lacking: str | None) -> None:
-    shape = GPT_OSS.model_copy(update={"name": model, "hf_id": f"x/{model}"})
+    layers = 36 if model == GPT_OSS.name else 30
+    shape = GPT_OSS.model_copy(update={"name": model, "hf_id": f"x/{model}", "layers": layers})
     hardware = with_stack_prior(computed(gpu, "vllm", version), shape)
     found = Scenario(hardware, shape, WORKLOAD, Slo()).step_findings()
     numbers = [each.numbers["unseen"] for each in found if each.code == "unlike_public_stacks"]

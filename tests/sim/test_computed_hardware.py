@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from support.model_folders import GPT_OSS_120B, model_folder
 
 from pdlab.core.catalog import known_gpus, require_shape
 from pdlab.core.deployment import Collocated, Deployment, Pool, parse_label
@@ -100,6 +103,17 @@ def test_fitted_constants_come_first_where_the_fit_is_of_what_is_asked() -> None
         assert hardware_of("H100", model, engine, version).steps is not None
 
 
+def test_the_fitted_model_is_known_by_its_numbers(tmp_path: Path) -> None:
+    own = model_folder(tmp_path / "prod-model", GPT_OSS_120B)
+    assert hardware_of("H100", own, "vllm", "0.11").name == "h100-vllm-0.11"
+    for name, change in (
+        ("fewer-layers", {"num_hidden_layers": 24, "layer_types": GPT_OSS_120B["layer_types"][:24]}),
+        ("not-quantised", {"quantization_config": None}),
+    ):
+        other = model_folder(tmp_path / name / "gpt-oss-120b", GPT_OSS_120B, **change)
+        assert hardware_of("H100", other, "vllm", "0.11").steps is not None, name
+
+
 def test_a_word_that_is_nothing_names_the_gpu_types_too() -> None:
     with pytest.raises(UsageError, match="nor a GPU type nor a file; did you mean H100"):
         hardware_of("H100X", "gpt-oss-120b", None, None)
@@ -113,6 +127,8 @@ def test_a_file_says_its_engine_itself() -> None:
 def test_the_digest_of_the_home_file_is_as_it_was() -> None:
     home = load_hardware("h100-vllm-0.11")
     assert home.fit is not None and home.fit.digest == digest_of(home) == "6d7c26b672c04192"
+    with_numbers = home.fit.model_copy(update={"numbers": GPT_OSS.numbers, "formats": GPT_OSS.formats})
+    assert digest_of(home.model_copy(update={"fit": with_numbers})) != home.fit.digest, "what a file has counts"
 
 
 def test_a_seen_version_has_its_own_host_time() -> None:

@@ -156,6 +156,41 @@ def test_transfer_costs_by_link() -> None:
     assert tcp.decode_bytes_per_s < srd.prefill_bytes_per_s / 10
 
 
+@pytest.mark.parametrize(
+    ("latent", "kv_heads", "prefill_tp", "decode_tp", "busiest_sender", "each_receiver"),
+    # Bytes of the busiest rank at each end, as multiples of one copy of the token's KV: worked out rank by rank from
+    # vLLM's nixl/tp_mapping.py. Decode rank d reads a latent vector from prefill rank d * P // D, and of KV heads its
+    # own ones from the first prefill rank that has each.
+    [
+        (True, 1, 8, 8, 1, 1),
+        (True, 1, 1, 8, 8, 1),
+        (True, 1, 8, 1, 1, 1),
+        (True, 1, 8, 2, 1, 1),  # two of eight ranks send
+        (True, 1, 2, 8, 4, 1),
+        (False, 4, 8, 8, 1 / 4, 1 / 4),
+        (False, 4, 4, 8, 2 / 4, 1 / 4),
+        (False, 4, 1, 8, 2, 1 / 4),
+        (False, 4, 4, 2, 1 / 4, 1 / 2),
+        (False, 4, 4, 4, 1 / 4, 1 / 4),
+        (False, 8, 2, 8, 1 / 2, 1 / 8),
+    ],
+)
+def test_copies_of_kv_are_transferred_too(
+    latent: bool, kv_heads: int, prefill_tp: int, decode_tp: int, busiest_sender: float, each_receiver: float
+) -> None:
+    shape = DEEPSEEK if latent else GPT_OSS.model_copy(update={"kv_heads": kv_heads})
+    topology = disaggregated(Pool(tp=prefill_tp), Pool(tp=decode_tp), "spread").topology
+    assert isinstance(topology, Disaggregated)
+    costs = transfer_costs(HARDWARE, shape, topology, "srd")
+    one = kv_bytes(shape, 1, hybrid=False)
+    rank_bytes_per_s = HARDWARE.value("srd_gb_per_s") * 1e9
+    assert costs.bytes_per_token / costs.prefill_bytes_per_s == pytest.approx(busiest_sender * one / rank_bytes_per_s)
+    assert costs.bytes_per_token / costs.decode_bytes_per_s == pytest.approx(each_receiver * one / rank_bytes_per_s)
+    assert costs.bytes_per_token == pytest.approx(each_receiver * decode_tp * one), "what crosses the wire"
+    tcp = transfer_costs(HARDWARE, shape, topology, "tcp")
+    assert tcp.bytes_per_token == costs.bytes_per_token and tcp.prefill_bytes_per_s == tcp.decode_bytes_per_s
+
+
 def test_unknown_hardware_names_what_there_is() -> None:
     with pytest.raises(UsageError, match="h100-vllm"):
         load_hardware("h999")

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from pdlab.core.catalog import known_gpu, known_gpus, load_cluster, require_shape
-from pdlab.core.deployment import Disaggregated, Pool
+from pdlab.core.deployment import Deployment, Disaggregated, Pool, parse_label
 from pdlab.core.nodes import ClusterNode, Nic
 from pdlab.plan.step_findings import step_findings
+from pdlab.sim.computed_hardware import computed
 from pdlab.sim.hardware import Hardware, load_hardware
-from pdlab.sim.kv_transfer import TransferCosts, on_nodes, transfer_costs
+from pdlab.sim.kv_transfer import LinkKind, TransferCosts, on_nodes, transfer_costs
 
 H100 = load_hardware("h100-vllm-0.11")
 SHAPE = require_shape("gpt-oss-120b")
@@ -62,6 +63,36 @@ def test_a_spread_has_the_rate_of_the_nodes(nodes: list[ClusterNode], gb_per_s: 
     (finding,) = step_findings(on_them)
     assert finding.code == "network_not_fitted"
     assert f"at {gb_per_s if shared else gb_per_s / 2:.3g} GB/s per {'node' if shared else 'GPU'}" in finding.text
+
+
+def test_a_network_that_is_not_given_is_a_finding() -> None:
+    """Constants that were fitted to measured runs have the network of these."""
+
+    def codes(hardware: Hardware, label: str, link: LinkKind | None = None) -> set[str]:
+        return {
+            each.code for each in step_findings(hardware, None, [Deployment(topology=parse_label(label))], (), link)
+        }
+
+    tables = computed("H200")
+    for label, link, assumed in (
+        ("pd-spread-p1xtp4-d1xtp4", None, True),
+        ("pd-spread-p1xtp4-d1xtp4", "srd", True),
+        ("pd-spread-p1xtp4-d1xtp4", "tcp", False),
+        ("pd-pack-p1xtp4-d1xtp4", None, False),
+        ("pd-pack-p1xtp4-d1xtp4", "srd", True),
+        ("collocated-1xtp4", None, False),
+        ("collocated-1xtp4", "srd", False),
+    ):
+        assert ("network_assumed" in codes(tables, label, link)) is assumed, (label, link)
+        assert "network_assumed" not in codes(on_nodes(tables, [node("ethernet", 1, 10)]), label, link)
+        assert "network_assumed" not in codes(H100, label, link)
+
+
+def test_a_network_that_no_kv_cache_crosses_is_none() -> None:
+    slow = on_nodes(H100, [node("ethernet", 1, 10)])
+    for label, crosses in (("pd-spread-p1xtp4-d1xtp4", True), ("pd-pack-p1xtp2-d1xtp2", False)):
+        findings = step_findings(slow, SHAPE, [Deployment(topology=parse_label(label))])
+        assert [each.code for each in findings] == ["network_not_fitted"] * crosses
 
 
 def test_tokens_of_experts_cross_the_same_nics() -> None:

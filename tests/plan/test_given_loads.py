@@ -1,0 +1,148 @@
+"""Plans for a given rate or number of requests in flight, and on nodes that cannot hold every deployment: prefill and
+decode apart are compared with collocated engines of the size that the load needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.plans import HARDWARE, MODEL, SHAPE, nodes, scenario
+
+from pdlab.cli import plan as cli_plan
+from pdlab.core.deployment import Deployment, Disaggregated, Role, parse_label
+from pdlab.core.errors import PlacementError
+from pdlab.core.nodes import ClusterNode, ClusterView
+from pdlab.core.workload import Workload
+from pdlab.deploy.serve_config import engine_kwargs
+from pdlab.placement.solver import cpus_per_group
+from pdlab.plan.accuracy import MeasuredSweep
+from pdlab.plan.engine_arguments import measured_as_launched, with_added
+from pdlab.plan.planned_nodes import planned_nodes
+from pdlab.plan.planner import Candidate, Plan, plan
+from pdlab.sim.engine_host import host_of
+from pdlab.sim.hardware import Hardware, load_hardware
+from pdlab.sim.kv_transfer import on_nodes
+
+WITHOUT_RAY = HARDWARE.model_copy(update={"direct": host_of("vllm").direct})
+SLO = {"ttft_s": 2.0, "tpot_s": 0.012}
+
+
+def gpus_of(candidate: Candidate | None) -> int:
+    assert candidate is not None
+    return candidate.copies * candidate.deployment.gpus
+
+
+def view_of(cpus: int) -> ClusterView:
+    return ClusterView(nodes=(ClusterNode(id="a", gpu_type="H100", gpus=8, cpus=cpus, head=True),))
+
+
+def planned(gpus: int, view: ClusterView | None = None, **loads: object) -> Plan:
+    return plan(scenario(**SLO), MODEL, view or nodes(-(-gpus // 8)), gpus, **loads)  # type: ignore[arg-type]
+
+
+def test_more_gpus_do_not_make_a_rate_need_more() -> None:
+    """Two GPUs that serve one request a second serve it where 16 are planned."""
+    few, many = planned(3, rate_rps=1.0), planned(16, rate_rps=1.0)
+    assert gpus_of(many.best_candidate(collocated=True)) == gpus_of(few.best_candidate(collocated=True)) == 2
+    assert gpus_of(many.best_candidate(collocated=False)) == gpus_of(few.best_candidate(collocated=False)) == 3
+    assert many.candidates[0].collocated
+
+
+def test_a_rate_that_takes_several_whole_pools_takes_copies() -> None:
+    best = planned(32, rate_rps=24.0).best_candidate(collocated=True)
+    assert best is not None and best.copies > 1 and best.best is not None
+    assert best.copies * best.outcomes[0].load.value == pytest.approx(24.0)
+
+
+def test_a_deployment_that_is_explained_is_that_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli_plan.main(["--explain", "collocated-4xtp2", "--rate", "1"]) == 0
+    assert "collocated-4xtp2" in capsys.readouterr().out
+
+
+def test_requests_in_flight_are_shared_by_gpu() -> None:
+    """Three of eight GPUs get three of eight requests: with more they would be busier, and look better."""
+    found = planned(8, concurrencies=(8, 32)).candidates
+    sizes = {each.deployment.gpus: each for each in found}
+    assert {4, 8} < set(sizes) and any(8 % size for size in sizes), "some leave GPUs over"
+    for size, each in sizes.items():
+        assert [outcome.load.value for outcome in each.outcomes] == [size, 4 * size]
+
+
+@pytest.mark.parametrize("cpus", [4, 8, 12])
+def test_nodes_of_few_cpus_have_fewer_engines_of_either_kind(cpus: int) -> None:
+    view = view_of(cpus)
+    found = planned(8, view, rate_rps=0.5)
+    assert {each.collocated for each in found.candidates} == {True, False}
+    for each in found.candidates:
+        pools = each.deployment.pools.values()
+        assert each.copies * sum(pool.replicas * cpus_per_group(view.nodes[0], pool.tp) for pool in pools) <= cpus
+    assert found.unplaced > 0 and f"only {cpus} CPUs" in found.why_unplaced
+
+
+def test_nodes_that_hold_no_engine_are_refused_as_a_launch_refuses_them() -> None:
+    with pytest.raises(PlacementError, match="only 1 CPU "):
+        planned(8, view_of(1))
+
+
+def test_memory_that_a_file_states_is_that_of_the_plan() -> None:
+    """The smallest node counts; a node of another GPU type does not."""
+    sizes = [("H100", 60.0), ("H100", 40.0), ("H200", 20.0), ("H100", None)]
+    given = [ClusterNode(id=str(n), gpu_type=gpu, gpus=8, gpu_memory_gb=gb) for n, (gpu, gb) in enumerate(sizes)]
+    assert on_nodes(HARDWARE, given).value("memory_gb") == 40.0
+    assert on_nodes(HARDWARE, given[3:]).value("memory_gb") == HARDWARE.value("memory_gb")
+
+
+def test_what_a_plan_does_not_take_from_a_file_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("nodes: [{id: a, gpu_type: H100, gpus: 8, cpus: 96, head: true, free_gpus: [0, 1]}]\n")
+    view = planned_nodes(HARDWARE, 16, str(file), spread=False)
+    assert [len(node.slots) for node in view.nodes] == [8, 8]
+    assert cli_plan.main(["--gpus", "16", "--concurrency", "1", "--node", str(file)]) == 0
+    notes = capsys.readouterr().err.splitlines()
+    assert [line.partition(": it")[0] for line in notes if "such nodes" in line] == [f"note: --node {file}"]
+    assert len([line for line in notes if "in use" in line]) == 1
+
+
+class TestArgumentsOfALaunch:
+    """gpt-oss-120b on one GPU is launched with smaller batches, and with more of the memory."""
+
+    def test_a_plan_has_the_engines_of_its_launch(self) -> None:
+        planned_labels = {each.deployment.label: each.deployment for each in planned(4, concurrencies=(16,)).candidates}
+        alone, larger = planned_labels["collocated-4xtp1"], planned_labels["collocated-2xtp2"]
+        role: Role = "collocated"
+        for deployment in (alone, larger):
+            (pool,) = deployment.pools.values()
+            launched = engine_kwargs(
+                Deployment(model=MODEL, topology=parse_label(deployment.label)), role, SHAPE, cpu=False
+            )
+            for name in ("max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization"):
+                assert pool.engine_kwargs.get(name) == launched.get(name)
+        assert alone.pools[role].engine_kwargs and not larger.pools[role].engine_kwargs
+
+    def test_its_commands_leave_them_to_the_launch(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli_plan.main(["--gpus", "1", "--concurrency", "8"]) == 0
+        out = capsys.readouterr().out
+        assert "--collocated" in out and "--engine-arg" not in out.replace("--engine-arg KEY=VALUE", "")
+
+    def test_what_is_given_for_the_deployment_counts_more(self) -> None:
+        given = Deployment(topology=parse_label("pd-pack-p1xtp1-d1xtp2"), engine_kwargs={"max_num_seqs": 8})
+        made = with_added(given, HARDWARE, SHAPE)
+        assert isinstance(made.topology, Disaggregated)
+        assert "max_num_seqs" not in made.topology.prefill.engine_kwargs
+        assert made.topology.prefill.engine_kwargs["max_num_batched_tokens"] == 4096
+        assert not made.topology.decode.engine_kwargs
+
+    @pytest.mark.parametrize("hardware", [load_hardware("cpu-vllm-0.29"), WITHOUT_RAY], ids=["cpu", "without Ray"])
+    def test_engines_that_no_launch_starts_have_vllms_own(self, hardware: Hardware) -> None:
+        given = Deployment(topology=parse_label("collocated-2xtp1"))
+        assert with_added(given, hardware, SHAPE) == given
+
+    def test_runs_of_a_launch_have_them_and_those_of_others_not(self) -> None:
+        sweep = MeasuredSweep(
+            name="a", deployment=Deployment(topology=parse_label("collocated-2xtp1")), workload=Workload(), levels=(),
+            values=(), prompts="fresh", warmed=True,
+        )  # fmt: skip
+        (pool,) = measured_as_launched(sweep, HARDWARE, SHAPE).deployment.pools.values()
+        assert pool.engine_kwargs["gpu_memory_utilization"] == 0.94
+        others = sweep.model_copy(update={"warmed": False})
+        assert measured_as_launched(others, HARDWARE, SHAPE) == others
