@@ -8,7 +8,7 @@ variance of the predicted TPOT over `possible_levels`: deployments, lengths and 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -45,7 +45,7 @@ from pdlab.plan.stack_bands import saturation
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.level import figures
 from pdlab.sim.simulator import simulate
-from pdlab.sim.step_source import NO_CORRECTION, Correction
+from pdlab.sim.step_source import NO_CORRECTION, Correction, FittedLevel
 
 SEED = (0,)
 ROUNDS = 3  # Gauss-Newton steps: responses are linear only near the correction
@@ -114,46 +114,76 @@ def calibrated(
     sweeps: Sequence[MeasuredSweep],
     errors: dict[str, ErrorSds] | None = None,
 ) -> StackCalibration:
-    """The correction after these levels. ``errors``: metric -> the errors of levels within a stack (None: `ERRORS`).
-    Raises UsageError for hardware whose steps are no tables, or whose correction has no covariance."""
+    """The correction after these levels. Levels that it has already, and levels that are given twice, bring nothing.
+    ``errors``: metric -> the errors of levels within a stack (None: `ERRORS`). Raises UsageError for hardware whose
+    steps are no tables, or whose correction has no covariance."""
     sds = errors or ERRORS
     prior = prior_correction(hardware)
+    earlier = hardware.steps.correction if hardware.steps else NO_CORRECTION
+    new = new_levels(earlier, sweeps)
     theta, responses = prior.mean.copy(), list[Response]()
     for _ in range(ROUNDS):
-        responses = sweep_responses(hardware, shape, sweeps, theta)
+        responses = [each for each in sweep_responses(hardware, shape, sweeps, theta) if each.level in new]
         after = posterior(prior, theta, responses, sds)
         before_step, theta = theta, bounded(after)
         if np.all(np.abs(theta - before_step) < 0.01):
             break
     targets = possible_levels(hardware, shape, sweeps, theta)
     slopes = np.array([each.response.slopes for each in targets]) if targets else np.eye(len(theta))
-    names = [(sweep.name, name_of(level.load)) for sweep in sweeps for level in sweep.levels]
+    every = [(sweep.name, name_of(level.load)) for sweep in sweeps for level in sweep.levels]
+    names = [every[number] for number in new]
     shares = gains(prior, theta, responses, sds, slopes)
     before, left = (float(np.sqrt(prediction_variance(each, slopes).mean())) for each in (prior, after))
-    earlier = hardware.steps.correction if hardware.steps else NO_CORRECTION
-    settings = {(sweep.deployment.label, sweep.workload.label) for sweep in sweeps}
-    correction = correction_of(after, earlier.fitted_levels + len(names), SOURCE, earlier.sequence_us)
+    correction = correction_of(after, 0, SOURCE, earlier.sequence_us)
     return StackCalibration(
-        correction=correction.model_copy(update={"fitted_settings": earlier.fitted_settings + len(settings)}),
+        correction=correction.with_levels(earlier, list(new.values())),
         helped=tuple(LevelInformation(*name, share) for name, share in zip(names, shares, strict=True)),
         next_level=_next_level(prior, theta, responses, targets, sds, slopes),
         spread=(before, left),
-        contradicting=_contradicting(hardware, shape, sweeps, after, sds),
+        contradicting=_contradicting(hardware, shape, sweeps, new, after, sds),
     )
+
+
+def new_levels(earlier: Correction, sweeps: Sequence[MeasuredSweep]) -> dict[int, FittedLevel]:
+    """The levels that a correction does not have, by their numbers over all sweeps; each once."""
+    known = set(earlier.levels)
+    new: dict[int, FittedLevel] = {}
+    for number, each in enumerate(level for sweep in sweeps for level in _levels_of(sweep)):
+        if each not in known:
+            known.add(each)
+            new[number] = each
+    return new
+
+
+def _levels_of(sweep: MeasuredSweep) -> list[FittedLevel]:
+    def significant(value: float) -> float:
+        return float(f"{value:.6g}")
+
+    return [
+        FittedLevel(
+            deployment=sweep.deployment.label,
+            lengths=sweep.workload.label,
+            load=name_of(level.load),
+            tpot_s=None if tpot_s is None else significant(tpot_s),
+            ttft_s=significant(ttft_s),
+        )
+        for level, (tpot_s, ttft_s, *_) in zip(sweep.levels, sweep.values, strict=True)
+    ]
 
 
 def _contradicting(
     hardware: Hardware,
     shape: ModelShape,
     sweeps: Sequence[MeasuredSweep],
+    judged: Container[int],
     after: CorrectionDistribution,
     sds: dict[str, ErrorSds],
 ) -> tuple[ContradictingLevel, ...]:
-    """The levels with a figure that is off by more than `MOST_SDS`. It is `MOST_SDS_UNSURE` where predictions have no
-    band: near saturation and of P:D. The same holds for the TTFT of a sweep's lowest load, whose first requests warm up
-    the engines. ``after``: the correction."""
+    """The ``judged`` levels with a figure that is off by more than `MOST_SDS`. It is `MOST_SDS_UNSURE` where
+    predictions have no band: near saturation and of P:D. The same holds for the TTFT of a sweep's lowest load, whose
+    first requests warm up the engines. ``after``: the correction."""
     theta = bounded(after)
-    responses = sweep_responses(hardware, shape, sweeps, theta)
+    responses = [each for each in sweep_responses(hardware, shape, sweeps, theta) if each.level in judged]
     if not responses:
         return ()
     names: list[tuple[str, str]] = []

@@ -123,6 +123,14 @@ class FitDomain(Frozen):
             return name
         return f"{name} with {'other formats' if numbers == shape.numbers else 'other numbers'}"
 
+    def joined(self, earlier: FitDomain) -> FitDomain:
+        """The range of these runs and of the runs of an earlier fit to the same stack."""
+        sets = ("modes", "tp", "pp", "dp", "expert_parallel", "networks", "engine_arguments")
+        ranges = ("input_tokens", "output_tokens", "in_flight_per_gpu")
+        both = {each: (*getattr(earlier, each), *getattr(self, each)) for each in (*sets, *ranges)}
+        joined = {each: tuple(sorted(set(both[each]))) for each in sets}
+        return self.model_copy(update={**joined, **{each: (min(both[each]), max(both[each])) for each in ranges}})
+
 
 class StepTables(Frozen):
     """The source of step times that were not fitted: tables of a performance database.
@@ -337,7 +345,7 @@ def digest_of(hardware: Hardware) -> str:
     """A digest of a fit, and of everything that changes a prediction; without names of files and sources of
     constants."""
     kept = {"gpu", "gpu_type", "gpus_per_node", "stack", "cpu", "hybrid_kv", "block_tokens", "step_tokens", "steps"}
-    kept.add("error")
+    kept |= {"error", "wires"}
     data = hardware.model_dump(mode="json", exclude_defaults=True, include=kept)
     fit = hardware.fit
     # A field that older files lack does not change their digest.

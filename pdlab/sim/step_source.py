@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, NamedTuple, Protocol
 
@@ -221,6 +222,22 @@ class Tabulated(Frozen):
         )
 
 
+class FittedLevel(Frozen):
+    """A measured level of a fit: the labels of its deployment, lengths and load, and its mean figures in seconds. The
+    figures tell it from a repeat."""
+
+    deployment: str
+    lengths: str
+    load: str
+    tpot_s: float | None
+    ttft_s: float
+
+    @property
+    def setting(self) -> tuple[str, str]:
+        """Deployment and lengths."""
+        return self.deployment, self.lengths
+
+
 class Correction(Frozen):
     """A correction of tabulated steps by a stack's own levels.
 
@@ -228,7 +245,8 @@ class Correction(Frozen):
     time that prefill adds. ``sync_us``: in every step, for each doubling of TP and each layer with two all-reduces.
     ``sequence_us``: in every step, for each decoding sequence. ``covariance``: of (host_ms, ln factor, ln
     prefill_factor, sync_us), 4 x 4; None: unknown. ``fitted_levels``: the number of measured levels in its fit (0: a
-    prior). ``fitted_settings``: the number of pairs of deployment and lengths among them.
+    prior). ``fitted_settings``: the number of pairs of deployment and lengths among them. ``levels``: these levels
+    (fewer than ``fitted_levels``: the others are not recorded).
     """
 
     host_ms: Annotated[float, Ge(0)] = 0.0
@@ -239,6 +257,7 @@ class Correction(Frozen):
     covariance: tuple[tuple[float, float, float, float], ...] | None = Field(default=None, min_length=4, max_length=4)
     fitted_levels: Annotated[int, Ge(0)] = 0
     fitted_settings: Annotated[int, Ge(0)] = 0
+    levels: tuple[FittedLevel, ...] = ()
     source: str = ""
 
     @model_validator(mode="after")
@@ -251,6 +270,24 @@ class Correction(Frozen):
     def host_sd_ms(self) -> float | None:
         """Standard deviation of ``host_ms``; None: not known."""
         return None if self.covariance is None else math.sqrt(self.covariance[0][0])
+
+    @property
+    def levels_recorded(self) -> bool:
+        """Whether ``levels`` has all levels of the fit."""
+        return len(self.levels) == self.fitted_levels
+
+    def with_levels(self, earlier: Correction, levels: Sequence[FittedLevel]) -> Correction:
+        """This correction, as fitted to the levels of an earlier one and to ``levels``. A setting counts once. Levels
+        that are not recorded may be of the recorded settings, so they add none to these."""
+        every = (*earlier.levels, *levels)
+        settings = len({each.setting for each in every})
+        return self.model_copy(
+            update={
+                "fitted_levels": earlier.fitted_levels + len(levels),
+                "fitted_settings": settings if earlier.levels_recorded else max(settings, earlier.fitted_settings),
+                "levels": every,
+            }
+        )
 
 
 NO_CORRECTION = Correction()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from pdlab.plan.extrapolation import outside_fit
 from pdlab.plan.stack_calibration import calibrated, calibration_text
 from pdlab.results.published_folders import load_experiment
 from pdlab.sim.computed_hardware import computed
-from pdlab.sim.hardware import Hardware, load_hardware
+from pdlab.sim.hardware import Hardware, load_hardware, signed
 from pdlab.sim.step_source import SEQUENCE_US, Correction
 
 pytestmark = pytest.mark.usefixtures("tabulated")
@@ -99,6 +100,48 @@ def test_measured_levels_are_a_prior_of_later_ones() -> None:
     assert later.spread[0] == pytest.approx(first.spread[1], rel=0.3)
 
 
+def test_levels_that_are_given_again_bring_nothing() -> None:
+    """Under another name too, in one call and in a later one."""
+    one, two = sweep(*SPREAD[0]), sweep(*SPREAD[1])
+    copy = one.model_copy(update={"name": "a copy"})
+    first = calibrated(start(), SHAPE, [one])
+    assert calibrated(start(), SHAPE, [one, copy]).correction == first.correction
+    corrected = start().with_correction(first.correction)
+    again = calibrated(corrected, SHAPE, [copy])
+    assert again.correction == first.correction and again.helped == () == again.contradicting
+    assert calibrated(corrected, SHAPE, [copy, two, one]).correction == calibrated(corrected, SHAPE, [two]).correction
+
+
+def test_a_setting_counts_once_however_its_levels_are_given() -> None:
+    """Two loads of one deployment and one length are one setting, in one call and in two."""
+    label, lengths, _ = SPREAD[0]
+    low, high, both = (sweep(label, lengths, loads) for loads in ((4,), (16,), (4, 16)))
+    first = calibrated(start(), SHAPE, [low])
+    later = calibrated(start().with_correction(first.correction), SHAPE, [high]).correction
+    together = calibrated(start(), SHAPE, [both]).correction
+    for found in (later, together):
+        assert (found.fitted_levels, found.fitted_settings, len(found.levels)) == (2, 1, 2)
+    other = calibrated(start().with_correction(later), SHAPE, [sweep(*SPREAD[1])]).correction
+    assert (other.fitted_levels, other.fitted_settings) == (3, 2)
+
+
+def test_a_repeat_is_a_level_of_its_own() -> None:
+    one = sweep(*SPREAD[0])
+    tpot_s, *rest = one.values[0]
+    assert tpot_s is not None
+    repeat = one.model_copy(update={"values": ((1.01 * tpot_s, *rest),)})
+    found = calibrated(start(), SHAPE, [one, repeat]).correction
+    assert (found.fitted_levels, found.fitted_settings) == (2, 1)
+
+
+def test_a_file_that_does_not_record_its_levels_gets_no_further_settings() -> None:
+    """They may be among those that it has."""
+    first = calibrated(start(), SHAPE, [sweep(*SPREAD[0])]).correction
+    unrecorded = first.model_copy(update={"levels": (), "fitted_levels": 2, "fitted_settings": 2})
+    later = calibrated(start().with_correction(unrecorded), SHAPE, [sweep(*SPREAD[0])]).correction
+    assert (later.fitted_levels, later.fitted_settings, len(later.levels)) == (3, 2, 1)
+
+
 def test_constants_of_a_fit_have_no_correction() -> None:
     with pytest.raises(UsageError, match="constants of a fit"):
         calibrated(load_hardware("h100-vllm-0.11"), SHAPE, [])
@@ -132,6 +175,9 @@ def test_runs_that_differ_in_what_is_not_simulated_correct_nothing(
     assert cli_calibrate.main(["--runs", runs[0], "--start", "H200", "--out", str(out)]) == 0
     made = load_hardware(str(out))
     assert made.fit is not None and made.fit.engine_arguments == ("enforce_eager=true",)
+    capsys.readouterr()
+    assert cli_calibrate.main(["--runs", runs[1], "--start", str(out)]) == 2, "nor in two calls"
+    assert "mine has enforce_eager=true, which is not simulated, and plain has not" in capsys.readouterr().err
 
 
 def test_the_command_writes_hardware_that_a_plan_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,6 +199,48 @@ def test_the_command_writes_hardware_that_a_plan_takes(tmp_path: Path, capsys: p
     assert further.steps is not None and further.steps.correction.fitted_levels == 4
     assert further.error == error_after(2)
     assert further.fitted_on == ("run", "two")
+
+
+def test_the_command_says_which_levels_it_has_already(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, more = run(tmp_path / "run"), run(tmp_path / "more", loads=(1,))
+    copy = str(shutil.copytree(first, tmp_path / "copy"))
+    out, again, old = (tmp_path / f"{name}.yaml" for name in ("mine", "again", "old"))
+    assert cli_calibrate.main(["--runs", first, "--start", "H200", "--out", str(out)]) == 0
+    capsys.readouterr()
+    for given in ([first], [copy], [first, copy]):
+        assert cli_calibrate.main(["--runs", *given, "--start", str(out)]) == 2
+        *notes, error = capsys.readouterr().err.splitlines()
+        assert f"--start {out} has all {2 * len(given)} levels already" in error
+        assert notes == [f"note: {Path(each).name}: 2 levels given again, left out" for each in given]
+    assert cli_calibrate.main(["--runs", first, more, "--start", str(out), "--out", str(again)]) == 0
+    text, note = capsys.readouterr()
+    assert "after 3 levels" in text and "run: 2 levels given again" in note
+    made = load_hardware(str(again))
+    assert made.steps is not None and made.steps.correction.fitted_settings == 1 and made.error == error_after(1)
+    assert made.fit is not None and made.fit.in_flight_per_gpu == (0.25, 1.0)
+    kept = load_hardware(str(out))
+    assert kept.steps is not None and kept.fit is not None
+    unrecorded = kept.with_correction(kept.steps.correction.model_copy(update={"levels": ()}))
+    old.write_text(to_yaml(signed(unrecorded, kept.fit)))
+    assert load_hardware(str(old)).error == kept.error, "a file without the record is as valid"
+    assert cli_calibrate.main(["--runs", first, "--start", str(old)]) == 2, "it names its runs"
+
+
+def test_a_file_has_the_range_of_all_its_levels(tmp_path: Path) -> None:
+    """Whatever the order in which they came."""
+    runs = [run(tmp_path / "four"), run(tmp_path / "two", label="collocated-1xtp2")]
+    made = []
+    for number, given in enumerate(([runs], [runs[:1], runs[1:]], [runs[1:], runs[:1]])):
+        begin = "H200"
+        for step, some in enumerate(given):
+            out = tmp_path / f"{number}-{step}.yaml"
+            assert cli_calibrate.main(["--runs", *some, "--start", begin, "--out", str(out)]) == 0
+            begin = str(out)
+        fit = load_hardware(begin).fit
+        assert fit is not None
+        made.append(fit.model_copy(update={"digest": ""}))
+    assert made[0] == made[1] == made[2]
+    assert made[0].tp == (2, 4) and made[0].in_flight_per_gpu == (0.5, 2.0)
 
 
 def test_the_gpu_that_the_runs_record_is_enough(tmp_path: Path) -> None:
