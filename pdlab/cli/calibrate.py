@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge
 
-from pdlab.analysis.curves import gpus_of
+from pdlab.analysis.comparable import same_model
+from pdlab.analysis.curves import UNKNOWN_MODEL, gpus_of
 from pdlab.core import defaults
 from pdlab.core.arguments import MODEL_HELP, above_zero
 from pdlab.core.catalog import load_model, require_shape, why_no_tables
@@ -37,6 +38,7 @@ from pdlab.plan.accuracy import (
     without_lowest,
 )
 from pdlab.plan.calibration import (
+    assumed_prompts,
     compare,
     cross_validate,
     device_mismatch,
@@ -47,6 +49,7 @@ from pdlab.plan.calibration import (
     rounded_start,
     unlike_arguments,
 )
+from pdlab.plan.engine_arguments import measured_as_launched
 from pdlab.plan.error_catalog import error_after, with_stack_prior
 from pdlab.plan.extrapolation import Platform, major_minor, network_of, ran_on
 from pdlab.plan.stack_calibration import calibrated, calibration_text, contradiction_text, new_levels
@@ -204,15 +207,21 @@ class CalibrateSettings(Settings):
 
 
 def _shape(model: str | None, experiments: Sequence[MeasuredSweep]) -> ModelShape:
-    if model:
-        return require_shape(model)
-    names = sorted({experiment.deployment.model for experiment in experiments})
-    known = [shape for name in names if (shape := load_model(name)) is not None]
-    if len(names) > 1 and not (len(known) == len(names) and all(map(known[0].is_same, known))):
+    """The shape of --model, else of the recorded model. Raises UsageError if the runs record several."""
+    names = sorted({experiment.deployment.model for experiment in experiments} - {UNKNOWN_MODEL})
+    if not all(_alike(names[0], name) for name in names):
         raise UsageError(
             f"the runs are of {' and '.join(names)}; constants are fitted to one model: leave the others out"
         )
-    return require_shape(names[0])
+    return require_shape(model or (names[0] if names else UNKNOWN_MODEL))
+
+
+def _alike(first: str, second: str) -> bool:
+    """Whether two recorded names are of one model."""
+    shapes = load_model(first), load_model(second)
+    if shapes[0] is None or shapes[1] is None:
+        return same_model(first, second)
+    return shapes[0].is_same(shapes[1])
 
 
 def _of_that_model(shape: ModelShape, experiments: Sequence[MeasuredSweep]) -> None:
@@ -224,9 +233,33 @@ def _of_that_model(shape: ModelShape, experiments: Sequence[MeasuredSweep]) -> N
 
 
 def _same_arguments(start: Hardware, shape: ModelShape, experiments: Sequence[MeasuredSweep]) -> None:
-    """Raises UsageError if the runs differ in engine arguments that are not simulated."""
+    """Raises UsageError if the runs differ in engine arguments that are not simulated, or have speculative decoding."""
     if differ := unlike_arguments(start, shape, experiments):
         raise UsageError(f"{differ}: constants are fitted to one; sort the runs by it")
+    for each in experiments:
+        if each.speculation is not None:
+            raise UsageError(
+                f"{each.name} was measured with speculative decoding, {each.speculation.acceptance_length:.3g} tokens "
+                "per step: the time of its draft would be in every step; leave it out"
+            )
+
+
+def _other_names(shape: ModelShape, experiments: Sequence[MeasuredSweep]) -> Iterator[str]:
+    """The runs that record a name which is not known to be that of ``shape``, as sentences."""
+    names = [each for each in (shape.name, shape.hf_id, shape.word) if each is not None]
+    for each in experiments:
+        recorded = each.deployment.model
+        unknown = recorded != UNKNOWN_MODEL and load_model(recorded) is None
+        if unknown and not any(same_model(recorded, name) for name in names):
+            yield f"{each.name} is of {recorded}, fitted as {shape.name}"
+
+
+def _print_doubts(shape: ModelShape, experiments: Sequence[MeasuredSweep]) -> None:
+    """Print levels that are left out, assumed prompts, and other names of the model, on standard error."""
+    doubts = [note for each in experiments for note in each.doubts]
+    for note in [*_other_names(shape, experiments), *doubts, assumed_prompts(experiments)]:
+        if note is not None:
+            print(f"note: {note}", file=sys.stderr)
 
 
 def _made_on(settings: CalibrateSettings, loaded: Sequence[Experiment]) -> Platform:
@@ -376,7 +409,7 @@ def _not_in_the_start(
 def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Experiment]) -> int:
     """Correct the start's tabulated steps by all levels of the runs. Returns the exit code."""
     not_given(settings, OF_A_FIT, f"--start {settings.start}, whose steps are tables: a correction is no fit")
-    experiments = [measured_sweep(experiment, settings.prompts) for experiment in loaded]
+    experiments = [measured_sweep(experiment, settings.prompts, fitted=True) for experiment in loaded]
     shape = _shape(settings.model, experiments)
     _of_that_model(shape, experiments)
     shape = as_served(shape, start)
@@ -393,8 +426,10 @@ def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Expe
             f"--start {start.gpu_type}"
         )
     _add_to_the_same_stack(settings, start, shape, made_on)
+    experiments = [measured_as_launched(each, start, shape) for each in experiments]
     _same_arguments(start, shape, experiments)
     loaded, experiments = _not_in_the_start(settings, start, loaded, experiments)
+    _print_doubts(shape, experiments)
     result = calibrated(with_stack_prior(start, shape), shape, experiments)
     hardware = start.with_correction(result.correction)
     for each in step_findings(start)[:1]:
@@ -424,6 +459,14 @@ def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Expe
     return 0
 
 
+def _on_their_nodes(hardware: Hardware, experiments: Sequence[MeasuredSweep]) -> Hardware:
+    """The hardware with the network and the memory of the measured nodes, if these are known of every run and are the
+    same: a plan without --node is for such nodes."""
+    each = [experiment.on_its_nodes(hardware) for experiment in experiments]
+    alike = all((one.wires, one.constants) == (each[0].wires, each[0].constants) for one in each)
+    return each[0] if alike else hardware
+
+
 def _write(
     settings: CalibrateSettings,
     out: Path,
@@ -443,6 +486,7 @@ def _write(
     domain = fit_domain(experiments, shape, made_on, networks, arguments)
     if earlier is not None:
         domain = domain.joined(earlier)
+    hardware = _on_their_nodes(hardware, experiments)
     changed = {"name": settings.name or out.stem, "stack": _stack(loaded, made_on.version)}
     write_output(out, to_yaml(signed(hardware.model_copy(update=changed), domain)), "--out")
     print(f"wrote {out}", file=sys.stderr, flush=True)
@@ -462,8 +506,9 @@ def main(settings: CalibrateSettings) -> int:
         return _correct(settings, start, loaded)
     if settings.coarse_start:
         start = rounded_start(start)
-    experiments = [measured_sweep(experiment, settings.prompts) for experiment in loaded]
+    experiments = [measured_sweep(experiment, settings.prompts, fitted=True) for experiment in loaded]
     shape = _shape(settings.model, experiments)
+    experiments = [measured_as_launched(each, start, shape) for each in experiments]
     _same_arguments(start, shape, experiments)
     if settings.cross_validate and len(experiments) < 3:
         raise UsageError(f"--cross-validate needs at least 3 experiments, got {len(experiments)}")
@@ -477,6 +522,7 @@ def main(settings: CalibrateSettings) -> int:
         _of_that_model(shape, experiments)
     elif settings.data_sheet or settings.gpu or settings.engine:
         raise UsageError("--gpu, --engine and --data-sheet are of the file that --out writes: add --out FILE")
+    _print_doubts(shape, experiments)
     for text in filter(None, (device_mismatch(start, experiment) for experiment in loaded)):
         print(f"note: {text}: give --start", file=sys.stderr)
 

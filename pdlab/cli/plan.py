@@ -455,8 +455,10 @@ def _hardware(settings: PlanSettings) -> Hardware:
 
 
 def _node(settings: PlanSettings, hardware: Hardware) -> str | None:
-    """The node type or cluster file to plan for; None: nodes as the tables of step times describe them."""
-    return settings.node if hardware.steps is None or "node" in settings.model_fields_set else None
+    """The node type or cluster file to plan for; None: nodes as the tables of step times, or the calibrated file,
+    describe them."""
+    described = hardware.steps is not None or hardware.wires is not None
+    return settings.node if "node" in settings.model_fields_set or not described else None
 
 
 def _nic(settings: PlanSettings, hardware: Hardware, gpus: int = 1, *, spread: bool = False) -> str | None:
@@ -738,6 +740,7 @@ def _explain(settings: PlanSettings, label: str, hardware: Hardware, shape: Mode
     from pdlab.core.deployment import Deployment, parse_label
     from pdlab.core.vllm_limits import check_divisibility
     from pdlab.plan.candidates import on_two_types
+    from pdlab.plan.engine_arguments import with_added
     from pdlab.plan.facts import explanation_text
     from pdlab.plan.planner import evaluate, sized_deployment
 
@@ -755,7 +758,7 @@ def _explain(settings: PlanSettings, label: str, hardware: Hardware, shape: Mode
     of_type = max(pool.gpus for pool in deployment.pools.values()) if hardware.beside else deployment.gpus
     nic = _nic(settings, hardware, of_type, spread=deployment.mode == "pd-spread")
     scenario = replace(_scenario(settings, hardware, shape), nic=nic)
-    deployment = scenario.with_offload(deployment)
+    deployment = with_added(scenario.with_offload(deployment), hardware, shape)
     candidate = evaluate(
         scenario,
         sized_deployment(scenario, deployment),
@@ -769,6 +772,7 @@ def _explain(settings: PlanSettings, label: str, hardware: Hardware, shape: Mode
 
 def _compare(settings: PlanSettings, hardware: Hardware) -> int:
     from pdlab.deploy.serve_config import cpu_engine_kwargs
+    from pdlab.plan.calibration import assumed_prompts
     from pdlab.plan.comparison import compared_experiment, comparison_text
     from pdlab.plan.pictures import PredictedCurve, simulated_as_measured
     from pdlab.plan.replay_accuracy import write_simulated
@@ -790,6 +794,8 @@ def _compare(settings: PlanSettings, hardware: Hardware) -> int:
                 raise UsageError(f"--out {settings.out}: two experiments are called {name}; rename one")
             written[name] = write_simulated(settings.out, each.experiment, each.replays)
         experiments.append(each)
+    if prompts := assumed_prompts([each.sweep for each in experiments]):
+        print(f"note: {prompts}", file=sys.stderr)
     print(comparison_text(experiments, hardware))
     if settings.out and not written:
         raise UsageError(f"--out {settings.out}: none of these experiments is a replay; leave --out out")

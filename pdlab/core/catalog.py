@@ -19,7 +19,7 @@ from pdlab.core.model_config import shape_fields
 from pdlab.core.model_files import CONFIG, BrokenModelFile, ModelFiles, config_of_file, config_of_folder, config_of_id
 from pdlab.core.nodes import HOST_NAMES, NODE_NAME_LABEL, ClusterNode, ClusterView, GpuLink, LinkShape, Nic
 from pdlab.core.schema import Frozen, is_yaml_path, load_yaml, parse_yaml, validate
-from pdlab.core.text import choices, counted
+from pdlab.core.text import choices, counted, listed
 
 LOCAL_NODE_CPUS = 4  # engine ranks on one node of `--local`
 
@@ -555,7 +555,13 @@ def load_cluster(name_or_path: str) -> ClusterView:
     file = node_types().get(match[1]) if match else None
     if match is None or file is None:
         examples = {"TYPE-xN of a type there": [f"{name}-x2" for name in node_types()]}
-        return load_yaml(find_config("clusters", name_or_path, "cluster", examples), ClusterView)
+        path = find_config("clusters", name_or_path, "cluster", examples)
+        view = load_yaml(path, ClusterView)
+        if bare := [node.id for node in view.nodes if node.gpus and not node.cpus]:
+            raise UsageError(
+                f"{path}: no cpus of {listed(bare)}: an engine of TP n takes n + 1 of them; add cpus, such as cpus: 96"
+            )
+        return view
 
     def counted(data: Any) -> Any:
         return data | {"name": name_or_path, "nodes": [data["nodes"][0] | {"count": int(match[2])}]}

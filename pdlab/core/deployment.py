@@ -10,7 +10,7 @@ import argparse
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Ge, Gt, Le
@@ -712,8 +712,16 @@ class Deployment(Frozen):
     def with_engine_kwargs(self, defaults: Mapping[str, Any]) -> Deployment:
         """The deployment with all engine arguments in its pools: the pool's override the deployment's, and these
         ``defaults``."""
+
+        def changed(pool: Pool) -> Pool:
+            return pool.model_copy(update={"engine_kwargs": {**defaults, **self.engine_kwargs_of(pool)}})
+
+        return self.with_pools(changed)
+
+    def with_pools(self, change: Callable[[Pool], Pool]) -> Deployment:
+        """The deployment with ``change`` of every pool."""
         pools = {
-            name: pool.model_copy(update={"engine_kwargs": {**defaults, **self.engine_kwargs_of(pool)}})
+            name: change(pool)
             for name in ("pool", "prefill", "decode")
             if (pool := getattr(self.topology, name, None)) is not None
         }

@@ -68,13 +68,14 @@ class Fixed(LengthDistribution):
 
 
 class Uniform(LengthDistribution):
-    """Input and output each uniform from ``low`` to ``high`` times the nominal length, with both ends.
+    """Input and output each uniform from ``low`` to ``high`` times the nominal length, with both ends; at least one
+    token.
 
     InferenceX draws from 0.8 to 1.0 (its ``--random-range-ratio 0.8``).
     """
 
     kind: Literal["uniform"] = "uniform"
-    low: float = Field(gt=0, le=10)
+    low: float = Field(ge=0, le=10)
     high: float = Field(gt=0, le=10)
 
     @model_validator(mode="after")
@@ -254,7 +255,7 @@ def parse_lengths(text: str) -> Fixed | Uniform | Lognormal | Pairs | Mixes:
             )
     except ValueError as error:
         rule = {
-            "uniform": "shares of the nominal length above 0 and at most 10, the smaller one first",
+            "uniform": "shares of the nominal length from 0 to 10, the smaller one first",
             "lognormal": "a sigma above 0 and at most 3, and at least 2 tokens",
         }[kind]
         raise UsageError(f"{text!r}: {kind} takes {rule}") from error

@@ -20,7 +20,7 @@ from pdlab.core.schema import Frozen
 from pdlab.core.workload import Level, Load, Open, Workload
 from pdlab.plan import TEMPLATES
 from pdlab.plan.prediction_intervals import LevelError, error_parts, half_width
-from pdlab.sim.hardware import ErrorParts, Hardware
+from pdlab.sim.hardware import ErrorParts, Hardware, Speculation
 from pdlab.sim.kv_transfer import on_nodes
 from pdlab.sim.level import SimulatedLevel, Trace
 from pdlab.sim.simulator import Prompts, simulate
@@ -45,7 +45,9 @@ class MeasuredSweep(Frozen):
     """A measured experiment: its levels in the order of their runs, with their figures. ``values``: the figures, one
     for each level. ``prompts``: whether levels repeat the prompts of earlier levels. ``trace``: the requests that each
     level replayed (None: no replay). ``warmed``: a warm-up ran before the first level. ``nodes``: of its cluster, whose
-    network its KV cache crossed (none: unknown, or this machine)."""
+    network its KV cache crossed (none: unknown, or this machine). ``speculation``: the measured speculative decoding,
+    as a mean over the levels (None: none, or unknown). ``doubts``: the levels that are left out or
+    have impossible figures, and why, as sentences. ``assumed``: whether ``prompts`` are assumed."""
 
     name: str
     deployment: Deployment
@@ -56,10 +58,21 @@ class MeasuredSweep(Frozen):
     trace: Trace | None = None
     warmed: bool = False
     nodes: tuple[ClusterNode, ...] = ()
+    speculation: Speculation | None = None
+    doubts: tuple[str, ...] = ()
+    assumed: bool = False
 
     def on_its_nodes(self, hardware: Hardware) -> Hardware:
-        """The hardware with the network of the experiment's nodes, if they are known."""
+        """The hardware with the network and the memory of the experiment's nodes, if they are known."""
         return on_nodes(hardware, self.nodes) if self.nodes and not hardware.cpu else hardware
+
+    def as_measured(self, hardware: Hardware) -> Hardware:
+        """The hardware of the experiment's nodes, with its speculative decoding, if that is known. Speculative decoding
+        that the hardware has is kept."""
+        on_them = self.on_its_nodes(hardware)
+        if self.speculation is None or on_them.speculation is not None:
+            return on_them
+        return on_them.with_speculation(self.speculation)
 
     def simulated(
         self, hardware: Hardware, shape: ModelShape, *, seed: int, scattered: bool | None = None
@@ -67,7 +80,7 @@ class MeasuredSweep(Frozen):
         """Simulate the levels as they were measured. Raises UsageError if the deployment cannot run. ``scattered``: see
         `pdlab.sim.simulator.simulate`."""
         return simulate(
-            self.deployment, self.levels, self.workload, self.on_its_nodes(hardware), shape,
+            self.deployment, self.levels, self.workload, self.as_measured(hardware), shape,
             seed=seed, prompts=self.prompts, trace=self.trace, scattered=scattered,
         )  # fmt: skip
 

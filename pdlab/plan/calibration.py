@@ -20,13 +20,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pdlab.analysis.audit.content_rules import impossible_figures
 from pdlab.analysis.curves import gpus_of
 from pdlab.core.catalog import ModelShape
 from pdlab.core.commands import BENCH
@@ -38,7 +39,7 @@ from pdlab.plan.extrapolation import Platform, in_flight_per_gpu
 from pdlab.plan.prediction_intervals import SEEDS, scatter
 from pdlab.results.schema import Experiment, Run
 from pdlab.sim.argument_effects import SIMULATED, unknown_effects
-from pdlab.sim.hardware import FitDomain, Hardware
+from pdlab.sim.hardware import FitDomain, Hardware, Speculation
 from pdlab.sim.kv_transfer import depends_on_age
 from pdlab.sim.level import SimulatedLevel, Trace, figures, gaps
 from pdlab.sim.simulator import Prompts
@@ -48,21 +49,25 @@ WEIGHTS = (1.0, 0.4, 1.0, 0.3, 0.25)
 FIRST_LEVEL_WEIGHT = 0.2  # without a warm-up, the first level has handshakes and compilation
 SCALE = 0.04  # residual up to which the loss is quadratic
 PULL = 0.4
-IMPOSSIBLE = 9.0  # residual of a figure that is not above 0
+IMPOSSIBLE_RESIDUAL = 9.0  # residual of a figure that is not above 0
 SLOPE_STEP = 0.1  # in a constant's logarithm: its effect is large beside the simulator's jumps
 LONGEST_STEP = 0.5  # of one constant's logarithm
 STEP_SHARES = 1.0, 0.5, 0.25  # shares of a step that are tried
 LEAST_GAIN = 0.01  # of a step, as a share of the loss
+IMPOSSIBLE = "with impossible figures"
 SATURATED = 0.8  # served share of the offered rate; below, the client's limit on requests in flight sets the TTFT
 
 
-def measured_sweep(experiment: Experiment, prompts: Prompts | None, trace: Trace | None = None) -> MeasuredSweep:
+def measured_sweep(
+    experiment: Experiment, prompts: Prompts | None, trace: Trace | None = None, *, fitted: bool = False
+) -> MeasuredSweep:
     """The levels of an experiment that can be predicted, with their figures.
 
-    Open-loop levels far below their offered rate are left out. ``prompts``: of closed loops (None: repeated if
-    others measured them, as in the published runs, else fresh); open loops have fresh prompts. ``trace``: the requests
-    that the experiment replayed. Raises StoreError if the experiment does not record its deployment, or if its lengths
-    come from a file, which is not kept.
+    Open-loop levels far below their offered rate are left out. ``prompts``: of closed loops (None: repeated if others
+    measured them, as in the published runs, else fresh); open loops have fresh prompts. ``trace``: the requests that
+    the experiment replayed. ``fitted``: constants are fitted to the levels, so those with impossible figures are left
+    out too. Raises StoreError if the experiment does not record its deployment, or if its lengths come from a file,
+    which is not kept.
     """
     manifest = experiment.manifest
     if manifest.deployment is None:
@@ -70,7 +75,7 @@ def measured_sweep(experiment: Experiment, prompts: Prompts | None, trace: Trace
             f"{experiment.name}: its deployment is not recorded, so it cannot be simulated; "
             f"measure it with {BENCH}, which records it"
         )
-    left_out = [_left_out(run) for run in experiment.runs]
+    left_out = [_left_out(run, fitted=fitted) for run in experiment.runs]
     runs = [run for run, reason in zip(experiment.runs, left_out, strict=True) if reason is None]
     if not runs:
         reasons = Counter(reason for reason in left_out if reason is not None)
@@ -93,25 +98,68 @@ def measured_sweep(experiment: Experiment, prompts: Prompts | None, trace: Trace
         raise StoreError(f"{experiment.name}: cannot be simulated: {error}") from error
     cluster = None if manifest.on_local_nodes else manifest.cluster
     assumed: Prompts = "repeated" if manifest.origin == "imported" else "fresh"
+    closed = not isinstance(runs[0].load, Open)
     return MeasuredSweep(
         name=experiment.name,
         deployment=manifest.deployment,
         workload=runs[0].workload,
         levels=levels,
         values=tuple(_values(run) for run in runs),
-        prompts="fresh" if isinstance(runs[0].load, Open) else prompts or assumed,
+        prompts=prompts or assumed if closed else "fresh",
         trace=trace,
         nodes=tuple(cluster.engine_nodes) if cluster is not None else (),
         warmed=manifest.origin == "measured",  # sweeps of pdlab begin with a warm-up
+        speculation=_speculation(runs),
+        doubts=tuple(_doubts(experiment, left_out)),
+        assumed=closed and prompts is None and manifest.origin == "imported" and len(runs) > 1,
     )
 
 
-def _left_out(run: Run) -> str | None:
+def _speculation(runs: Sequence[Run]) -> Speculation | None:
+    """The speculative decoding of the levels, as a mean over them; None: none. A file that does not count guesses has
+    the fewest that give its accepted tokens."""
+    each = [run.speculation for run in runs if run.speculation is not None]
+    if not each:
+        return None
+    accepted = statistics.fmean(one.accepted_tokens for one in each)
+    guessed = [one.guessed_tokens for one in each if one.guessed_tokens is not None]
+    least = max(math.ceil(accepted) - 1, 1)
+    return Speculation(
+        acceptance_length=accepted, draft_tokens=max(round(statistics.fmean(guessed)) if guessed else 0, least)
+    )
+
+
+def assumed_prompts(sweeps: Sequence[MeasuredSweep]) -> str | None:
+    """A sentence about the sweeps whose prompts are assumed; None: there are none."""
+    names = [each.name for each in sweeps if each.assumed]
+    if not names:
+        return None
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return (
+        f"{names[0]}{more}: simulated as if every level repeated the prompts of smaller levels, as with one --seed for "
+        "all levels; if each level had its own prompts, give --prompts fresh"
+    )
+
+
+def _doubts(experiment: Experiment, left_out: Sequence[str | None]) -> Iterator[str]:
+    """The levels that are left out or have impossible figures, and why, as sentences."""
+    for run, reason in zip(experiment.runs, left_out, strict=True):
+        level = f"{experiment.name}, {name_of(run.load)}" + (f", repeat {run.key.repeat + 1}" if run.key.repeat else "")
+        why = impossible_figures(run) if reason in (None, IMPOSSIBLE) else ""
+        if reason is not None:
+            yield f"{level} is left out: {reason}" + (f" ({why})" if why else "")
+        elif why:
+            yield f"{level} has impossible figures ({why})"
+
+
+def _left_out(run: Run, *, fitted: bool) -> str | None:
     """Why a level is neither fitted nor predicted; None: it is."""
     if not run.validity.valid:
         return "not valid"
     if _mean_ttft_s(run) is None:
         return "without a mean TTFT"
+    if fitted and impossible_figures(run):
+        return IMPOSSIBLE
     if isinstance(run.load, Open) and run.whole.requests_per_s < SATURATED * run.workload.mean_rps(run.load):
         return f"saturated: below {SATURATED:.0%} of the requests/s that were offered"
     return None
@@ -194,7 +242,7 @@ def residuals(
         level_weight = 1.0 if number or experiment.warmed else FIRST_LEVEL_WEIGHT
         for weight, value, truth in zip(WEIGHTS, predicted, measured, strict=True):
             if value is not None and truth is not None:
-                rows.append((level_weight * weight, math.log(value / truth) if value > 0 else IMPOSSIBLE))
+                rows.append((level_weight * weight, math.log(value / truth) if value > 0 else IMPOSSIBLE_RESIDUAL))
     return np.array(rows)
 
 

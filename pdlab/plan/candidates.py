@@ -23,6 +23,7 @@ from pdlab.core.vllm_limits import check_divisibility, check_request_fits
 from pdlab.core.workload import Workload
 from pdlab.placement.copies import copies_of
 from pdlab.placement.place import fits, place, why_not
+from pdlab.plan.engine_arguments import as_launched
 from pdlab.plan.rate_matching import RateMatcher, ReplicaUnit, UnitKind
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.step_time import kv_pool_bytes, why_not_held
@@ -77,7 +78,7 @@ def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Wo
     tried: list[Pool] = []
     for layouts in (within, across):
         usable = []
-        for pool in layouts:
+        for pool in (as_launched(each, hardware, shape) for each in layouts):
             if pool.gpus > gpus or not _accepted(Collocated(pool=pool), shape):
                 continue
             tried.append(pool)

@@ -13,6 +13,7 @@ from pdlab.core.rendering import rendered
 from pdlab.plan import TEMPLATES
 from pdlab.plan.accuracy import MeasuredSweep, PredictedPoint, mean_rows, median_errors
 from pdlab.plan.calibration import compare, device_mismatch, loads_in_flight, measured_sweep
+from pdlab.plan.engine_arguments import measured_as_launched
 from pdlab.plan.error_catalog import with_stack_prior
 from pdlab.plan.extrapolation import OutsideFit, outside_fit, ran_on
 from pdlab.plan.replay_accuracy import ComparedReplay, compared, trace_sent
@@ -61,7 +62,9 @@ def compared_experiment(
     if mismatch := device_mismatch(hardware, experiment):
         notes = (*notes, f"{mismatch}: give --hardware")
     shape = as_served(shape, hardware)
-    corrected = with_stack_prior(sweep.on_its_nodes(hardware), shape)
+    sweep = measured_as_launched(sweep, hardware, shape)
+    deployment = sweep.deployment
+    corrected = with_stack_prior(sweep.as_measured(hardware), shape)
     points, replays = [], []
     if sweep.trace is None:
         points = compare(corrected, shape, sweep)
@@ -76,7 +79,7 @@ def compared_experiment(
         points=points,
         replays=replays,
         outside=outside_fit(
-            hardware,
+            sweep.as_measured(hardware),
             deployment.model.rpartition("/")[2] if isinstance(measured, str) else measured,
             deployment,
             [sweep.workload],
@@ -85,7 +88,7 @@ def compared_experiment(
             kv_dtype=shape.kv_dtype,
         ),
         findings=step_findings(corrected, shape, [deployment]),
-        notes=notes,
+        notes=(*notes, *sweep.doubts),
     )
 
 

@@ -1,8 +1,8 @@
 """`plan.py --predict FILE`: predictions for the rows of a CSV (`pdlab.plan.csv_rows`).
 
-Rows that differ only in the load are one sweep. The loads of a sweep are simulated in ascending order on one
-deployment; where prompts repeat, its caches are carried from level to level. A configuration that cannot run gets no
-figures and the reason; the other rows are predicted.
+Rows that differ only in the load are one sweep. Where prompts repeat, the loads of a sweep are simulated in ascending
+order on one deployment, whose caches are carried from level to level. Rows of fresh prompts are simulated each by
+itself. A configuration that cannot run gets no figures and the reason; the other rows are predicted.
 """
 
 from __future__ import annotations
@@ -161,9 +161,8 @@ def _predicted_row(
     deployment = row.deployment
     in_flight = [_in_flight(level, deployment) for level in levels]
     version = row.stated.engine_version
-    ran_on = Platform(
-        None, row.stated.engine, version, "tcp" if row.link == "tcp" else None if row.link == "nvlink" else nic
-    )
+    network = {"tcp": "tcp", "nvlink": None}.get(row.link or "", nic)
+    ran_on = Platform(None, row.stated.engine, version, network)
     outside = outside_fit(
         hardware,
         shape,
@@ -218,22 +217,27 @@ def _trial(
     seed: int,
     scattered: bool | None = None,
 ) -> list[SimulatedLevel]:
-    """Simulate the sweep of a row with one seed. Raises UsageError if vLLM would refuse the deployment, or if a request
-    does not fit."""
+    """Simulate the sweep of a row with one seed; each level of fresh prompts by itself, so that no row depends on
+    others. Raises UsageError if vLLM would refuse the deployment, or if a request does not fit."""
     check_divisibility(row.deployment, shape)
     check_request_fits(shape, sum(row.workload.longest))
     link = row.link if isinstance(row.deployment.topology, Disaggregated) else None
-    return simulate(
-        row.deployment,
-        levels,
-        row.workload,
-        hardware,
-        shape,
-        seed=seed,
-        prompts=row.prompts,
-        link=link,
-        scattered=scattered,
-    )
+    runs = [[level] for level in levels] if row.prompts == "fresh" else [levels]
+    return [
+        level
+        for run in runs
+        for level in simulate(
+            row.deployment,
+            run,
+            row.workload,
+            hardware,
+            shape,
+            seed=seed,
+            prompts=row.prompts,
+            link=link,
+            scattered=scattered,
+        )
+    ]
 
 
 def _caveat(deployment: Deployment, hardware: Hardware) -> str:

@@ -1,15 +1,57 @@
-"""What a launch needs so that its engines are those of the plan: engine arguments, and what only a person can add."""
+"""Engine arguments of a launch and of its plan: those that a launch adds itself, those that it needs so that its
+engines are those of the plan, and what only a person can add."""
 
 from __future__ import annotations
 
-from pdlab.core.deployment import Deployment
+from pdlab.core.catalog import ModelShape
+from pdlab.core.deployment import Deployment, Pool
+from pdlab.plan.accuracy import MeasuredSweep
 from pdlab.plan.scenario import Scenario
+from pdlab.sim.hardware import Hardware
 
 KV_FORMATS = ("bfloat16", "fp8")  # names that the tables and vLLM's kv_cache_dtype share
 
 
+def as_launched(pool: Pool, hardware: Hardware, shape: ModelShape) -> Pool:
+    """The pool with the engine arguments that a launch adds for this model and TP, below its own ones."""
+    if hardware.cpu or hardware.engine != "vllm" or hardware.direct is not None:
+        return pool
+    added = shape.engine_kwargs_by_tp.get(pool.tp)
+    return pool.model_copy(update={"engine_kwargs": {**added, **pool.engine_kwargs}}) if added else pool
+
+
+def with_added(deployment: Deployment, hardware: Hardware, shape: ModelShape) -> Deployment:
+    """The deployment with those of all its pools; what is given for the whole deployment counts more."""
+
+    def changed(pool: Pool) -> Pool:
+        arguments = as_launched(pool, hardware, shape).engine_kwargs
+        own = {key: value for key, value in arguments.items() if key not in deployment.engine_kwargs}
+        return pool.model_copy(update={"engine_kwargs": {**own, **pool.engine_kwargs}})
+
+    return deployment.with_pools(changed)
+
+
+def measured_as_launched(sweep: MeasuredSweep, hardware: Hardware, shape: ModelShape) -> MeasuredSweep:
+    """The sweep with those of its engines. Sweeps of other people's engines stay as they are."""
+    if not sweep.warmed:
+        return sweep
+    return sweep.model_copy(update={"deployment": with_added(sweep.deployment, hardware, shape)})
+
+
+def _without_added(deployment: Deployment, shape: ModelShape) -> Deployment:
+    """The deployment without the arguments that a launch adds itself."""
+
+    def changed(pool: Pool) -> Pool:
+        added = shape.engine_kwargs_by_tp.get(pool.tp, {})
+        own = {key: value for key, value in pool.engine_kwargs.items() if added.get(key) != value}
+        return pool.model_copy(update={"engine_kwargs": own})
+
+    return deployment.with_pools(changed)
+
+
 def as_planned(deployment: Deployment, scenario: Scenario) -> Deployment:
-    """The deployment with the engine arguments of vLLM that the step times assume."""
+    """The deployment with the engine arguments of vLLM that the step times assume, without those that a launch adds."""
+    deployment = _without_added(deployment, scenario.shape)
     kept = _formats(scenario).get("kvcache")
     if kept not in KV_FORMATS:
         return deployment

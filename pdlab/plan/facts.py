@@ -19,7 +19,7 @@ from pdlab.core.gpu_count import Count, other_count
 from pdlab.core.nodes import ClusterView
 from pdlab.core.rendering import rendered
 from pdlab.core.text import rounded
-from pdlab.core.workload import Load, Slo
+from pdlab.core.workload import Load, Open, Slo
 from pdlab.plan import TEMPLATES
 from pdlab.plan.candidates import MOST_REPLICAS
 from pdlab.plan.engine_arguments import as_planned, by_hand
@@ -29,7 +29,7 @@ from pdlab.plan.planner import Candidate, Plan, ThroughputGain, gain, outside
 from pdlab.plan.prediction_intervals import factors_90
 from pdlab.plan.rate_matching import RateMatcher, Rates
 from pdlab.plan.scattered_blocks import check_line
-from pdlab.plan.scenario import LoadResult, Scenario
+from pdlab.plan.scenario import LoadResult, Scenario, judged
 from pdlab.results.slo import bounds_text
 
 ROWS = 12  # of the ranking
@@ -492,14 +492,19 @@ def fluid_text(plan: FluidPlan, scenario: Scenario, workload: str | None = None)
 
 @dataclass(frozen=True)
 class Explanation:
-    """The mean time of a request by phase, at every load of a candidate."""
+    """The mean time of a request by phase, at every load of a candidate, of the requests that a plan judges."""
 
     candidate: Candidate
     scenario: Scenario
 
     @property
     def phases(self) -> list[dict[str, float]]:
-        return [phases_s(outcome) for outcome in self.candidate.outcomes]
+        return [phases_s(outcome, self.scenario) for outcome in self.candidate.outcomes]
+
+    @property
+    def depends(self) -> bool:
+        """Whether the figures depend on how scattered blocks are copied."""
+        return self.scenario.depends(self.candidate.deployment)
 
     @property
     def largest(self) -> list[str]:
@@ -532,10 +537,14 @@ def explanation_text(candidate: Candidate, scenario: Scenario) -> str:
     return rendered(TEMPLATES / "explanation.txt", e=Explanation(candidate, scenario))
 
 
-def phases_s(outcome: LoadResult) -> dict[str, float]:
-    """Phase -> mean seconds per request. Their sum is the mean E2EL."""
+def phases_s(outcome: LoadResult, scenario: Scenario) -> dict[str, float]:
+    """Phase -> mean seconds per judged request. Their sum is the mean E2EL."""
     level = outcome.level
-    mean = statistics.fmean
+    part = judged(level, recorded=scenario.trace is not None and isinstance(outcome.load, Open))
+
+    def mean(moments_s: Sequence[float]) -> float:
+        return statistics.fmean(moments_s[part])
+
     arrival, start, end = mean(level.arrival_s), mean(level.prefill_start_s), mean(level.prefill_end_s)
     first_token, finish = mean(level.first_token_s), mean(level.finish_s)
     arrived = mean(level.kv_arrived_s) if level.transferred_bytes else end

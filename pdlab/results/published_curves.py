@@ -144,6 +144,8 @@ def _values(level: PublishedLevel) -> dict[str, str]:
         values.pop("endpoint_type", None)  # vLLM writes the backend under both keys
     if level.name.deployment is not None:
         values[DEPLOYMENT] = level.name.deployment
+    if level.run.speculation is not None:
+        values.setdefault("spec_decoding", "on")
     if any(level.stated[:3]):
         values[DESCRIBED] = level.stated.label or level.stated.deployment or f"{level.stated.gpus} GPUs"
     if level.name.input_tokens is not None:

@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 from pdlab.core.deployment import Collocated, Disaggregated, parse_pool
 from pdlab.core.errors import StoreError
 from pdlab.core.findings import Finding, found
+from pdlab.core.lengths import Uniform
 from pdlab.core.workload import Closed, Load, Open, Ramp, RunKey, Workload, WorkloadMode
 from pdlab.results.description import FileDescription, topology_of
 from pdlab.results.published_names import FileName, FolderName, parse_file_name, placement_in, replica_counts
 from pdlab.results.readers import FileReading, RawLevel, RequestTimes, read_file
-from pdlab.results.schema import Distribution, Run, Summary, Validity
+from pdlab.results.readers.vllm_bench import OF_SGLANG
+from pdlab.results.schema import Distribution, Run, SpeculativeDecoding, Summary, Validity
 
 # Clients write a rate above this for "all at once"; it is not a load.
 UNLIMITED_RPS = 1e5
@@ -26,6 +28,7 @@ UNLIMITED_RPS = 1e5
 NAME_SLACK = 0.02
 # If an open loop serves less than the offered rate by more than this share, its client may have held it back.
 SERVED_SLACK = 0.02
+DEVIATIONS = 5.0  # of a mean of drawn lengths, in standard deviations
 # With a mean number in flight above this share of the limit, the client was at the limit for most of the run.
 AT_LIMIT = 0.9
 
@@ -116,6 +119,10 @@ def _level(
     if "invalid" in data:
         faults.append(found("file_not_valid", reasons=str(data["invalid"])))
     lengths = _lengths(named, name, completed, input_tokens, output_tokens)
+    if drawn := _drawn_lengths(reading.tool, data, completed, input_tokens, output_tokens):
+        of_names = (name.input_tokens or named.input_tokens, name.output_tokens or named.output_tokens)
+        as_named = all(each in (None, most) for each, most in zip(of_names, drawn.longest, strict=True))
+        lengths = _Lengths(drawn, None, () if as_named else lengths.faults, ())
     latencies = _latencies(file, data, duration_s, gaps=output_tokens / completed - 1 if completed else 0.0)
     whole = Summary(
         duration_s=duration_s,
@@ -148,6 +155,7 @@ def _level(
         requested_tokens=lengths.requested,
         whole=whole,
         validity=Validity(findings=tuple(faults), notes=notes),
+        speculation=_speculation(data),
     )
     times = raw.requests if raw.requests is not None and len(raw.requests.ttft_s) == completed else None
     return PublishedLevel(reading.tool, reading.sha256, file, raw.part, shown, data, name, stated, run, times)
@@ -346,6 +354,39 @@ def _lengths(folder: FolderName, file: FileName, completed: int, input_tokens: f
             faults.append(found("file_tokens_differ", whose=whose, side=side, named=expected, actual=sent[side]))
     workload = Workload(input_tokens=nominal["input"], output_tokens=nominal["output"], mode=mode)
     return _Lengths(workload, requested, tuple(faults), tuple(notes))
+
+
+def _drawn_lengths(
+    tool: str, data: dict[str, Any], completed: int, input_tokens: float, output_tokens: float
+) -> Workload | None:
+    """The lengths that SGLang's client drew: each uniform from ``random_range_ratio`` times the given length up to it.
+    None: another client or dataset, lengths that do not vary, or counts that do not follow from them."""
+    share = number(data.get("random_range_ratio"))
+    longest = [number(data.get(f"random_{side}_len")) for side in ("input", "output")]
+    of_random = tool == OF_SGLANG and str(data.get("dataset_name", "")).startswith("random")
+    if not of_random or share is None or not 0 <= share < 1 or not completed or not all(longest):
+        return None
+    inputs, outputs = (int(each or 0) for each in longest)
+    if min(inputs, outputs) < 1:
+        return None
+    workload = Workload(input_tokens=inputs, output_tokens=outputs, lengths=Uniform(low=share, high=1.0))
+    sides = zip((inputs, outputs), workload.mean_tokens, (input_tokens, output_tokens), strict=True)
+    for most, mean, total in sides:
+        chance = DEVIATIONS * (1 - share) * most / math.sqrt(12 * completed)
+        if abs(total / completed - mean) > chance + max(1.0, NAME_SLACK * mean):
+            return None
+    return workload
+
+
+def _speculation(data: dict[str, Any]) -> SpeculativeDecoding | None:
+    """Speculative decoding, by the keys of vLLM's or of SGLang's client; None: none."""
+    accepted = number(data.get("spec_decode_acceptance_length", data.get("accept_length")))
+    if accepted is None or accepted <= 1:
+        return None
+    drafts, guesses = (number(data.get(f"spec_decode_{name}")) for name in ("num_drafts", "draft_tokens"))
+    return SpeculativeDecoding(
+        accepted_tokens=accepted, guessed_tokens=guesses / drafts if drafts and guesses else None
+    )
 
 
 def _agree(expected: int, actual: int) -> bool:

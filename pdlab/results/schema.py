@@ -382,6 +382,14 @@ class Soak(Frozen):
     changes: dict[str, Change]
 
 
+class SpeculativeDecoding(Frozen):
+    """Speculative decoding in a level. ``accepted_tokens``: mean tokens per sequence and step. ``guessed_tokens``: mean
+    guesses per sequence and step (None: unknown)."""
+
+    accepted_tokens: float = Field(ge=1)
+    guessed_tokens: float | None = Field(default=None, gt=0)
+
+
 class Run(Frozen):
     """One measured or simulated level: whole-run and steady-state figures, validity, provenance.
 
@@ -392,7 +400,7 @@ class Run(Frozen):
     requests, if lengths vary. An imported level also has them if its answers ended before the length in its name.
     ``pool_age``: tokens given to an engine before the level, over its KV pool's size, of the engine with the least
     (None: unknown); below 1 the pool was fresh. ``rehearsal``: real serving path, simulated engines; all times are
-    simulated.
+    simulated. ``speculation``: as the file of another client has it (None: none, or unknown).
 
     ``model``: the model that an imported file names. None: the file names none, or pdlab measured the level; the
     manifest's deployment then has the model. ``raw_sha256``: hash of the uncompressed records. ``replaces``: the first
@@ -426,6 +434,7 @@ class Run(Frozen):
     pool_age: float | None = Field(default=None, ge=0)
     soak: Soak | None = None
     rehearsal: Rehearsal | None = None
+    speculation: SpeculativeDecoding | None = None
     started_at: str | None = None
     finished_at: str | None = None
     raw_sha256: str | None = None

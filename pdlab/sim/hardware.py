@@ -333,7 +333,7 @@ def digest_of(hardware: Hardware) -> str:
     """A digest of a fit, and of everything that changes a prediction; without names of files and sources of
     constants."""
     kept = {"gpu", "gpu_type", "gpus_per_node", "stack", "cpu", "hybrid_kv", "block_tokens", "step_tokens", "steps"}
-    kept.add("error")
+    kept |= {"error", "wires"}
     data = hardware.model_dump(mode="json", exclude_defaults=True, include=kept)
     fit = hardware.fit
     # A field that older files lack does not change their digest.

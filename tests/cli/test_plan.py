@@ -265,7 +265,9 @@ class TestRanking:
             assert candidate.best is not None and candidate.best.meets and candidate.best.load.kind == "rate"
             assert candidate.goodput_rps is not None and candidate.closed is not None
             assert candidate.best.load.value <= 1.02 * candidate.goodput_rps
-            assert candidate.capacity_rps == pytest.approx(candidate.closed.goodput_rps, rel=0.3)
+            assert candidate.capacity_rps == pytest.approx(candidate.closed.goodput_rps, rel=0.5), (
+                "a step of the ladder"
+            )
         assert planned.screened and all(candidate.loop == "closed" for candidate in planned.screened)
         assert not {c.deployment.label for c in planned.screened} & {c.deployment.label for c in planned.candidates}
         assert planned.screened[0].served_per_gpu < planned.candidates[0].served_per_gpu, "else it might come first"
@@ -692,6 +694,32 @@ class TestHandOver:
         row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("concurrency 8"))
         *phases, total = (int(cell) for cell in row.split()[2:9])
         assert sum(phases) == pytest.approx(total, abs=len(phases))
+
+    @pytest.mark.parametrize("load", ["--concurrency 64", "--rate 9"])
+    def test_an_explanation_has_the_figures_of_the_ranking(self, load: str, capsys: pytest.CaptureFixture[str]) -> None:
+        """Phases before the first token are its TTFT. A closed loop sends its first wave at once, and it waits long."""
+        label = "collocated-1xtp8"
+        assert plan.main(["--gpus", "8", *load.split()]) == 0
+        row = next(line for line in capsys.readouterr().out.splitlines() if label in line).split()
+        ttft_ms, tpot_ms = float(row[8].replace(",", "")), float(row[9])
+        assert plan.main(["--explain", label, *load.split()]) == 0
+        kind, value = load.split()
+        row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith(kind[2:])).split()
+        *to_first_token, decode = (int(cell) for cell in row[2:8])
+        assert row[1] == value and sum(to_first_token) == pytest.approx(ttft_ms, abs=len(to_first_token))
+        assert decode / 249 == pytest.approx(tpot_ms, rel=0.01)
+
+    def test_an_explanation_names_scattered_blocks_where_they_count(self, capsys: pytest.CaptureFixture[str]) -> None:
+        for words, copied in (
+            ("pd-pack-p1xtp2-d1xtp2", True),
+            ("pd-pack-p1xtp2-d1xtp2 --assume-merged", False),
+            ("pd-pack-p1xtp1-d1xtp2", None),
+            ("collocated-2xtp2", None),
+        ):
+            assert plan.main(["--explain", *words.split(), "--concurrency", "4"]) == 0
+            out = capsys.readouterr().out
+            assert ("free blocks are scattered" in out) is (copied is not None), words
+            assert ("copied one by one" in out) is (copied is True), words
 
     def test_curves_are_drawn(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         path = tmp_path / "curves.png"

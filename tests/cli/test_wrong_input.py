@@ -86,6 +86,7 @@ FILES = {
     "no-nodes.yaml": "name: x\nnodes: []\n",
     "same-ids.yaml": "nodes: [{id: a, gpus: 8}, {id: a, gpus: 8}]\n",
     "free-gpu.yaml": "nodes: [{id: a, gpus: 2, free_gpus: [2]}]\n",
+    "no-cpus.yaml": "nodes: [{id: a, gpus: 8, gpu_type: H100}, {id: b, cpus: 4, head: true}]\n",
     "bad-nic.yaml": "nodes: [{id: a, gpus: 8, nic: {kind: wifi}}]\n",
     "few-cpus.yaml": "nodes: [{id: a, gpus: 8, cpus: 4}]\n",
 }

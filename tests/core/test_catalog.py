@@ -56,7 +56,9 @@ def cluster(tmp_path: Path, *nodes: object) -> ClusterView:
 
 def test_a_file_counts_nodes_beside_single_ones(tmp_path: Path) -> None:
     view = cluster(
-        tmp_path, {"id": "head", "cpus": 2, "head": True}, {"id": "gpu", "count": 2, "gpus": 8, "labels": {"row": "a"}}
+        tmp_path,
+        {"id": "head", "cpus": 2, "head": True},
+        {"id": "gpu", "count": 2, "gpus": 8, "cpus": 96, "labels": {"row": "a"}},
     )
     assert [(node.id, node.gpus, node.head, node.labels) for node in view.nodes] == [
         ("head", 0, True, {}), ("gpu-1", 8, False, {"row": "a"}), ("gpu-2", 8, False, {"row": "a"}),

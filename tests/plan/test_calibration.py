@@ -5,26 +5,29 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
-from support import folders
+from support import folders, published
 from support.folders import run_on
 from support.plans import HARDWARE, MODEL, SHAPE
 from support.validity import failing
 
 from pdlab.cli import calibrate as cli_calibrate
+from pdlab.cli import plan as cli_plan
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.lengths import parse_lengths
+from pdlab.core.nodes import Nic
 from pdlab.core.schema import to_yaml
 from pdlab.core.workload import Closed, Level, Open, RunKey, Workload
 from pdlab.plan import calibration
 from pdlab.plan.accuracy import MeasuredSweep, PredictedPoint, median_errors, rankings, table
-from pdlab.plan.calibration import compare, cross_validate, fit, measured_sweep, predict, residuals
+from pdlab.plan.calibration import assumed_prompts, compare, cross_validate, fit, measured_sweep, predict, residuals
 from pdlab.results.published_folders import load_experiment
 from pdlab.results.schema import Experiment, Origin, Run, Validity
-from pdlab.sim.hardware import Hardware, load_hardware
+from pdlab.sim.hardware import Hardware, Speculation, load_hardware
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "reference" / "measured-h100"
 LEVELS = tuple(Level(load=Closed(concurrency=n), num_requests=4 * n, seed=0) for n in (4, 16, 32))
@@ -107,6 +110,65 @@ def test_closed_loops_of_others_repeat_their_prompts_unless_stated(origin: Origi
     assert measured_sweep(closed, None).prompts == prompts
     assert measured_sweep(closed, "fresh").prompts == "fresh"
     assert measured_sweep(experiment, None).prompts == "fresh", "an open loop draws new ones"
+
+
+def published_levels(folder: Path, **changes: Any) -> Experiment:
+    """Closed loops of 4 and 8 requests, of a full closed loop unless changed."""
+    files = {f"c{n}": published.content(n, **{"model_id": MODEL, **changes}) for n in (4, 8)}
+    return load_experiment(published.write(folder / "x_1xtp2", files))
+
+
+def test_levels_with_impossible_figures_are_compared_with_a_note_and_not_fitted(tmp_path: Path) -> None:
+    """Little's law: of a full closed loop that takes a third of the time, three times the requests are in flight."""
+    assert measured_sweep(published_levels(tmp_path / "fair"), None).doubts == ()
+    experiment = published_levels(tmp_path)
+    fair, other = experiment.runs
+    rates = ("requests_per_s", "output_tokens_per_s")
+    faster = other.whole.model_copy(update={name: 3 * getattr(other.whole, name) for name in rates})
+    mixed = experiment.model_copy(update={"runs": (fair, other.model_copy(update={"whole": faster}))})
+    compared, fitted = measured_sweep(mixed, None), measured_sweep(mixed, None, fitted=True)
+    assert [len(each.levels) for each in (compared, fitted)] == [2, 1]
+    for sweep, words in ((compared, "has impossible figures"), (fitted, "is left out: with impossible figures")):
+        (doubt,) = sweep.doubts
+        assert doubt.startswith(f"x_1xtp2, concurrency 8 {words} (whole run: ") and "are 24.0 in flight" in doubt
+
+
+def test_the_note_about_assumed_prompts_names_the_flag(tmp_path: Path) -> None:
+    experiment = published_levels(tmp_path)
+    note = assumed_prompts([measured_sweep(experiment, None)] * 2)
+    assert note is not None and note.startswith("x_1xtp2 and 1 more: ") and "--prompts fresh" in note
+    one = experiment.model_copy(update={"runs": experiment.runs[:1]})
+    assert assumed_prompts([measured_sweep(experiment, "repeated"), measured_sweep(one, None)]) is None
+
+
+def test_measured_speculative_decoding_is_simulated(tmp_path: Path) -> None:
+    """Engines that accept two tokens per step need about half of the steps."""
+    drafts = {"spec_decode_num_drafts": 100, "spec_decode_draft_tokens": 200}
+    plain = measured_sweep(published_levels(tmp_path / "plain"), None)
+    with_it = measured_sweep(published_levels(tmp_path, spec_decode_acceptance_length=2.0, **drafts), None)
+    assert with_it.as_measured(HARDWARE).speculation == Speculation(acceptance_length=2.0, draft_tokens=2)
+    of_flag = Speculation(acceptance_length=1.5, draft_tokens=1)
+    assert with_it.as_measured(HARDWARE.with_speculation(of_flag)).speculation == of_flag
+    for slow, fast in zip(*(predict(HARDWARE, SHAPE, each, (0,)) for each in (plain, with_it)), strict=True):
+        assert slow.tpot_s is not None and fast.tpot_s is not None
+        assert 0.4 < fast.tpot_s / slow.tpot_s < 0.7
+
+
+def test_speculative_decoding_without_its_guesses_has_the_fewest(tmp_path: Path) -> None:
+    sweep = measured_sweep(published_levels(tmp_path, accept_length=2.5), None)
+    assert sweep.speculation == Speculation(acceptance_length=2.5, draft_tokens=2)
+
+
+def test_runs_with_speculative_decoding_are_compared_and_fit_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    published_levels(tmp_path, accept_length=2.5)
+    assert cli_plan.main(["--compare", str(tmp_path / "x_1xtp2")]) == 0
+    printed = capsys.readouterr()
+    assert "speculative decoding accepts 2.5 tokens per step" in printed.out
+    assert "speculative decoding (fit: none)" in printed.out and "--prompts fresh" in printed.err
+    assert cli_calibrate.main(["--runs", str(tmp_path / "x_1xtp2"), "--rounds", "0"]) == 2
+    assert "x_1xtp2 was measured with speculative decoding, 2.5 tokens per step" in capsys.readouterr().err
 
 
 def test_a_sweep_of_which_nothing_can_be_predicted_gives_the_reason_of_every_level() -> None:
@@ -254,6 +316,28 @@ class TestWhatAFitWasMadeOn:
         assert "cpu" in self.refused(capsys, out, "--runs", home, "--start", "cpu-vllm-0.29")
         assert "--rounds 0" in self.refused(capsys, out, "--runs", home, "--rounds", "0")
 
+    def test_the_network_is_that_of_the_runs_if_it_is_one(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        fast, slow = Nic(kind="infiniband", count=8, gbit_per_s=400), Nic(kind="ethernet", count=1, gbit_per_s=10)
+        one = run_on(tmp_path / "one", "H100", "0.11.0", nic=slow)
+        two = run_on(tmp_path / "two", "H100", "0.11.0", label="collocated-1xtp8", nic=slow)
+        other = run_on(tmp_path / "other", "H100", "0.11.0", label="collocated-1xtp2", nic=fast)
+        made = self.calibrated(tmp_path / "same.yaml", "--runs", one, two)
+        assert made.wires is not None and (made.wires.network, made.wires.node_gb_per_s) == ("tcp", 1.25)
+        assert made.fit is not None, "signed with it"
+        assert self.calibrated(tmp_path / "both.yaml", "--runs", one, other).wires is None
+        capsys.readouterr()
+        spread = ["--explain", "pd-spread-p1xtp4-d1xtp4", "--concurrency", "8", "--hardware"]
+        times_ms = []
+        for hardware in ("h100-vllm-0.11", str(tmp_path / "same.yaml")):
+            assert cli_plan.main([*spread, hardware]) == 0
+            row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("concurrency 8"))
+            times_ms.append(float(row.split()[5].replace(",", "")))
+        assert times_ms[1] > 5 * times_ms[0], "KV cache crosses the runs' Ethernet"
+        assert cli_plan.main(["--gpus", "16", "--concurrency", "1", "--hardware", str(tmp_path / "same.yaml")]) == 0
+        assert "p5.48xlarge" not in capsys.readouterr().out
+
     def test_engine_arguments_are_those_of_all_runs(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         eager = {"enforce_eager": True, "max_num_seqs": 64}
         one = run_on(tmp_path / "one", "H100", "0.11.0", arguments=eager)
@@ -293,6 +377,28 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert len(lines) == 3 and all(line.startswith("error: ") for line in lines)
     assert "does not exist" in lines[0] and "no-such-model" in lines[1]
     assert "gpt-oss-120b and tiny-gptoss" in lines[2]
+
+
+def test_several_recorded_models_are_refused_whatever_the_flag(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("org/model-a", "org/model-b"):
+        published_levels(tmp_path / name, model_id=name)
+    runs = [str(tmp_path / "org" / name / "x_1xtp2") for name in ("model-a", "model-b")]
+    assert cli_calibrate.main(["--runs", *runs, "--model", MODEL, "--rounds", "0"]) == 2
+    assert "the runs are of org/model-a and org/model-b" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("recorded", "noted"), [("org/other", True), (MODEL, False), (f"/weights/{MODEL}", False), (None, False)]
+)
+def test_a_recorded_name_that_is_not_known_to_be_the_models_is_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], recorded: str | None, noted: bool
+) -> None:
+    published_levels(tmp_path, model_id=recorded)
+    runs = ["--runs", str(tmp_path / "x_1xtp2"), "--rounds", "0"]
+    assert cli_calibrate.main([*runs, "--model", MODEL]) == 0
+    assert (f"note: x_1xtp2 is of {recorded}, fitted as {MODEL}" in capsys.readouterr().err) is noted
 
 
 def test_where_fits_start() -> None:
@@ -340,7 +446,7 @@ def test_the_folder_of_a_whole_experiment_is_enough(capsys: pytest.CaptureFixtur
     assert cli_calibrate.main(["--runs", whole, "--rounds", "0", "--start", "cpu-vllm-0.29"]) == 0
     printed = capsys.readouterr()
     assert all(f"| {name} | concurrency 1 |" in printed.out for name in ("collocated", "pack", "spread"))
-    assert "note:" not in printed.err
+    assert printed.err == "note: collocated, concurrency 8 is left out: not valid\n"
     assert cli_calibrate.main(["--runs", whole, "--rounds", "0"]) == 0
     assert "spread was measured on engines on CPUs, but h100-vllm-0.11 describes H100" in capsys.readouterr().err
 

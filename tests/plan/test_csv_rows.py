@@ -266,6 +266,19 @@ def test_no_name_means_two_columns() -> None:
     assert len(names) == len(set(names))
 
 
+@pytest.mark.parametrize("config", ["collocated-2xtp4", "pd-pack-p1xtp2-d1xtp2"])
+def test_rows_of_fresh_prompts_do_not_depend_on_others(config: str) -> None:
+    """Neither on the routing of other rows nor on the age of the KV pool that they leave."""
+
+    def predicted(*concurrencies: int) -> list[dict[str, str]]:
+        rows = "".join(f"{config},{n},{40 * n},fresh\n" for n in concurrencies)
+        requested = read(f"config,concurrency,num_prompts,prompts\n{rows}", "in.csv").requested
+        return csv_predictions.predict(requested, HARDWARE, (0,))
+
+    (alone,), beside = predicted(16), predicted(8, 16, 32)
+    assert beside[1] == alone
+
+
 @pytest.mark.parametrize(
     ("cell", "policy"),
     [("", "repeated"), ("nan", "repeated"), ("as measured", "repeated"), ("True", "repeated"), ("none", "fresh")],

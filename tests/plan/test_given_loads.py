@@ -6,16 +6,24 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.plans import HARDWARE, MODEL, nodes, scenario
+from support.plans import HARDWARE, MODEL, SHAPE, nodes, scenario
 
 from pdlab.cli import plan as cli_plan
+from pdlab.core.deployment import Deployment, Disaggregated, Role, parse_label
 from pdlab.core.errors import PlacementError
 from pdlab.core.nodes import ClusterNode, ClusterView
+from pdlab.core.workload import Workload
+from pdlab.deploy.serve_config import engine_kwargs
 from pdlab.placement.solver import cpus_per_group
+from pdlab.plan.accuracy import MeasuredSweep
+from pdlab.plan.engine_arguments import measured_as_launched, with_added
 from pdlab.plan.planned_nodes import planned_nodes
 from pdlab.plan.planner import Candidate, Plan, plan
+from pdlab.sim.engine_host import host_of
+from pdlab.sim.hardware import Hardware, load_hardware
 from pdlab.sim.kv_transfer import on_nodes
 
+WITHOUT_RAY = HARDWARE.model_copy(update={"direct": host_of("vllm").direct})
 SLO = {"ttft_s": 2.0, "tpot_s": 0.012}
 
 
@@ -93,3 +101,48 @@ def test_what_a_plan_does_not_take_from_a_file_is_said(tmp_path: Path, capsys: p
     notes = capsys.readouterr().err.splitlines()
     assert [line.partition(": it")[0] for line in notes if "such nodes" in line] == [f"note: --node {file}"]
     assert len([line for line in notes if "in use" in line]) == 1
+
+
+class TestArgumentsOfALaunch:
+    """gpt-oss-120b on one GPU is launched with smaller batches, and with more of the memory."""
+
+    def test_a_plan_has_the_engines_of_its_launch(self) -> None:
+        planned_labels = {each.deployment.label: each.deployment for each in planned(4, concurrencies=(16,)).candidates}
+        alone, larger = planned_labels["collocated-4xtp1"], planned_labels["collocated-2xtp2"]
+        role: Role = "collocated"
+        for deployment in (alone, larger):
+            (pool,) = deployment.pools.values()
+            launched = engine_kwargs(
+                Deployment(model=MODEL, topology=parse_label(deployment.label)), role, SHAPE, cpu=False
+            )
+            for name in ("max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization"):
+                assert pool.engine_kwargs.get(name) == launched.get(name)
+        assert alone.pools[role].engine_kwargs and not larger.pools[role].engine_kwargs
+
+    def test_its_commands_leave_them_to_the_launch(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli_plan.main(["--gpus", "1", "--concurrency", "8"]) == 0
+        out = capsys.readouterr().out
+        assert "--collocated" in out and "--engine-arg" not in out.replace("--engine-arg KEY=VALUE", "")
+
+    def test_what_is_given_for_the_deployment_counts_more(self) -> None:
+        given = Deployment(topology=parse_label("pd-pack-p1xtp1-d1xtp2"), engine_kwargs={"max_num_seqs": 8})
+        made = with_added(given, HARDWARE, SHAPE)
+        assert isinstance(made.topology, Disaggregated)
+        assert "max_num_seqs" not in made.topology.prefill.engine_kwargs
+        assert made.topology.prefill.engine_kwargs["max_num_batched_tokens"] == 4096
+        assert not made.topology.decode.engine_kwargs
+
+    @pytest.mark.parametrize("hardware", [load_hardware("cpu-vllm-0.29"), WITHOUT_RAY], ids=["cpu", "without Ray"])
+    def test_engines_that_no_launch_starts_have_vllms_own(self, hardware: Hardware) -> None:
+        given = Deployment(topology=parse_label("collocated-2xtp1"))
+        assert with_added(given, hardware, SHAPE) == given
+
+    def test_runs_of_a_launch_have_them_and_those_of_others_not(self) -> None:
+        sweep = MeasuredSweep(
+            name="a", deployment=Deployment(topology=parse_label("collocated-2xtp1")), workload=Workload(), levels=(),
+            values=(), prompts="fresh", warmed=True,
+        )  # fmt: skip
+        (pool,) = measured_as_launched(sweep, HARDWARE, SHAPE).deployment.pools.values()
+        assert pool.engine_kwargs["gpu_memory_utilization"] == 0.94
+        others = sweep.model_copy(update={"warmed": False})
+        assert measured_as_launched(others, HARDWARE, SHAPE) == others

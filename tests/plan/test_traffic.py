@@ -91,9 +91,9 @@ def test_another_rate_moves_sessions_and_not_what_is_within_them() -> None:
 
 
 def test_a_plan_for_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Half of the requests arrive in bursts: that takes more GPUs than the same requests evenly spaced."""
+    """Half of the requests arrive at once, twice: that takes more GPUs than the same requests evenly spaced."""
     used = []
-    for burst in (1, 40):
+    for burst in (1, 200):
         rows = [f"{n // burst * burst / 8},{4000 + n % 5 * 500},{200 + n % 3 * 50}" for n in range(400)]
         path = written(tmp_path, "arrival_s,input_tokens,output_tokens\n" + "\n".join(rows) + "\n")
         words = f"--gpus 16 --workload {path} --slo-ttft-ms 1000 --slo-tpot-ms 15"

@@ -36,6 +36,11 @@ REPEATED = {"": ["concurrency8", "concurrency8-r1"]}
         ({"conc8_run1": {"date": "20260101-000000"}, "conc8_run2": {"date": "20260301-000000"}}, REPEATED),
         ({"a": {"date": "20260105-010000"}, "b": {"date": "20260105-230000"}}, REPEATED),
         ({"a": {"date": "20260105-010000"}, "b": {"date": None}}, REPEATED),
+        (
+            {"a": {}, "b": {"accept_length": 2.5}},
+            {"no spec_decoding": ["concurrency8"], "spec_decoding=on": ["concurrency8"]},
+        ),
+        ({"a": {"accept_length": 2.4}, "b": {"accept_length": 2.5}}, REPEATED),
         ({"a": {"seed": "1", "run_id": "x"}, "b": {"seed": "2", "run_id": "y"}}, REPEATED),
         (
             {"vllm-infqps-concurrency8-m-20260105-120000": {}, "vllm-infqps-concurrency8-m-20260105-130000": {}},

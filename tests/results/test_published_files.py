@@ -146,6 +146,64 @@ def test_lengths_are_those_of_the_file(
     assert bool(run.validity.notes) is (requested is not None)
 
 
+def of_sglang(ratio: float | None, inputs: float, outputs: float, **changes: Any) -> dict[str, Any]:
+    """A level of SGLang's client with these mean lengths."""
+    return {
+        **{"total_output_tokens_retokenized": 160 * outputs, "dataset_name": "random", "random_range_ratio": ratio},
+        **{"random_input_len": 4000, "random_output_len": 500},
+        **{"total_input_tokens": 160 * inputs, "total_output_tokens": 160 * outputs},
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "label", "means"),
+    [
+        (of_sglang(0.0, 2010, 247), "4000:500 uniform 0.0-1.0", (2000, 250)),
+        (of_sglang(0.8, 3603, 451), "4000:500 uniform 0.8-1.0", (3600, 450)),
+        (of_sglang(1.0, 4000, 500), "4000:500", (4000, 500)),
+        (of_sglang(None, 2010, 247), "2010:247", (2010, 247)),
+        (of_sglang(0.0, 2010, 247, dataset_name="sharegpt"), "2010:247", (2010, 247)),
+        (of_sglang(0.0, 2010, 90), "2010:90", (2010, 90)),  # answers ended by themselves
+        (of_sglang(0.0, 2010, 247, total_output_tokens_retokenized=None), "2010:247", (2010, 247)),  # vLLM's client
+    ],
+)
+def test_lengths_that_sglang_drew(
+    tmp_path: Path, changes: dict[str, Any], label: str, means: tuple[float, float]
+) -> None:
+    run = read(tmp_path, **changes)
+    assert run.workload.label == label
+    assert run.workload.mean_tokens == pytest.approx(means, abs=1)
+    assert run.validity.valid and run.requested_tokens is None
+
+
+def test_lengths_that_sglang_drew_are_at_most_those_in_a_name(tmp_path: Path) -> None:
+    drawn = of_sglang(0.0, 2010, 247)
+    assert read(tmp_path, folder="x_itl4000_otl500_1xtp2", **drawn).validity.valid
+    assert not read(tmp_path, folder="x_itl3000_otl500_1xtp2", **drawn).validity.valid
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, None),
+        (
+            {"spec_decode_acceptance_length": 1.9, "spec_decode_num_drafts": 10, "spec_decode_draft_tokens": 30},
+            (1.9, 3),
+        ),
+        ({"spec_decode_acceptance_length": 1.9}, (1.9, None)),
+        ({"accept_length": 2.5}, (2.5, None)),
+        ({"accept_length": 1.0}, None),
+        ({"accept_length": "x"}, None),
+    ],
+)
+def test_speculative_decoding_of_a_file(
+    tmp_path: Path, changes: dict[str, Any], expected: tuple[float, float | None] | None
+) -> None:
+    speculation = read(tmp_path, **changes).speculation
+    assert (speculation and (speculation.accepted_tokens, speculation.guessed_tokens)) == expected
+
+
 @pytest.mark.parametrize(("mode", "tokens"), [("prefill-only", (1000, 101)), ("decode_only", (1000, 101))])
 def test_a_mode_in_a_name_is_not_believed_against_the_file(tmp_path: Path, mode: str, tokens: tuple[int, int]) -> None:
     run = read(tmp_path, folder=f"x_itl1000_otl101_{mode}_1xtp2")

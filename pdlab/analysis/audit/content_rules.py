@@ -177,9 +177,19 @@ def _windows(run: Run) -> tuple[tuple[WindowName, Summary | None], ...]:
 @rule("too_many_in_flight", "too_few_in_flight", needs="level")
 def in_flight(level: LevelFile) -> Iterator[AuditFinding]:
     """Little's law: rate x time in the system must be near the number in flight that the load sets."""
-    load = level.run.load
-    for window, summary in _windows(level.run):
-        stay = _stays_s(summary, level.run) if summary else None
+    yield from _in_flight(level.run, level.name)
+
+
+def impossible_figures(run: Run) -> str:
+    """Why the figures of a level cannot all be true, in words; empty: they can."""
+    of_rates = [each.evidence for each in (*_in_flight(run, run.key.stem), *_served(run, run.key.stem))]
+    return "; ".join([*impossible_latencies(run.whole), *of_rates])
+
+
+def _in_flight(run: Run, name: str) -> Iterator[AuditFinding]:
+    load = run.load
+    for window, summary in _windows(run):
+        stay = _stays_s(summary, run) if summary else None
         if summary is None or stay is None or not isinstance(load, Closed):
             continue
         # In a short window other requests finish than arrive: its limit is wider.
@@ -189,10 +199,10 @@ def in_flight(level: LevelFile) -> Iterator[AuditFinding]:
         numbers: Numbers = {"window": window, "rate_rps": rate_rps, "concurrency": load.concurrency}
         if least > (LITTLE_SLACK + edges) * load.concurrency:
             numbers |= {"stay_s": stay.low, "in_flight": least}
-            yield AuditFinding("too_many_in_flight", (level.name,), numbers, 100 * (least / load.concurrency - 1))
-        elif most < LEAST_IN_FLIGHT * load.concurrency and _long_enough(level.run):
+            yield AuditFinding("too_many_in_flight", (name,), numbers, 100 * (least / load.concurrency - 1))
+        elif most < LEAST_IN_FLIGHT * load.concurrency and _long_enough(run):
             numbers |= {"stay_s": stay.high, "in_flight": most}
-            yield AuditFinding("too_few_in_flight", (level.name,), numbers, 100 * (1 - most / load.concurrency))
+            yield AuditFinding("too_few_in_flight", (name,), numbers, 100 * (1 - most / load.concurrency))
 
 
 def _long_enough(run: Run) -> bool:
@@ -217,15 +227,19 @@ def _stays_s(summary: Summary, run: Run) -> ResidenceTime | None:
 @rule("more_served_than_arrived", needs="level")
 def served(level: LevelFile) -> Iterator[AuditFinding]:
     """An open loop must not serve more than arrives, chance aside."""
-    load, whole = level.run.load, level.run.whole
+    yield from _served(level.run, level.name)
+
+
+def _served(run: Run, name: str) -> Iterator[AuditFinding]:
+    load, whole = run.load, run.whole
     if not isinstance(load, Open) or whole.completed < 2:
         return
     chance = SIGMAS / math.sqrt(whole.completed * load.burstiness)
-    arrived_rps = level.run.workload.most_rps(load)
+    arrived_rps = run.workload.most_rps(load)
     if whole.requests_per_s > arrived_rps * (1 + chance):
         numbers: Numbers = {"served_rps": whole.requests_per_s, "arrived_rps": arrived_rps}
         percent = 100 * (whole.requests_per_s / arrived_rps - 1)
-        yield AuditFinding("more_served_than_arrived", (level.name,), numbers, percent)
+        yield AuditFinding("more_served_than_arrived", (name,), numbers, percent)
 
 
 @rule(

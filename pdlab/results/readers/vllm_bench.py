@@ -18,6 +18,7 @@ from pdlab.results.readers import FileReading, RawLevel, RequestTimes
 from pdlab.results.readers.statistics import add_statistics
 
 TOOL = "vllm bench serve"
+OF_SGLANG = "SGLang bench_serving"
 _MARKS = {"request_throughput", "completed"}
 # Summary of a sweep -> pattern of its levels' files, from the folder of the summary.
 _SUMMARIES = {"summary.json": "run=*.json", "summary.csv": "*/run=*.json"}
@@ -37,7 +38,7 @@ def read(file: Path, content: Any) -> FileReading | None:
         RawLevel(f"line {number}" if isinstance(content, list) else "", *_level(file, row, of_sglang))
         for number, row in enumerate(rows, 1)
     ]
-    return FileReading("SGLang bench_serving" if of_sglang else TOOL, tuple(levels))
+    return FileReading(OF_SGLANG if of_sglang else TOOL, tuple(levels))
 
 
 def _level(file: Path, row: dict[str, Any], of_sglang: bool) -> tuple[dict[str, Any], RequestTimes | None]:
