@@ -117,9 +117,9 @@ def test_copies_on_two_types_find_their_nodes() -> None:
     ],
 )
 def test_a_refusal_says_what_does_not_fit(tmp_path: Path, name: str, gpus: int, tokens: int, parts: list[str]) -> None:
-    """Of a plan, of one deployment, and of an engine with vLLM's scheduler: the weights, or the request beside them."""
+    """Of a plan and of one deployment: the weights, or the request beside them."""
     shape, hardware = require_shape(model_folder(tmp_path / name, LLAMA_70B)), load_hardware("h100-vllm-0.11")
-    small = hardware.with_values({"memory_gb": 45.0}) if gpus == 4 else hardware
+    small = hardware.with_values({"memory_gb": 48.0}) if gpus == 4 else hardware
     workload = Workload(input_tokens=tokens, output_tokens=200)
     with pytest.raises(UsageError) as refused:
         engine_shapes(small, shape, gpus, workload)
