@@ -206,7 +206,7 @@ class Pool(Frozen):
 
     @property
     def degrees(self) -> str:
-        """The label of one replica: ``tp4``, ``tp8pp2``, ``dp32ep``."""
+        """The label of one replica: that of the pool without the number of replicas."""
         degrees = ""
         for name, word in _DEGREES.items():
             value = getattr(self, name)
