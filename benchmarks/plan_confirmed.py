@@ -1,18 +1,23 @@
 """Whether what plan.py ranks holds in long runs: its best configurations under Poisson arrivals, pools aged and young.
 
     python benchmarks/plan_confirmed.py [--top 3] [--requests 10000]
+    python benchmarks/plan_confirmed.py --chance [--requests 8000]
 
 The plan is that of the README: gpt-oss-120b on 16 H100, 5000:250 tokens, TTFT within 2 s and TPOT within 12 ms for 95 %
 of requests. For each of its best configurations, for those that depend on how scattered KV blocks are copied, and for
 the collocated ones: requests/s per GPU within the SLO as the plan has it, in a closed loop and under Poisson arrivals
 (some 1,200 of them), and the highest that other Poisson arrivals reach in long runs, the first fifth left out, with
 scattered blocks copied one by one (aged) and with blocks that merge (young). All of it is simulated.
+
+With --chance: how far the goodput of every ranked configuration is from that of such long runs (aged), over plans of
+two lengths, two SLOs, and 4, 8 and 16 GPUs.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import statistics
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -61,11 +66,36 @@ def poisson_per_gpu(candidate: Candidate, of: Scenario, requests: int) -> float:
     return low * candidate.copies / candidate.total_gpus
 
 
+def print_chance(requests: int) -> None:
+    """The median and the 90th percentile of |goodput / that of long runs - 1|, in logarithms."""
+    off: list[float] = []
+    long: dict[tuple[object, ...], float] = {}
+    view = load_cluster("p5.48xlarge-x2")
+    for workload in (Workload(), Workload(input_tokens=1024, output_tokens=256)):
+        for slo in (Slo(ttft_s=2.0, tpot_s=0.012), Slo(ttft_s=1.0, tpot_s=0.02)):
+            under = replace(scenario(), workload=workload, slo=slo)
+            for gpus in (4, 8, GPUS):
+                for candidate in plan(under, "gpt-oss-120b", view, gpus).candidates:
+                    if not candidate.goodput_rps:
+                        continue
+                    key = (workload.label, slo, candidate.deployment.label)
+                    scale = candidate.copies / candidate.total_gpus
+                    if key not in long:
+                        long[key] = poisson_per_gpu(candidate, under, requests) / scale
+                    off.append(abs(math.log(candidate.goodput_rps / long[key])))
+    most = sorted(off)[int(0.9 * len(off))]
+    print(f"{len(off)} goodputs: off by {100 * statistics.median(off):.1f} % (median), {100 * most:.1f} % (p90)")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--top", type=int, default=3)
     parser.add_argument("--requests", type=int, default=10000)
+    parser.add_argument("--chance", action="store_true", help="over many plans, the goodput beside that of long runs")
     args = parser.parse_args()
+    if args.chance:
+        print_chance(args.requests)
+        return 0
     aged = scenario()
     planned = plan(aged, "gpt-oss-120b", load_cluster("p5.48xlarge-x2"), GPUS)
     rank = {candidate.deployment.label: n for n, candidate in enumerate(planned.candidates, start=1)}

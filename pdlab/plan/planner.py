@@ -363,9 +363,10 @@ def outside(candidate: Candidate, scenario: Scenario) -> tuple[OutsideFit, ...]:
 def gain(candidate: Candidate, baseline: Candidate, scenario: Scenario) -> ThroughputGain | None:
     """The gain of ``candidate`` over ``baseline``; None if one of them misses the SLO or falls behind the load.
 
-    The interval has two parts: the change of closed-loop capacity if latencies are longer or shorter by the model's
-    error (held-out medians, scaled to 90 % of cases), and the error of requests/s. The errors of the two candidates are
-    taken as independent, and add in squares of logarithms. Shared errors cancel, so the interval is rather wide.
+    The interval has three parts: the change of closed-loop capacity if latencies are longer or shorter by the model's
+    error (held-out medians, scaled to 90 % of cases); the error of requests/s; and the chance in a goodput, which the
+    arrivals of its runs bring. The errors of the two candidates are taken as independent, and add in squares of
+    logarithms. Shared errors cancel, so the interval is rather wide.
     Raises ValueError if one is of an open loop and the other of a closed loop.
     """
     if candidate.loop != baseline.loop:
@@ -378,9 +379,11 @@ def gain(candidate: Candidate, baseline: Candidate, scenario: Scenario) -> Throu
         return ThroughputGain(math.expm1(value), None)
     down, up = _goodput_errors(candidate, scenario, error)
     baseline_down, baseline_up = _goodput_errors(baseline, scenario, error)
-    rate = math.log1p(TO_90 * error.requests_per_s_percent / 100)
-    low = value - math.sqrt(down**2 + baseline_up**2 + 2 * rate**2)
-    high = value + math.sqrt(up**2 + baseline_down**2 + 2 * rate**2)
+    searched = candidate.goodput_rps is not None
+    parts = (error.requests_per_s_percent, open_loop.CHANCE_PERCENT if searched else 0.0)
+    each = math.hypot(*(math.log1p(TO_90 * percent / 100) for percent in parts))
+    low = value - math.sqrt(down**2 + baseline_up**2 + 2 * each**2)
+    high = value + math.sqrt(up**2 + baseline_down**2 + 2 * each**2)
     return ThroughputGain(math.expm1(value), (math.expm1(low), math.expm1(high)))
 
 

@@ -1,6 +1,6 @@
 """Simulate one load on one copy of a deployment, and judge it by the SLO. Pure.
 
-A closed loop is judged without its first wave, an open loop without its filling and draining (`judged`).
+Loads are judged without their filling and draining (`judged`).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ FILLED_STAYS = 2.0  # an open loop has filled after this many times the p95 of E
 OF_A_TRACE = 0.1  # share of recorded requests that is left out at the beginning
 # Rate matching takes the hits of one cache of so many blocks: what never evicts would remember every request.
 ASSUMED_CACHE_BLOCKS = 2**18
+FEWEST_ENDED = 12  # requests whose ends within a window give a rate
 GROWTH, DEVIATIONS = 0.05, 3.0  # a queue grows if more than this share, and these standard deviations, remain
 
 
@@ -279,15 +280,16 @@ def crossing_share(low: float, high: float) -> float:
 def judged(simulated: SimulatedLevel, *, recorded: bool = False) -> slice:
     """The requests that are judged: without those that fill an empty system, and those that drain it.
 
-    A closed loop loses its first wave. An open loop begins after twice the 95th percentile of E2EL, and ends one median
-    of E2EL before the last arrival. It loses at least a fifth and at most a half of its requests at the beginning. At
-    the end it loses at least a tenth and at most a quarter. ``recorded`` requests lose their first tenth.
+    A closed loop, of three waves at least, loses its first wave and its last: while it drains, fewer requests share the
+    engines. An open loop begins after twice the 95th percentile of E2EL, and ends one median of E2EL before the last
+    arrival. It loses at least a fifth and at most a half of its requests at the beginning. At the end it loses at least
+    a tenth and at most a quarter. ``recorded`` requests lose their first tenth.
     """
     import numpy as np
 
     load, count = simulated.level.load, len(simulated.arrival_s)
     if isinstance(load, Closed):
-        return slice(min(load.concurrency, count - 1), count)
+        return slice(load.concurrency, count - load.concurrency)
     if recorded:
         return slice(int(OF_A_TRACE * count), count)
     arrival_s = np.asarray(simulated.arrival_s, dtype=np.float64)
@@ -301,28 +303,30 @@ def judged(simulated: SimulatedLevel, *, recorded: bool = False) -> slice:
 
 
 def _served(simulated: SimulatedLevel, part: slice, *, waits: bool = False) -> tuple[float, bool]:
-    """(served requests/s, whether no queue grows). In an open loop, requests/s are the requested rate times the share
-    of arrivals that finished, because the arrival rate of a short window differs from the requested rate by chance. If
-    hardly any finished while others arrived, they are what the deployment completed in all. If requests wait for
-    others (``waits``), it is their own arrival rate times that share."""
+    """(served requests/s, whether no queue grows).
+
+    A closed loop serves its concurrency over the mean E2EL of the judged requests, by Little's law: a count of
+    completions depends on where in a wave its window ends. In an open loop, requests/s are the requested rate times the
+    share of arrivals that finished, because the arrival rate of a short window differs from the requested rate by
+    chance. If hardly any finished while others arrived, they are what the deployment completed in all. If requests wait
+    for others (``waits``), it is their own arrival rate times that share.
+    """
     import numpy as np
 
     load = simulated.level.load
     finish_s, arrival_s = (np.asarray(each, dtype=np.float64) for each in (simulated.finish_s, simulated.arrival_s))
-    closed = isinstance(load, Closed)
-    opens_s = float(np.sort(finish_s)[part.start - 1] if closed else arrival_s[part.start])
-    closes_s = float(arrival_s.max() if closed else arrival_s[part.stop - 1])
-    inside = int(((opens_s < finish_s) & (finish_s <= closes_s)).sum())
-    if closes_s <= opens_s or (closed and inside < LEAST_REQUESTS // 4):
-        return len(finish_s) / simulated.duration_s, True
-    if closed:
-        return inside / (closes_s - opens_s), True
-    arrived = part.stop - part.start
     stays_s = statistics.fmean((finish_s[part] - arrival_s[part]).tolist())
+    if isinstance(load, Closed):
+        return load.concurrency / stays_s, True
+    opens_s, closes_s = float(arrival_s[part.start]), float(arrival_s[part.stop - 1])
+    if closes_s <= opens_s:
+        return len(finish_s) / simulated.duration_s, True
+    inside = int(((opens_s < finish_s) & (finish_s <= closes_s)).sum())
+    arrived = part.stop - part.start
     # Under a load far above what is served, Little's law counts more requests than have come.
     in_flight = min(arrived / (closes_s - opens_s) * stays_s, len(finish_s))
     piles_up = arrived - inside > max(GROWTH * arrived, DEVIATIONS * math.sqrt(2 * in_flight))
-    if piles_up and inside < LEAST_REQUESTS // 4:  # too few ended while others came: all of them, over the whole level
+    if piles_up and inside < FEWEST_ENDED:  # too few ended while others came: all of them, over the whole level
         return len(finish_s) / simulated.duration_s, False
     came_per_s = arrived / (closes_s - opens_s) if waits else load.value
     return came_per_s * min(inside / arrived, 1.0), not piles_up

@@ -588,6 +588,18 @@ class TestGain:
             widths.append(high - low)
         assert widths[0] < widths[1]
 
+    def test_other_arrivals_bring_no_clear_gain(self) -> None:
+        """One deployment against itself with the arrivals of another seed, if the model had hardly an error."""
+        error = FitError(tpot_percent=0.01, ttft_percent=0.01, requests_per_s_percent=0.01, points=1, how="")
+        exact = replace(scenario(tpot_s=0.012, ttft_s=2.0), hardware=HARDWARE.model_copy(update={"error": error}))
+        found = []
+        for seed in range(6):
+            seeded = replace(exact, seed=seed)
+            found.append(planner.under_poisson(seeded, evaluate(seeded, sized("collocated-2xtp2"), 4)))
+        gains = [gain(each, found[0], exact) for each in found[1:]]
+        intervals = [each.interval for each in gains if each is not None and each.interval is not None]
+        assert sum(low < 0 < high for low, high in intervals) >= 4
+
     def test_nothing_is_gained_over_oneself(self) -> None:
         plain = scenario(tpot_s=0.012)
         one = evaluate(plain, sized("pd-pack-p1xtp4-d1xtp4"), 8)

@@ -335,7 +335,7 @@ def test_a_row_that_cannot_run_does_not_take_the_others_with_it(
     assert plan.main(["--predict", str(path)]) == 0
     printed = capsys.readouterr()
     *refused, plain, wide = csv.DictReader(io.StringIO(printed.out))
-    for row, why in zip(refused, ("one pipeline stage", "does not fit", "does not divide", "131072"), strict=True):
+    for row, why in zip(refused, ("one pipeline stage", "does not hold", "does not divide", "131072"), strict=True):
         assert row["predicted_requests_per_s"] == "" == row["predicted_mean_tpot_ms"]
         assert why in row["prediction_note"]
     assert float(plain["predicted_requests_per_s"]) > 0 and plain["prediction_note"] == ""

@@ -107,4 +107,36 @@ def test_a_level_is_judged_once_it_has_filled_and_before_it_drains() -> None:
     assert parts[0].start == 0.2 * len(quick.outcome(deployment, Open(rate_rps=4.0), stays_s=30.0).level.arrival_s)
     assert parts[1].start > parts[0].start and parts[1].stop < parts[0].stop
     closed = bounded.outcome(deployment, Closed(concurrency=8)).level
-    assert judged(closed) == slice(8, len(closed.arrival_s))
+    assert judged(closed) == slice(8, len(closed.arrival_s) - 8)
+
+
+@pytest.mark.parametrize(
+    ("label", "concurrency", "off"),
+    [
+        ("collocated-1xtp8", 64, 0.03),
+        ("collocated-1xtp8", 128, 0.03),
+        ("collocated-8xtp1", 64, 0.05),
+        ("collocated-4xtp2", 32, 0.05),
+        ("pd-spread-p1xtp8-d1xtp8", 48, 0.05),
+        ("pd-pack-p1xtp1-d1xtp2", 32, 0.03),
+    ],
+)
+def test_a_closed_loop_serves_what_it_serves_in_the_long_run(label: str, concurrency: int, off: float) -> None:
+    """Completions per second over 33 of 40 waves, from the end of one wave to the end of another."""
+    under, deployment = scenario(), Deployment(topology=parse_label(label))
+    level = Level(load=Closed(concurrency=concurrency), num_requests=40 * concurrency, seed=7)
+    (long,) = simulate(deployment, [level], under.workload, HARDWARE, SHAPE, seed=7, scattered=True)
+    ends_s = np.sort(long.finish_s)
+    served_rps = 33 * concurrency / (ends_s[38 * concurrency - 1] - ends_s[5 * concurrency - 1])
+    assert under.outcome(deployment, Closed(concurrency=concurrency)).requests_per_s == pytest.approx(
+        served_rps, rel=off
+    )
+
+
+@pytest.mark.parametrize("label", ["collocated-2xtp4", "collocated-1xtp8", "pd-spread-p3xtp2-d1xtp4"])
+@pytest.mark.parametrize("concurrency", [1, 7, 32, 100])
+def test_figures_of_a_closed_loop_keep_littles_law(label: str, concurrency: int) -> None:
+    """Requests in flight are the rate times TTFT and the steps after the first token."""
+    outcome = scenario().outcome(Deployment(topology=parse_label(label)), Closed(concurrency=concurrency))
+    stays_s = outcome.ttft_s + (scenario().workload.output_tokens - 1) * outcome.tpot_s
+    assert outcome.requests_per_s * stays_s == pytest.approx(concurrency, rel=1e-6)
