@@ -95,6 +95,28 @@ def test_a_checkpoint_in_8_bits_reads_as_many_bytes_of_kv_cache_as_it_keeps(tmp_
     assert more_s[1] < 0.75 * more_s[0]
 
 
+@pytest.mark.skipif(importlib.util.find_spec("aiconfigurator_core") is None, reason="needs the extra perf")
+@pytest.mark.parametrize(
+    ("quant", "doubted", "other"),
+    [
+        ({}, "gemm=fp8_block", "gemm=fp8"),
+        ({"gemm": "fp8", "moe": "fp8"}, "moe=fp8", "moe=fp8_block"),  # three times as long as in bfloat16
+        ({"gemm": "fp8"}, None, None),
+    ],
+)
+def test_tables_of_8_bits_that_are_slower_than_those_of_16(
+    tmp_path: Path, quant: dict[str, str], doubted: str | None, other: str | None
+) -> None:
+    source = Path(str(importlib.util.find_spec("aiconfigurator_core").origin)).parent / "model_configs"  # type: ignore[union-attr]
+    (tmp_path / CONFIG).write_bytes((source / f"Qwen--Qwen3-235B-A22B-FP8_{CONFIG}").read_bytes())
+    shape = require_shape(str(tmp_path))
+    if doubted is None:
+        assert tables(shape, **quant).step_s(32, 0, 1024) < 0.025
+        return
+    with pytest.raises(UsageError, match=rf"the tables of {doubted},.* name another format \(--quant {other}\)"):
+        tables(shape, **quant)
+
+
 def test_another_version_of_the_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aic, "PACKAGE", "pydantic")
     with pytest.raises(UsageError, match=r"pydantic .* is installed, and its tables are others"):
@@ -131,7 +153,7 @@ def test_a_cache_that_cannot_be_written_costs_the_keeping_alone(
     monkeypatch.setattr(aic, "_known", {})
     monkeypatch.setattr(aic, "PACKAGE", "pydantic")
     monkeypatch.setattr(aic, "VERSION", importlib.metadata.version("pydantic"))
-    monkeypatch.setattr(aic, "_compiled", lambda folder, *_: aic._Compiled(None, "0", "") if folder.exists() else None)
+    monkeypatch.setattr(aic, "_compiled", lambda folder, *_: aic._Compiled(None, "0", {}) if folder.exists() else None)
     monkeypatch.setattr(aic, "_grid", lambda *_: found)
     assert tables() == found
 
