@@ -112,15 +112,18 @@ class Scenario:
         """The deployment with the scenario's ``kv_offload_gb``."""
         return deployment.model_copy(update={"kv_offload_gb": self.kv_offload_gb})
 
-    def counted_gpus(self, deployment: Deployment, copies: int, gpus: int) -> float:
+    def counted_gpus(self, deployment: Deployment, copies: int, gpus: int | None, *, filled: bool = True) -> float:
         """The GPUs by which the throughput of all copies is divided. They are the GPUs that the copies use, or the GPUs
         of their whole nodes (`whole_node_gpus`), at most those of the planned nodes. ``gpus``: the number of planned
-        GPUs."""
+        GPUs (None: those of the copies). ``filled``: further copies fill the nodes."""
         used = copies * deployment.gpus
         if self.count == "used" or self.hardware.cpu:
             return used
         node = self.hardware.gpus_per_node
-        return max(used, min(copies * whole_node_gpus(deployment, node), -(-gpus // node) * node))
+        whole = copies * whole_node_gpus(deployment, node)
+        if not filled:
+            whole = math.ceil(whole / node) * node
+        return max(used, whole if gpus is None else min(whole, -(-gpus // node) * node))
 
     def planned_gpus(self, gpus: int) -> int:
         """GPUs of all types together, with ``gpus`` of each type."""

@@ -287,7 +287,8 @@ def saturation(
     full = statistics.fmean(each.kv_full for each in levels)
     if deployment.transport is None:
         tokens = sum(
-            pool.replicas * pool.dp * kv_capacity_tokens(hardware, shape, pool) for pool in deployment.pools.values()
+            pool.replicas * pool.dp * kv_capacity_tokens(hardware, shape, pool)
+            for pool in deployment.served_pools.values()
         )
         full = max(full, statistics.fmean(each.share_above(TIGHT * tokens) for each in levels))
     if full > FULL:
