@@ -176,7 +176,7 @@ def shortlist(
     every = [
         unit
         for unit in units(shapes, gpus, node, matcher.shape)
-        if unit.decode is None or placement != "pack" or unit.gpus <= node
+        if unit.decode is None or ((placement != "pack" or unit.gpus <= node) and matcher.hold_apart(unit))
     ]
     chosen: dict[ReplicaUnit, SizedDeployment] = {}
     refused: set[ReplicaUnit] = set()

@@ -198,14 +198,15 @@ def why_not_held(hardware: Hardware, shape: ModelShape, pool: Pool, tokens: int,
 def kv_capacity_tokens(hardware: Hardware, shape: ModelShape, pool: Pool) -> float:
     """Tokens of KV cache of long prompts that one engine holds; if it holds no prompt, the model does not fit. It is
     the memory over the bytes per token (KV heads are copied if TP is larger than their number)."""
-    per_token = kv_bytes(shape, LONG_TOKENS, hybrid=hardware.hybrid_kv) / LONG_TOKENS * kv_copies(shape, pool.tp)
+    hybrid = hardware.of(pool).hybrid_kv
+    per_token = kv_bytes(shape, LONG_TOKENS, hybrid=hybrid) / LONG_TOKENS * kv_copies(shape, pool.tp)
     return max(kv_pool_bytes(hardware, shape, pool), 0.0) / per_token
 
 
 def kv_block_bytes(hardware: Hardware, shape: ModelShape, pool: Pool) -> float:
     """Bytes of one block of an engine's KV pool, over its GPUs. A block of vLLM has ``block_tokens`` of every layer of
     the largest group. With a hybrid cache, windowed and full layers are groups of their own, which share the pool."""
-    grouped = hardware.hybrid_kv and shape.sliding_window
+    grouped = hardware.of(pool).hybrid_kv and shape.sliding_window
     layers = max(full_layers(shape), 1) if grouped else shape.layers
     return kv_bytes_per_token_layer(shape) * kv_copies(shape, pool.tp) * layers * hardware.block_tokens
 

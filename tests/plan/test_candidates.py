@@ -15,7 +15,7 @@ from pdlab.core.vllm_limits import check_divisibility
 from pdlab.core.workload import Closed, Level, Workload
 from pdlab.placement.copies import copies_of
 from pdlab.plan.candidates import engine_shapes, most_copies, units
-from pdlab.plan.rate_matching import ReplicaUnit
+from pdlab.plan.rate_matching import RateMatcher, ReplicaUnit
 from pdlab.sim import aic
 from pdlab.sim.computed_hardware import computed
 from pdlab.sim.hardware import Hardware, load_hardware
@@ -40,6 +40,17 @@ NO_STEPS = Tabulated(
     limits=Limits(tokens=1, batch=1, context=1, prefill_tokens=1, prefix=1),
     provenance="made by hand",
 )
+
+
+@pytest.mark.parametrize(("version", "apart"), [("0.18", False), ("0.24", True)])
+def test_engines_beside_a_connector_may_hold_shorter_requests(version: str, apart: bool) -> None:
+    """TP 1 on H100 holds 62,505 tokens of all 36 layers, and twice as many of 18."""
+    matcher = RateMatcher(computed("H100", "vllm", version), GPT_OSS, Workload(input_tokens=80_000, output_tokens=500))
+    one, two = Pool(tp=1), Pool(tp=2)
+    assert matcher.holds(one) and matcher.hold_apart(ReplicaUnit(two, 1, two, 1))
+    assert matcher.hold_apart(ReplicaUnit(two, 1, one, 1)) is matcher.hold_apart(ReplicaUnit(one, 1, two, 1)) is apart
+
+
 FIRST, SECOND = Pool(tp=2, gpu_type="H100"), Pool(tp=4, gpu_type="H200")
 
 

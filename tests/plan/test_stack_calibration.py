@@ -361,7 +361,7 @@ def test_a_level_that_the_stack_cannot_have_is_named() -> None:
 def test_what_contradicts_the_stack_leaves_a_file_without_errors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = [run(tmp_path / "true"), run(tmp_path / "wrong", label="collocated-1xtp2", loads=(4,), faster=0.02)]
+    runs = [run(tmp_path / "true"), run(tmp_path / "wrong", label="collocated-1xtp2", loads=(4,), faster=0.1)]
     doubtful, again = tmp_path / "doubtful.yaml", tmp_path / "again.yaml"
     assert cli_calibrate.main(["--runs", *runs, "--start", "H200", "--out", str(doubtful)]) == 0
     out, error = capsys.readouterr()
