@@ -1068,6 +1068,11 @@ CODES: dict[str, FindingCode] = {
         "near saturation: prefill engines are busy {share:.0%} of the time; a small error of their steps is a large "
         "error of the TTFT; an estimate without a band",
     ),
+    "overload": _of_plan(
+        "no more requests arrive than are served",
+        "overload: {arrive:.3g} requests/s arrive and {served:.3g} are served, so queues grow, and latencies with the "
+        "number of requests; an estimate without a band",
+    ),
     "pools_of_two_types": _of_plan(
         "all pools are on GPUs of one type",
         "prefill is on {prefill}, decode and collocated engines are on {decode}; --gpus counts GPUs of each type",
