@@ -106,6 +106,8 @@ class ScoredStack(Frozen):
     engine: Literal["vllm", "sglang", "trtllm"] = "vllm"
     serving: Serving = "collocated"
     gpus: tuple[str, ...]
+    versions: tuple[str, ...] = ()
+    """Of the engine; empty: every one."""
     checkpoint: str
     quant: dict[str, str] = Field(default_factory=dict)
     mode: Literal["SILICON", "HYBRID"] = "SILICON"
@@ -159,7 +161,8 @@ def chosen(tables: list[Path], most: int, serving: Serving = "collocated") -> It
         first = members[0]
         for entry in known:
             wanted = (entry.model, entry.precision, entry.engine, entry.serving)
-            if wanted == (first.model_id, first.precision, stack.engine, serving) and stack.gpu in entry.gpus:
+            fits = wanted == (first.model_id, first.precision, stack.engine, serving) and stack.gpu in entry.gpus
+            if fits and (not entry.versions or stack.version in entry.versions):
                 break
         else:
             continue

@@ -49,7 +49,7 @@ from pdlab.plan.stack_prior import (
     version_of,
 )
 from pdlab.sim.computed_hardware import computed
-from pdlab.sim.hardware import Hardware, TableMode
+from pdlab.sim.hardware import Hardware, NodeWires, TableMode
 from pdlab.sim.level import figures
 from pdlab.sim.simulator import simulate
 from pdlab.sim.step_source import Correction
@@ -76,9 +76,17 @@ class PointFigure(NamedTuple):
         return {TPOT: self.tpot_s, TTFT: self.ttft_s, THROUGHPUT: self.output_tokens_per_s}[metric]
 
 
+# Of each GPU: rows do not state the network. NVIDIA's nodes of H100 to GB300 have a ConnectX-7 of 400 Gbit/s, or more,
+# for each GPU (data sheets of DGX H100, H200 and B200, and of GB200 and GB300 NVL72).
+LINE_GB_PER_S = 50.0
+
+
 def bare_hardware(stack: Stack, quant: Mapping[str, str] | None = None, mode: TableMode = "SILICON") -> Hardware:
-    """Hardware of a stack behind its own server. Its correction has only the time of a sequence. Raises UsageError."""
+    """Hardware of a stack behind its own server, on nodes with the network of `LINE_GB_PER_S`. Its correction has only
+    the time of a sequence. Raises UsageError."""
     hardware = computed(stack.gpu, stack.engine, version_of(stack), quant=quant, mode=mode, bare=True)
+    wires = NodeWires(network="rdma", node_gb_per_s=LINE_GB_PER_S * hardware.gpus_per_node)
+    hardware = hardware.model_copy(update={"wires": wires})
     return hardware.with_correction(Correction(sequence_us=sequence_us(hardware)))
 
 

@@ -233,15 +233,9 @@ def _of_that_model(shape: ModelShape, experiments: Sequence[MeasuredSweep]) -> N
 
 
 def _same_arguments(start: Hardware, shape: ModelShape, experiments: Sequence[MeasuredSweep]) -> None:
-    """Raises UsageError if the runs differ in engine arguments that are not simulated, or have speculative decoding."""
+    """Raises UsageError if the runs differ in engine arguments that are not simulated."""
     if differ := unlike_arguments(start, shape, experiments):
         raise UsageError(f"{differ}: constants are fitted to one; sort the runs by it")
-    for each in experiments:
-        if each.speculation is not None:
-            raise UsageError(
-                f"{each.name} was measured with speculative decoding, {each.speculation.acceptance_length:.3g} tokens "
-                "per step: the time of its draft would be in every step; leave it out"
-            )
 
 
 def _other_names(shape: ModelShape, experiments: Sequence[MeasuredSweep]) -> Iterator[str]:
@@ -265,6 +259,9 @@ def _print_doubts(shape: ModelShape, experiments: Sequence[MeasuredSweep]) -> No
 def _made_on(settings: CalibrateSettings, loaded: Sequence[Experiment]) -> Platform:
     """GPU and vLLM version of all runs, from their records and the flags. Raises UsageError if they differ or are
     unknown."""
+    for experiment in loaded:
+        if others := sorted({run.engine for run in experiment.runs if run.engine not in (None, "vllm")}):
+            raise UsageError(f"{experiment.name} is of {' and '.join(others)}, fits are of vllm; leave it out")
     records = {experiment.name: ran_on(experiment) for experiment in loaded}
     needed = "which --out writes down" if settings.out else "on which step times depend"
 

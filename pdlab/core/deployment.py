@@ -202,13 +202,17 @@ class Pool(Frozen):
     @property
     def label(self) -> str:
         """Short form: ``1xtp4``, ``2xtp8pp2``, ``1xdp32ep`` (without tp1 if dp or pp is above 1)."""
+        return f"{self.replicas}x{self.degrees}"
+
+    @property
+    def degrees(self) -> str:
+        """The label of one replica: that of the pool without the number of replicas."""
         degrees = ""
         for name, word in _DEGREES.items():
             value = getattr(self, name)
             if value is True or (value > 1 and value is not False):
                 degrees += word if value is True else f"{word}{value}"
-        sized = self.gpus_per_replica > 1
-        return f"{self.replicas}x{degrees if sized else f'tp1{degrees}'}"
+        return degrees if self.gpus_per_replica > 1 else f"tp1{degrees}"
 
 
 # The pattern of a pool's label, and the same without names of groups for use in a longer pattern.

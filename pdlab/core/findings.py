@@ -590,6 +590,10 @@ CODES: dict[str, FindingCode] = {
         "a file has the number of requests and the duration",
         "the file has neither the number of requests nor the duration: checks that need them are left out",
     ),
+    "file_rate_differs": _file(
+        "a stated rate is a count over the duration",
+        "the file states {stated:.2f} {name}, but counts over its duration give {expected:.2f}",
+    ),
     "file_no_lengths": _file(
         "a file, or a name, has the lengths of the requests",
         "the file does not count {side} tokens, and no name gives their number: the workload is unknown",

@@ -13,6 +13,7 @@ from typing import Any
 from pdlab.core.catalog import BYTES_PER_VALUE, ModelShape, gpu_memory_gb, known_gpus, resolve_model, why_no_shape
 from pdlab.core.deployment import FLAG_PREFIX, Deployment, Pool
 from pdlab.core.errors import UsageError
+from pdlab.core.hybrid_kv import is_hybrid
 from pdlab.core.model_size import dense_bytes, expert_bytes, full_layers, kv_bytes, kv_bytes_per_token_layer, kv_copies
 from pdlab.core.nodes import ClusterNode, ClusterView, Placement, Role
 from pdlab.core.served_model import why_unknown_shape
@@ -100,7 +101,7 @@ def engine_memory(
     longest_bytes = reserved(longest)
     steps = range(longest // LENGTH_STEP * LENGTH_STEP, 0, -LENGTH_STEP)
     tokens = workload.longest_input + 1 if role == "prefill" else sum(workload.longest)
-    request_bytes = sum(width(of) * kv_bytes(of, tokens, hybrid=True) for of in layers)
+    request_bytes = sum(width(of) * kv_bytes(of, tokens, hybrid=is_hybrid(kwargs)) for of in layers)
     room = max(left, 0.0)
     return EngineMemory(
         role=role,
@@ -150,11 +151,11 @@ def draft_model(kwargs: dict[str, Any], shape: ModelShape) -> ModelShape | str |
 
 def reserved_bytes(shape: ModelShape, tokens: int, kwargs: dict[str, Any], device: str) -> float:
     """Bytes that vLLM needs for one request of ``tokens``, else it does not start (kv_cache_interface.py): full layers
-    keep all of it, windowed ones the window and the tokens of the steps in flight.
+    keep all of it, windowed ones the window and the tokens of the steps in flight if windows are kept alone.
     """
     windowed = shape.layers - full_layers(shape)
     in_flight = STEPS_AHEAD[device] * (kwargs.get("max_num_batched_tokens") or BATCHED_TOKENS[device])
-    kept = min(tokens, shape.sliding_window - 1 + in_flight) if shape.sliding_window else tokens
+    kept = min(tokens, shape.sliding_window - 1 + in_flight) if shape.sliding_window and is_hybrid(kwargs) else tokens
     return kv_bytes_per_token_layer(shape) * (full_layers(shape) * tokens + windowed * kept)
 
 

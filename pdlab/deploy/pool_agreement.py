@@ -13,6 +13,7 @@ from typing import Any
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import UsageError
+from pdlab.core.hybrid_kv import TURNED_OFF, is_hybrid
 from pdlab.core.nodes import Role
 from pdlab.deploy.serve_config import engine_kwargs
 
@@ -29,7 +30,7 @@ HANDSHAKE_FACTORS: dict[str, tuple[str, ...]] = {
     "num_hidden_layers": ("hf_overrides", "hf_config_path", "revision"),
     "attn_backend_name": ("attention_backend",),
     "cache_dtype": ("kv_cache_dtype",),
-    "is_hma_enabled": ("disable_hybrid_kv_cache_manager",),
+    "is_hma_enabled": (TURNED_OFF,),
     "speculative_config": ("speculative_config",),
     "transfer_mode": (),
 }
@@ -99,8 +100,8 @@ def _check_pair(prefill: Arguments, decode: Arguments) -> None:
 def handshake_value(name: str, arguments: Arguments) -> Any:
     """The argument's part of vLLM's hash, if it is known without vLLM; None: vLLM chooses it."""
     value = arguments.get(name)
-    if name == "disable_hybrid_kv_cache_manager":
-        return bool(value)  # vLLM's default leaves the manager on, for pdlab's connector supports it
+    if name == TURNED_OFF:  # a connector that does not support the manager turns it off too
+        return not is_hybrid(arguments)
     if name == "attention_backend":
         config = arguments.get("attention_config")
         value = value or (config.get("backend") if isinstance(config, dict) else None)

@@ -19,8 +19,9 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.commands import DOCTOR
 from pdlab.core.deployment import Deployment, Fluid
 from pdlab.core.errors import WireError
+from pdlab.core.hybrid_kv import is_hybrid
 from pdlab.core.model_size import moved_bytes
-from pdlab.core.nodes import NETWORKS, WIRE_OF_NIC, ClusterView, Placement, WireKind
+from pdlab.core.nodes import NETWORKS, WIRE_OF_NIC, ClusterView, Placement, Role, WireKind
 from pdlab.core.text import counted
 from pdlab.deploy.application import Application, ReplicaState
 from pdlab.deploy.endpoint import Running
@@ -215,7 +216,11 @@ def prove(
         before = _readings(app, view)
         bytes_before = None if shape else read_snapshot(running.metrics_urls, running.replicas).nixl.bytes_transferred
         sent = _ask(send, running.model_id, tokens, shape)
-        payload = _payload(deployment, shape, sent) if shape else _by_vllm(running, bytes_before or 0.0)
+        payload = (
+            _payload(deployment, shape, sent, cpu=view.device == "cpu")
+            if shape
+            else _by_vllm(running, bytes_before or 0.0)
+        )
         machines = [{view.node(node).machine for node in nodes} for nodes in (prefill, decode)]
         apart = not machines[0] & machines[1]
         # Fluid engines have peers on their own node and on others; those of this pair are of one scope.
@@ -296,10 +301,11 @@ def _ask(send: Send, model_id: str, tokens: int, shape: ModelShape | None) -> in
     return tokens
 
 
-def _payload(deployment: Deployment, shape: ModelShape, tokens: int) -> int:
+def _payload(deployment: Deployment, shape: ModelShape, tokens: int, *, cpu: bool) -> int:
     """Bytes that the KV cache of a prompt moves."""
-    pools = deployment.pools
-    return int(moved_bytes(shape, tokens, (pools.get("decode") or pools["fluid"]).tp, hybrid=True))
+    role: Role = "decode" if "decode" in deployment.pools else "fluid"
+    arguments = engine_kwargs(deployment, role, shape, cpu=cpu)
+    return int(moved_bytes(shape, tokens, deployment.pools[role].tp, hybrid=is_hybrid(arguments)))
 
 
 def _by_vllm(running: Running, before: float) -> int:

@@ -65,9 +65,9 @@ def measured_sweep(
 
     Open-loop levels far below their offered rate are left out. ``prompts``: of closed loops (None: repeated if others
     measured them, as in the published runs, else fresh); open loops have fresh prompts. ``trace``: the requests that
-    the experiment replayed. ``fitted``: constants are fitted to the levels, so those with impossible figures are left
-    out too. Raises StoreError if the experiment does not record its deployment, or if its lengths come from a file,
-    which is not kept.
+    the experiment replayed. ``fitted``: constants are fitted to the levels, so those with impossible figures or
+    speculative decoding are left out too. Raises StoreError if the experiment does not record its deployment, or if its
+    lengths come from a file, which is not kept.
     """
     manifest = experiment.manifest
     if manifest.deployment is None:
@@ -116,12 +116,13 @@ def measured_sweep(
 
 
 def _speculation(runs: Sequence[Run]) -> Speculation | None:
-    """The speculative decoding of the levels, as a mean over them; None: none. A file that does not count guesses has
-    the fewest that give its accepted tokens."""
+    """The speculative decoding of the levels, as a mean over them; None: none, or unknown. A file that does not count
+    guesses has the fewest that give its accepted tokens."""
     each = [run.speculation for run in runs if run.speculation is not None]
-    if not each:
+    known = [one.accepted_tokens for one in each if one.accepted_tokens is not None]
+    if not known:
         return None
-    accepted = statistics.fmean(one.accepted_tokens for one in each)
+    accepted = statistics.fmean(known)
     guessed = [one.guessed_tokens for one in each if one.guessed_tokens is not None]
     least = max(math.ceil(accepted) - 1, 1)
     return Speculation(
@@ -150,6 +151,8 @@ def _doubts(experiment: Experiment, left_out: Sequence[str | None]) -> Iterator[
             yield f"{level} is left out: {reason}" + (f" ({why})" if why else "")
         elif why:
             yield f"{level} has impossible figures ({why})"
+        if reason is None and run.speculation is not None and run.speculation.accepted_tokens is None:
+            yield f"{level} has speculative decoding of unknown tokens per step: give --acceptance-length"
 
 
 def _left_out(run: Run, *, fitted: bool) -> str | None:
@@ -158,6 +161,8 @@ def _left_out(run: Run, *, fitted: bool) -> str | None:
         return "not valid"
     if _mean_ttft_s(run) is None:
         return "without a mean TTFT"
+    if fitted and run.speculation is not None:
+        return "with speculative decoding, whose draft takes time in every step"
     if fitted and impossible_figures(run):
         return IMPOSSIBLE
     if isinstance(run.load, Open) and run.whole.requests_per_s < SATURATED * run.workload.mean_rps(run.load):
@@ -480,7 +485,12 @@ def fit_domain(
 
 
 def device_mismatch(hardware: Hardware, experiment: Experiment) -> str | None:
-    """A warning if GPUs were measured and the hardware file is for CPUs, or vice versa; else None."""
+    """A warning if GPUs were measured and the hardware file is for CPUs, or vice versa, or if another engine was
+    measured; else None."""
+    engine = hardware.steps.engine if hardware.steps is not None else "vllm"
+    others = sorted({run.engine for run in experiment.runs if run.engine not in (None, engine)})
+    if others:
+        return f"{experiment.name} was measured on {' and '.join(others)}, but {hardware.name} describes {engine}"
     if (gpus_of(experiment).device == "cpu") == hardware.cpu:
         return None
     measured_on = "GPUs" if hardware.cpu else "engines on CPUs"

@@ -26,7 +26,7 @@ from pdlab.placement.place import fits, place, why_not
 from pdlab.plan.engine_arguments import as_launched
 from pdlab.plan.rate_matching import RateMatcher, ReplicaUnit, UnitKind
 from pdlab.sim.hardware import Hardware
-from pdlab.sim.step_time import kv_capacity_tokens
+from pdlab.sim.step_time import kv_pool_bytes, why_not_held
 from pdlab.sim.steps import steps_of
 
 TP_DEGREES = (1, 2, 4, 8, 16)
@@ -75,11 +75,14 @@ def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Wo
     if shape.experts > 1:
         across += [Pool(dp=size, expert_parallel=True) for size in range(node, shape.experts + 1, node)]
     refused: UsageError | None = None
+    tried: list[Pool] = []
     for layouts in (within, across):
         usable = []
         for pool in (as_launched(each, hardware, shape) for each in layouts):
-            accepted = pool.gpus <= gpus and _accepted(Collocated(pool=pool), shape)
-            if accepted and kv_capacity_tokens(hardware, shape, pool) >= request:
+            if pool.gpus > gpus or not _accepted(Collocated(pool=pool), shape):
+                continue
+            tried.append(pool)
+            if not why_not_held(hardware, shape, pool, request):
                 try:
                     steps_of(hardware, shape, pool)
                 except UsageError as error:  # the tables lack this kind
@@ -90,10 +93,12 @@ def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Wo
             return usable
         if refused is not None:
             raise refused
+    names = ", ".join(dict.fromkeys(pool.degrees for pool in tried))
+    roomiest = max(tried, key=lambda pool: kv_pool_bytes(hardware, shape, pool) / (pool.tp * pool.pp))
     raise UsageError(
-        f"{shape.name} with a request of {counted(request, 'token')} fits no TP degree of {TP_DEGREES} and no whole "
-        f"nodes with PP or expert parallel within {counted(gpus, 'GPU')} of {hardware.gpu}; give more GPUs or shorter "
-        "requests"
+        f"no engine within {counted(gpus, 'GPU')} of {hardware.gpu} holds {shape.name} with one request of "
+        f"{counted(request, 'token')} (tried: {names}): at {roomiest.degrees} "
+        f"{why_not_held(hardware, shape, roomiest, request, 'give more GPUs')}"
     )
 
 
@@ -171,7 +176,7 @@ def shortlist(
     every = [
         unit
         for unit in units(shapes, gpus, node, matcher.shape)
-        if unit.decode is None or placement != "pack" or unit.gpus <= node
+        if unit.decode is None or ((placement != "pack" or unit.gpus <= node) and matcher.hold_apart(unit))
     ]
     chosen: dict[ReplicaUnit, SizedDeployment] = {}
     refused: set[ReplicaUnit] = set()

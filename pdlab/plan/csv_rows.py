@@ -58,7 +58,7 @@ MODES = {
     "pd-spread": ("pd-spread", "spread"),
 }
 PD_MODES = {word for mode, words in MODES.items() if mode != "collocated" for word in words}
-YES, ONE = {"true", "yes", "ep", "on"}, {"1", "1.0"}
+YES, ONE, ZERO = {"true", "yes", "ep", "on"}, {"1", "1.0"}, {"0", "0.0"}
 REPEATED = {
     *("repeated", "repeat", "reused", "reuse", "shared", "same", "same-seed", "as-measured", "published"),
     *("yes", "true", "nan", *ONE),
@@ -208,6 +208,9 @@ def _refuse_features(cells: Cells) -> None:
         off = OFF - ONE if name == "prefix_hit_rate" else OFF  # a share of 1 is not off
         if (cell := cells.get(name, "")) and cell.lower() not in off:
             raise NotSimulated(f"{name} {cell!r}: {why}")
+    # SGLang's client draws from one token at 0, and other clients fix the lengths.
+    if cells.get("range_ratio", "") in ZERO and "sglang" in cells.get("framework", "").lower():
+        raise NotSimulated(f"range_ratio {cells['range_ratio']!r}: {SIMULATED_WHEN_OFF['range_ratio']}")
     for name in ARGUMENTS:
         if (cell := cells.get(name, "")) and not is_own(name, cell):
             own = NOT_SIMULATED[name]

@@ -92,6 +92,7 @@ class RateMatcher:
         # Engines that only prefill or only decode may have other step times.
         self.of_pd = self if apart == hardware else RateMatcher(apart, shape, workload, prefix_hit_rate, ttft_s)
         self.tokens, self.outputs = workload.typical
+        self.longest = sum(workload.longest)
         hit = int(self.tokens * prefix_hit_rate) // hardware.block_tokens * hardware.block_tokens
         self.computed = max(self.tokens - hit, 1)
         self.costs = lru_cache(maxsize=None)(self._costs)
@@ -100,9 +101,19 @@ class RateMatcher:
         self.prefill = lru_cache(maxsize=None)(self._prefill)
         self.decode = lru_cache(maxsize=None)(self._decode)
         self.collocated = lru_cache(maxsize=None)(self._collocated)
+        self.holds = lru_cache(maxsize=None)(self._holds)
 
     def _costs(self, pool: Pool) -> StepSource:
         return steps_of(self.hardware, self.shape, pool)
+
+    def _holds(self, pool: Pool) -> bool:
+        """Whether the KV cache of the longest request fits one engine."""
+        return kv_capacity_tokens(self.hardware, self.shape, pool) >= self.longest
+
+    def hold_apart(self, unit: ReplicaUnit) -> bool:
+        """Whether the longest request fits the engines of a P:D unit, which may keep more of it than collocated ones:
+        `pdlab.core.hybrid_kv`."""
+        return all(self.of_pd.holds(pool) for pool in (unit.prefill, unit.decode) if pool is not None)
 
     def room(self, pool: Pool) -> int:
         """The number of requests whose KV cache fits one engine."""

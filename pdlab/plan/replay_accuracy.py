@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from pdlab.analysis.replays import replay_facts
 from pdlab.core.catalog import ModelShape
 from pdlab.core.errors import StoreError, UsageError, reason_of
+from pdlab.core.hybrid_kv import connectors_of, is_hybrid
 from pdlab.core.replayed import COMPILED, Replayed
 from pdlab.core.workload import Replay
 from pdlab.plan.accuracy import MeasuredSweep
@@ -24,7 +25,6 @@ from pdlab.sim.simulator import simulate
 from pdlab.traffic.compiled import compiled
 
 BLOCK_BYTES = 2**20
-ONE_GROUP = "disable_hybrid_kv_cache_manager"
 
 
 class PredictedMeasured(NamedTuple):
@@ -94,7 +94,8 @@ def compared(
     the deployment. Raises UsageError if the model or a request does not fit."""
     deployment = sweep.deployment.with_engine_kwargs(engine_kwargs)
     if experiment.manifest.rehearsal is None:  # rehearsed engines are those of the hardware file
-        hybrid = not any(pool.engine_kwargs.get(ONE_GROUP) for pool in deployment.pools.values())
+        connectors = connectors_of(deployment)
+        hybrid = all(is_hybrid(pool.engine_kwargs, connectors) for pool in deployment.pools.values())
         hardware = hardware.model_copy(update={"hybrid_kv": hybrid})
     trials = [
         simulate(deployment, sweep.levels, sweep.workload, hardware, shape, seed=seed, trace=sweep.trace)

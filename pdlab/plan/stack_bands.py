@@ -9,6 +9,7 @@
   has; if bands of left-out models or versions held less than `NEAR`; if fewer than `LEAST_LIKE` stacks have that engine
   and mode; and outside of the points' range of lengths, loads, TP and formats of weights, or of closed loops.
 - A band of tables needs at least `LEAST_STACKS` public stacks.
+- **A format of weights that only the model's name has** gives wrong weights and steps: there is no band of tables.
 - **Near saturation** prompts wait for KV memory, or nearly do, or prefill engines are busy nearly all the time. There a
   small error of the steps or of the memory is a large error of the TTFT, and there is no band.
 """
@@ -19,7 +20,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pdlab.core.catalog import ModelShape
+from pdlab.core.catalog import ModelShape, format_only_in_name
 from pdlab.core.deployment import Deployment, Disaggregated
 from pdlab.core.findings import Finding, found
 from pdlab.core.workload import Closed, Load, Workload
@@ -41,6 +42,9 @@ FULL = 0.05  # share of the time in which KV memory is full: beyond, a level is 
 # Of the KV memory's predicted tokens. Public engines held 79 to 110 % of these when prompts waited, one of them 125 %
 # before they did. So a level that needs more may wait or not: its TTFT differs by a factor of 2 to 15.
 TIGHT = 0.85
+
+
+OTHER_WEIGHTS = "none of them has weights in a format that only the model's name has"
 
 
 class StackBand(NamedTuple):
@@ -225,6 +229,8 @@ def _not_covered(
 ) -> list[str]:
     """The differences of a prediction from the range of the public points."""
     covered = catalog.covered
+    if format_only_in_name(shape):
+        return OTHER_WEIGHTS
     if len(catalog.stacks) < LEAST_STACKS:
         return [f"there are {len(catalog.stacks)}, and a band needs {LEAST_STACKS}"]
     unlike = []

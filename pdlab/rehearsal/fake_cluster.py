@@ -48,7 +48,7 @@ class RehearsalSubstitutes:
     def __init__(self, request: LaunchRequest) -> None:
         assert request.rehearsal is not None and request.cluster is not None
         self._cluster = request.cluster
-        self._hardware = load_hardware(request.rehearsal.hardware)
+        self._hardware = load_hardware(request.rehearsal.hardware).serving(request.deployment)
         if self._hardware.cpu:
             raise UsageError(f"--hardware {request.rehearsal.hardware} is of CPU engines: give that of a GPU")
         shape = require_served_shape(request.deployment)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pdlab.core.deployment import Collocated, Disaggregated, parse_pool
 from pdlab.core.errors import StoreError
@@ -26,8 +27,11 @@ from pdlab.results.schema import Distribution, Run, SpeculativeDecoding, Summary
 UNLIMITED_RPS = 1e5
 # Relative difference that is no contradiction: a tokenizer changes the length of some random prompts by a token.
 NAME_SLACK = 0.02
+RATE_SLACK = 0.02  # relative difference of a stated rate that is no contradiction
 # If an open loop serves less than the offered rate by more than this share, its client may have held it back.
 SERVED_SLACK = 0.02
+EngineName = Literal["vllm", "sglang", "trtllm"]
+NO_SPECULATION = {"none", "false", "no", "off", "0"}
 DEVIATIONS = 5.0  # of a mean of drawn lengths, in standard deviations
 # With a mean number in flight above this share of the limit, the client was at the limit for most of the run.
 AT_LIMIT = 0.9
@@ -142,6 +146,8 @@ def _level(
     notes = lengths.notes
     if data.get("counts_unknown"):
         notes = (*notes, found("file_counts_unknown"))
+    for rate in contradicting_rates(data, whole):
+        notes = (*notes, found("file_rate_differs", **rate._asdict()))
     run = Run(
         origin="imported",
         label=label,
@@ -156,6 +162,7 @@ def _level(
         whole=whole,
         validity=Validity(findings=tuple(faults), notes=notes),
         speculation=_speculation(data),
+        engine=_engine(reading.tool, data),
     )
     times = raw.requests if raw.requests is not None and len(raw.requests.ttft_s) == completed else None
     return PublishedLevel(reading.tool, reading.sha256, file, raw.part, shown, data, name, stated, run, times)
@@ -210,6 +217,28 @@ def capped_at(load: Load, whole: Summary, *, limit: float | None, peak: float | 
     if peak is None or (stay is not None and stay.high < 1):
         return limit if stay is not None and whole.requests_per_s * stay.low >= AT_LIMIT * limit else None
     return limit if peak >= limit else None
+
+
+class ContradictingRate(NamedTuple):
+    """A rate that a file states, and the counts of the file over its duration."""
+
+    name: str
+    stated: float
+    expected: float
+
+
+def contradicting_rates(data: dict[str, Any], whole: Summary) -> Iterator[ContradictingRate]:
+    """The rates that the file states and that its counts over its duration contradict."""
+    if whole.requests_per_s <= 0 or whole.duration_s <= 0:
+        return
+    for name, key, expected in (
+        ("requests/s", "request_throughput", whole.completed / whole.duration_s),
+        ("output tokens/s", "output_throughput", whole.output_tokens_per_s),
+        ("tokens/s", "total_token_throughput", whole.total_tokens_per_s),
+    ):
+        stated = number(data.get(key))
+        if stated and expected and abs(stated / expected - 1) > RATE_SLACK:
+            yield ContradictingRate(name, stated, expected)
 
 
 class ResidenceTime(NamedTuple):
@@ -379,14 +408,26 @@ def _drawn_lengths(
 
 
 def _speculation(data: dict[str, Any]) -> SpeculativeDecoding | None:
-    """Speculative decoding, by the keys of vLLM's or of SGLang's client; None: none."""
+    """Speculative decoding, by the keys of vLLM's, of SGLang's or of InferenceX's client; None: none."""
     accepted = number(data.get("spec_decode_acceptance_length", data.get("accept_length")))
+    if accepted is None and str(data.get("spec_decoding") or "none").lower() not in NO_SPECULATION:
+        return SpeculativeDecoding()
     if accepted is None or accepted <= 1:
         return None
     drafts, guesses = (number(data.get(f"spec_decode_{name}")) for name in ("num_drafts", "draft_tokens"))
     return SpeculativeDecoding(
         accepted_tokens=accepted, guessed_tokens=guesses / drafts if drafts and guesses else None
     )
+
+
+def _engine(tool: str, data: dict[str, Any]) -> EngineName | None:
+    """The engine that the file names; None: unknown. The ``backend`` of vLLM's client is the form of the requests, and
+    vllm fits every server with the interface of OpenAI."""
+    words = f"{data.get('framework', '')} {data.get('backend', '')}".lower()
+    names: dict[str, EngineName] = {"sglang": "sglang", "trt": "trtllm", "tensorrt": "trtllm"}
+    if tool == OF_SGLANG or data.get("framework"):
+        names["vllm"] = "vllm"
+    return next((engine for part, engine in names.items() if part in words), None)
 
 
 def _agree(expected: int, actual: int) -> bool:

@@ -384,9 +384,9 @@ class Soak(Frozen):
 
 class SpeculativeDecoding(Frozen):
     """Speculative decoding in a level. ``accepted_tokens``: mean tokens per sequence and step. ``guessed_tokens``: mean
-    guesses per sequence and step (None: unknown)."""
+    guesses per sequence and step. None: unknown."""
 
-    accepted_tokens: float = Field(ge=1)
+    accepted_tokens: float | None = Field(default=None, ge=1)
     guessed_tokens: float | None = Field(default=None, gt=0)
 
 
@@ -400,7 +400,8 @@ class Run(Frozen):
     requests, if lengths vary. An imported level also has them if its answers ended before the length in its name.
     ``pool_age``: tokens given to an engine before the level, over its KV pool's size, of the engine with the least
     (None: unknown); below 1 the pool was fresh. ``rehearsal``: real serving path, simulated engines; all times are
-    simulated. ``speculation``: as the file of another client has it (None: none, or unknown).
+    simulated. ``speculation`` and ``engine`` (vllm, sglang or trtllm): as the file of another client has them (None:
+    none, or unknown).
 
     ``model``: the model that an imported file names. None: the file names none, or pdlab measured the level; the
     manifest's deployment then has the model. ``raw_sha256``: hash of the uncompressed records. ``replaces``: the first
@@ -435,6 +436,7 @@ class Run(Frozen):
     soak: Soak | None = None
     rehearsal: Rehearsal | None = None
     speculation: SpeculativeDecoding | None = None
+    engine: Literal["vllm", "sglang", "trtllm"] | None = None
     started_at: str | None = None
     finished_at: str | None = None
     raw_sha256: str | None = None

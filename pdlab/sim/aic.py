@@ -76,6 +76,20 @@ USED_FORMATS: dict[tuple[str, str, str | None], UsedFormats] = {
     **{(engine, "DeepseekV3ForCausalLM", None): UsedFormats({"fmha": "bfloat16"}) for engine in ("sglang", "trtllm")},
 }
 AS_IT_IS = UsedFormats({})
+
+
+def formats_of(model: ModelShape, used: UsedFormats, quant: Mapping[Any, str]) -> dict[str, str]:
+    """The formats that the database is asked for. ``quant``: those that were chosen. The KV cache has the format of the
+    shape, by which memory and transfers are counted: the database takes 8 bits for every checkpoint in 8 or 4 bits.
+    Attention over KV cache of 16 bits computes in 16 bits."""
+    kept = SIXTEEN_BITS.get(model.kv_dtype, model.kv_dtype)
+    own = {"kvcache": kept} if kept in FORMATS["kvcache"] else {}
+    if quant.get("kvcache", kept) == PLAIN:
+        own["fmha"] = PLAIN
+    return {**own, **used.formats, **quant}
+
+
+SIXTEEN_BITS = {"float16": PLAIN}  # a format of a shape -> the database's name of the one with as many bits
 # The version of each engine whose tables the package calls current, and the one of systems where that is another.
 CURRENT = {"vllm": "0.24.0", "sglang": "0.5.14", "trtllm": "1.3.0rc20"}
 CURRENT_ON = {"a100_sxm": {"vllm": "0.14.0", "sglang": "0.5.10", "trtllm": "1.0.0"}}
@@ -117,8 +131,8 @@ def tabulate(
         )
     architecture = (files.config.get("architectures") or ["?"])[0]
     used = USED_FORMATS.get((engine, architecture, system)) or USED_FORMATS.get((engine, architecture, None), AS_IT_IS)
-    formats = {**used.formats, **quant}
-    if mode == "SILICON" and not used.measured and formats == used.formats:
+    formats = formats_of(model, used, quant)
+    if mode == "SILICON" and not used.measured and used.formats.items() <= formats.items():
         mode = "HYBRID"
     key = {
         "core": VERSION,

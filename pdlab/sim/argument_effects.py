@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pdlab.core.deployment import Deployment
+from pdlab.core.hybrid_kv import TURNED_OFF
 from pdlab.core.named_values import engine_arg
 from pdlab.sim.hardware import Hardware
 
@@ -13,6 +14,7 @@ ON, OFF, ONE = ("true", "yes", "on", "1", "1.0"), ("false", "no", "off", "0", "0
 # Simulated arguments: `pdlab.sim.hardware.Hardware.with_arguments`, and the functions that read a pool's.
 SIMULATED = (
     "async_scheduling",
+    TURNED_OFF,
     "gpu_memory_utilization",
     "kv_cache_memory_bytes",
     "max_num_batched_tokens",
@@ -49,7 +51,7 @@ def unknown_effects(hardware: Hardware, deployment: Deployment, kv_dtype: str | 
     found = set()
     for pool in deployment.pools.values():
         arguments = deployment.engine_kwargs_of(pool)
-        known = hardware.typed(pool)
+        known = hardware.serving(deployment).typed(pool)
         found |= {engine_arg(name, arguments[name]) for name in _unknown(known, arguments, kv_dtype)}
     return tuple(sorted(found))
 
@@ -72,6 +74,8 @@ def _unknown(hardware: Hardware, arguments: Mapping[str, Any], kv_dtype: str | N
             unknown = float(value) > hardware.step_tokens
         elif name == "async_scheduling":
             unknown = hardware.scheduled_by(arguments) != hardware.steps_in_flight
+        elif name == TURNED_OFF:  # nothing turns on what the version or the fit has not
+            unknown = word in OFF and not hardware.hybrid_kv
         elif name == "kv_cache_dtype":
             unknown = word != "auto" and kv_dtype not in (None, FORMATS.get(word, word))
         elif name == "speculative_config":

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pdlab.core import defaults
 from pdlab.core.catalog import BYTES_PER_VALUE, GpuType, ModelShape, known_gpu, known_gpus, whole_shape
 from pdlab.core.errors import UsageError
+from pdlab.core.hybrid_kv import is_hybrid
 from pdlab.core.text import choices, counted
 from pdlab.sim import aic
 from pdlab.sim.engine_host import host_of
@@ -112,6 +113,8 @@ def computed(
         gpu_type=name,
         gpus_per_node=gpus_per_node or type_.gpus_per_node,
         stack=f"{engine} {planned}, {served}",
+        # What SGLang and TensorRT-LLM keep of windowed layers is not known.
+        hybrid_kv=engine == "vllm" and is_hybrid({}, version=planned),
         steps=steps,
         direct=known.direct if bare else None,
         constants={**assumed, **own},

@@ -11,8 +11,9 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field, model_validator
 
 from pdlab.core.catalog import ModelNumbers, ModelShape, find_config, load_model
-from pdlab.core.deployment import Deployment, Disaggregated, Mode, Pool
+from pdlab.core.deployment import Deployment, Disaggregated, Mode, Pool, Transport
 from pdlab.core.errors import UsageError
+from pdlab.core.hybrid_kv import connectors_of, is_hybrid
 from pdlab.core.nodes import GpuLink, WireKind
 from pdlab.core.schema import Frozen, load_yaml
 from pdlab.core.text import counted
@@ -195,6 +196,7 @@ class Hardware(Frozen):
     step times, which replace the constants of a step. ``speculation``: that of its engines (None: none). ``beside``:
     other GPU types of the same cluster; a pool of such a type has their step times and memory. ``direct``: the routing
     of engines without Ray (None: Ray routes). ``apart``: values of P:D engines (None: the same as of others).
+    ``hybrid_kv``: layers with sliding attention keep only their window; with tables, of engines without a KV connector.
     ``wires``: of the planned nodes (None: the network of the constants, and the link of the GPU type).
     """
 
@@ -228,9 +230,11 @@ class Hardware(Frozen):
         return own.with_arguments(pool.engine_kwargs) if pool.engine_kwargs else own
 
     def with_arguments(self, arguments: Mapping[str, Any]) -> Hardware:
-        """The hardware of engines with these arguments of vLLM: the largest step, the share of the memory, and the
-        number of steps in flight."""
+        """The hardware of engines with these arguments of vLLM: the largest step, the share of the memory, the number
+        of steps in flight, and whether windows are kept alone."""
         made = self
+        if self.hybrid_kv and not is_hybrid(arguments):
+            made = made.model_copy(update={"hybrid_kv": False})
         if (tokens := arguments.get("max_num_batched_tokens")) is not None:
             made = made.model_copy(update={"step_tokens": int(tokens)})
         # Engines on CPUs have memory of their own for the KV cache.
@@ -291,11 +295,19 @@ class Hardware(Frozen):
 
     def serving(self, deployment: Deployment) -> Hardware:
         """The hardware with the values of that deployment's engines."""
-        return self.of_pd() if isinstance(deployment.topology, Disaggregated) else self
+        made = self.of_pd() if isinstance(deployment.topology, Disaggregated) else self
+        return made._beside_connectors(connectors_of(deployment))
+
+    def _beside_connectors(self, connectors: Sequence[str]) -> Hardware:
+        """The hardware of engines with these KV connectors. What was fitted stays."""
+        if self.steps is None or not self.hybrid_kv:
+            return self
+        hybrid = is_hybrid({}, connectors, self.steps.engine_version or self.steps.version)
+        return self if hybrid else self.model_copy(update={"hybrid_kv": False})
 
     def of_pd(self) -> Hardware:
         """The hardware with the values of P:D engines."""
-        made = self
+        made = self._beside_connectors((Transport().connector,))
         if self.beside:
             made = made.model_copy(update={"beside": tuple(each.of_pd() for each in self.beside)})
         if self.apart is None:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from pdlab.core.catalog import ModelShape, known_gpu
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Fluid
-from pdlab.core.model_size import kv_copies, moved_bytes
+from pdlab.core.model_size import full_layers, kv_copies, moved_bytes
 from pdlab.core.nodes import WIRE_OF_NIC, ClusterNode, WireKind
 from pdlab.sim.hardware import Hardware, NodeWires
 
@@ -80,13 +80,15 @@ def with_scattered_blocks(hardware: Hardware, shape: ModelShape, extra_s_per_tok
     """The hardware with a measured cost of scattered blocks. ``extra_s_per_token``: further seconds to move a token of
     ``shape`` within a node. The decode engine does nothing else during this time, which is the upper limit of the
     cost."""
-    fragment_us = hardware.value("post_us") + 1e6 * extra_s_per_token / _descriptors(hardware, shape)
+    fragment_us = hardware.value("post_us") + 1e6 * extra_s_per_token / _descriptors(
+        hardware, shape, hybrid=hardware.of_pd().hybrid_kv
+    )
     return hardware.with_values({"fragment_us": fragment_us})
 
 
-def _descriptors(hardware: Hardware, shape: ModelShape) -> float:
-    """Pieces per token when no block merges with its neighbour."""
-    return 2 * shape.layers / hardware.block_tokens
+def _descriptors(hardware: Hardware, shape: ModelShape, *, hybrid: bool) -> float:
+    """Pieces per token when no block merges with its neighbour. ``hybrid``: windows have too few to count."""
+    return 2 * (full_layers(shape) if hybrid else shape.layers) / hardware.block_tokens
 
 
 def link_of(deployment: Deployment, *, same_node: bool = False) -> LinkKind:
@@ -161,9 +163,8 @@ def transfer_costs(
 ) -> TransferCosts:
     """Costs of one (prefill, decode) pair over ``link``, by `wire_rate`."""
     value = hardware.value
-    prefill_tp, decode_tp = (
-        (topology.pool.tp,) * 2 if isinstance(topology, Fluid) else (topology.prefill.tp, topology.decode.tp)
-    )
+    prefill, decode = (topology.pool,) * 2 if isinstance(topology, Fluid) else (topology.prefill, topology.decode)
+    prefill_tp, decode_tp, hybrid = prefill.tp, decode.tp, hardware.of(decode).hybrid_kv
     gb_per_s, per_node = wire_rate(hardware, link)
     rate = gb_per_s * 1e9
     # A decode rank reads each part of its cache from one prefill rank. Where prefill has more copies of it than decode,
@@ -171,7 +172,7 @@ def transfer_costs(
     senders = prefill_tp * min(kv_copies(shape, decode_tp) / kv_copies(shape, prefill_tp), 1.0)
     # Over cuda_ipc every block that does not merge with its neighbour is a copy of its own, posted by the
     # engine's thread. Heads split between different TP degrees never merge.
-    descriptors = _descriptors(hardware, shape)
+    descriptors = _descriptors(hardware, shape, hybrid=hybrid)
     post_s = value("post_us") * 1e-6 * descriptors
     stall_s = value("fragment_us") * 1e-6 * descriptors if link == "nvlink" else post_s
     return TransferCosts(
@@ -179,7 +180,7 @@ def transfer_costs(
         prefill_bytes_per_s=rate if per_node else rate * senders,
         decode_bytes_per_s=rate if per_node else rate * decode_tp,
         shared=per_node,
-        bytes_per_token=moved_bytes(shape, 1e6, decode_tp, hybrid=hardware.hybrid_kv) / 1e6,
+        bytes_per_token=moved_bytes(shape, 1e6, decode_tp, hybrid=hybrid) / 1e6,
         post_s_per_token=post_s,
         stall_s_per_token=stall_s,
         always_fragmented=prefill_tp != decode_tp,

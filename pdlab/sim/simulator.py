@@ -49,7 +49,7 @@ from pdlab.sim.kv_transfer import LinkKind, Links, link_of, transfer_costs
 from pdlab.sim.level import SimulatedLevel, Trace, empty_level, open_arrivals, trace_of
 from pdlab.sim.router import DirectRouter, InTurn, PolicyRouter, Router
 from pdlab.sim.step_source import FARTHEST
-from pdlab.sim.step_time import engine_cache, kv_capacity_tokens
+from pdlab.sim.step_time import engine_cache, kv_capacity_tokens, why_not_held
 from pdlab.sim.stepping import ARRIVES, ENTERS, LOADED, STEP_ENDS, Stepping
 from pdlab.sim.steps import steps_of
 from pdlab.traffic.oracle import oracle_of
@@ -336,12 +336,12 @@ class System(Stepping):
                 f"one request of {counted(longest, 'token')} is too long for the step times of {self.hardware.name}, "
                 f"which are extrapolated to {held:.0f} tokens; use shorter requests"
             )
-        smallest = min(engine.capacity for engine in self.all_engines)
-        if longest > smallest:
-            raise UsageError(
-                f"one request of {counted(longest, 'token')} does not fit the {smallest:.0f} tokens of KV cache of an "
-                "engine; use a larger TP, or shorter requests"
-            )
+        for pool in self.deployment.pools.values():
+            if why := why_not_held(self.hardware, self.shape, pool, longest):
+                raise UsageError(
+                    f"an engine of {pool.degrees} does not hold {self.shape.name} with one request of "
+                    f"{counted(longest, 'token')}: {why}"
+                )
 
     def _prompt_numbers(self, count: int) -> list[int]:
         if not self.repeated:

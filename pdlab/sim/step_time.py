@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from statistics import NormalDist
 
-from pdlab.core.catalog import ModelShape
+from pdlab.core.catalog import ModelShape, format_only_in_name
 from pdlab.core.deployment import Deployment, Pool
 from pdlab.core.engine_cache import EngineCache
 from pdlab.core.model_size import (
@@ -19,6 +19,7 @@ from pdlab.core.model_size import (
     kv_bytes_per_token_layer,
     kv_copies,
 )
+from pdlab.core.text import byte_size, counted
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.step_source import NO_LIMITS, Limits
 
@@ -167,21 +168,43 @@ def kv_pool_bytes(hardware: Hardware, shape: ModelShape, pool: Pool) -> float:
         return float(gpus * given)
     hardware = hardware.of(pool)
     value = hardware.value
-    weights_gb = (expert_bytes(shape) / pool.dp + dense_bytes(shape, with_embedding=True)) / 1e9
+    weights_gb = _weight_bytes(shape, pool) / 1e9
     return (gpus * (value("memory_gb") * value("memory_utilization") - value("overhead_gb")) - weights_gb) * 1e9
+
+
+def _weight_bytes(shape: ModelShape, pool: Pool) -> float:
+    """Weights of one engine, over its GPUs."""
+    return expert_bytes(shape) / pool.dp + dense_bytes(shape, with_embedding=True)
+
+
+def why_not_held(hardware: Hardware, shape: ModelShape, pool: Pool, tokens: int, fix: str = "use a larger TP") -> str:
+    """Why one engine of the pool does not hold a request of that many tokens, and the fix; empty: it does. With
+    pipeline stages, the batch of one stage holds it. ``fix``: what gives an engine more memory. If only the model's
+    name has the format of its weights, the fix is the file that lacks."""
+    gpus, free_bytes = pool.tp * pool.pp, kv_pool_bytes(hardware, shape, pool)
+    capacity = kv_capacity_tokens(hardware, shape, pool) / pool.pp
+    if free_bytes <= 0:
+        weights, lacking = (byte_size(each / gpus) for each in (_weight_bytes(shape, pool), -free_bytes))
+        fix = format_only_in_name(shape) or fix
+        return f"weights take {weights} of each GPU, {lacking} more than there are; {fix}"
+    if tokens > capacity:
+        fix = format_only_in_name(shape) or f"{fix}, or shorter requests"
+        return f"its KV cache has {counted(int(capacity), 'token')}; {fix}"
+    return ""
 
 
 def kv_capacity_tokens(hardware: Hardware, shape: ModelShape, pool: Pool) -> float:
     """Tokens of KV cache of long prompts that one engine holds; if it holds no prompt, the model does not fit. It is
     the memory over the bytes per token (KV heads are copied if TP is larger than their number)."""
-    per_token = kv_bytes(shape, LONG_TOKENS, hybrid=hardware.hybrid_kv) / LONG_TOKENS * kv_copies(shape, pool.tp)
+    hybrid = hardware.of(pool).hybrid_kv
+    per_token = kv_bytes(shape, LONG_TOKENS, hybrid=hybrid) / LONG_TOKENS * kv_copies(shape, pool.tp)
     return max(kv_pool_bytes(hardware, shape, pool), 0.0) / per_token
 
 
 def kv_block_bytes(hardware: Hardware, shape: ModelShape, pool: Pool) -> float:
     """Bytes of one block of an engine's KV pool, over its GPUs. A block of vLLM has ``block_tokens`` of every layer of
     the largest group. With a hybrid cache, windowed and full layers are groups of their own, which share the pool."""
-    grouped = hardware.hybrid_kv and shape.sliding_window
+    grouped = hardware.of(pool).hybrid_kv and shape.sliding_window
     layers = max(full_layers(shape), 1) if grouped else shape.layers
     return kv_bytes_per_token_layer(shape) * kv_copies(shape, pool.tp) * layers * hardware.block_tokens
 

@@ -18,7 +18,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.model_size import full_layers, kv_bytes_per_token_layer, kv_copies
 from pdlab.sim.engine import most_sequences_of
 from pdlab.sim.hardware import Hardware
-from pdlab.sim.step_time import kv_capacity_tokens, kv_pool_bytes
+from pdlab.sim.step_time import kv_capacity_tokens, kv_pool_bytes, why_not_held
 
 CONNECTOR = "pdlab.sim.vllm_connector"
 KvRole = Literal["kv_producer", "kv_consumer"]
@@ -86,7 +86,8 @@ def scheduler_parts(
     block_bytes = kv_bytes_per_token_layer(shape) * kv_copies(shape, pool.tp) * layers * hardware.block_tokens
     blocks = pool_blocks or int(max(kv_pool_bytes(hardware, shape, pool), 0.0) // block_bytes)
     if not blocks:
-        raise UsageError(f"{shape.name} does not fit an engine of TP {pool.tp}; use a larger TP")
+        why = why_not_held(hardware, shape, pool, hardware.block_tokens)
+        raise UsageError(f"an engine of {pool.degrees} does not hold {shape.name}: {why}")
     kv_cache = KVCacheConfig(
         num_blocks=blocks,
         kv_cache_tensors=[],

@@ -130,3 +130,11 @@ def test_it_is_refused_before_anything_is_placed() -> None:
         prepare_deployment(deployment, load_cluster("p5.48xlarge-x2"), GPT_OSS, "m", Workload())
     with pytest.raises(UsageError, match="engine argument dtype"):
         prepare_deployment(deployment, local_cluster(2), GPT_OSS, "m", Workload())
+
+
+def test_a_store_that_turns_off_the_hybrid_cache_of_prefill_alone() -> None:
+    deployment = pd({}, {}).model_copy(update={"kv_connectors": ({"kv_connector": "LMCacheConnectorV1"},)})
+    text = complaint(deployment)
+    assert text is not None and text.startswith("engine argument disable_hybrid_kv_cache_manager: prefill has true,")
+    both = {"disable_hybrid_kv_cache_manager": True}
+    assert complaint(pd(both, both).model_copy(update={"kv_connectors": deployment.kv_connectors})) is None

@@ -296,7 +296,9 @@ def test_every_length_that_a_launch_chooses_holds_the_request() -> None:
 def test_the_payload_has_every_copy_that_decode_keeps(topology: str, model: str, bytes_per_token: int) -> None:
     deployment, shape = Deployment(topology=parse_label(topology)), resolve_model(model)[0]
     assert shape is not None
-    more = wire_proof._payload(deployment, shape, 3000) - wire_proof._payload(deployment, shape, 2000)
+    more = wire_proof._payload(deployment, shape, 3000, cpu=False) - wire_proof._payload(
+        deployment, shape, 2000, cpu=False
+    )
     assert more == 1000 * bytes_per_token
 
 

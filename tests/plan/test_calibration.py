@@ -133,6 +133,14 @@ def test_levels_with_impossible_figures_are_compared_with_a_note_and_not_fitted(
         assert doubt.startswith(f"x_1xtp2, concurrency 8 {words} (whole run: ") and "are 24.0 in flight" in doubt
 
 
+def test_a_level_whose_stated_rate_contradicts_its_counts_is_not_fitted(tmp_path: Path) -> None:
+    experiment = published_levels(tmp_path, request_throughput=100.0)
+    (first, _) = measured_sweep(experiment, None).doubts
+    assert "the file states 100.00 requests/s, but counts over its duration give 0.98" in first
+    with pytest.raises(StoreError, match="2 with impossible figures"):
+        measured_sweep(experiment, None, fitted=True)
+
+
 def test_the_note_about_assumed_prompts_names_the_flag(tmp_path: Path) -> None:
     experiment = published_levels(tmp_path)
     note = assumed_prompts([measured_sweep(experiment, None)] * 2)
@@ -168,7 +176,27 @@ def test_runs_with_speculative_decoding_are_compared_and_fit_nothing(
     assert "speculative decoding accepts 2.5 tokens per step" in printed.out
     assert "speculative decoding (fit: none)" in printed.out and "--prompts fresh" in printed.err
     assert cli_calibrate.main(["--runs", str(tmp_path / "x_1xtp2"), "--rounds", "0"]) == 2
-    assert "x_1xtp2 was measured with speculative decoding, 2.5 tokens per step" in capsys.readouterr().err
+    assert "(2 with speculative decoding, whose draft takes time in every step)" in capsys.readouterr().err
+
+
+def test_speculative_decoding_of_unknown_length_is_noted_and_not_fitted(tmp_path: Path) -> None:
+    experiment = published_levels(tmp_path, spec_decoding="mtp")
+    sweep = measured_sweep(experiment, None)
+    assert sweep.speculation is None and all("give --acceptance-length" in each for each in sweep.doubts)
+    assert len(sweep.doubts) == len(sweep.levels) == 2
+    with pytest.raises(StoreError, match="2 with speculative decoding"):
+        measured_sweep(experiment, None, fitted=True)
+
+
+def test_runs_of_another_engine_are_noted_and_fit_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    published_levels(tmp_path, backend="sglang")
+    folder = str(tmp_path / "x_1xtp2")
+    assert cli_plan.main(["--compare", folder]) == 0
+    said = "x_1xtp2 was measured on sglang, but h100-vllm-0.11 describes vllm: give --hardware"
+    assert said in capsys.readouterr().err
+    words = ["--runs", folder, "--gpu", "H100", "--engine", "0.11", "--out", str(tmp_path / "out.yaml")]
+    assert cli_calibrate.main(words) == 2
+    assert "x_1xtp2 is of sglang, fits are of vllm; leave it out" in capsys.readouterr().err
 
 
 def test_a_sweep_of_which_nothing_can_be_predicted_gives_the_reason_of_every_level() -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from support.model_folders import LLAMA_70B, model_folder
 
 from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool
+from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterNode, ClusterView
 from pdlab.core.vllm_limits import check_divisibility
-from pdlab.core.workload import Workload
+from pdlab.core.workload import Closed, Level, Workload
 from pdlab.placement.copies import copies_of
 from pdlab.plan.candidates import engine_shapes, most_copies, units
-from pdlab.plan.rate_matching import ReplicaUnit
+from pdlab.plan.rate_matching import RateMatcher, ReplicaUnit
 from pdlab.sim import aic
 from pdlab.sim.computed_hardware import computed
 from pdlab.sim.hardware import Hardware, load_hardware
+from pdlab.sim.simulator import simulate
 from pdlab.sim.step_source import BilinearTable, Limits, LinearTable, Tabulated
 
 
@@ -35,6 +40,17 @@ NO_STEPS = Tabulated(
     limits=Limits(tokens=1, batch=1, context=1, prefill_tokens=1, prefix=1),
     provenance="made by hand",
 )
+
+
+@pytest.mark.parametrize(("version", "apart"), [("0.18", False), ("0.24", True)])
+def test_engines_beside_a_connector_may_hold_shorter_requests(version: str, apart: bool) -> None:
+    """TP 1 on H100 holds 62,505 tokens of all 36 layers, and twice as many of 18."""
+    matcher = RateMatcher(computed("H100", "vllm", version), GPT_OSS, Workload(input_tokens=80_000, output_tokens=500))
+    one, two = Pool(tp=1), Pool(tp=2)
+    assert matcher.holds(one) and matcher.hold_apart(ReplicaUnit(two, 1, two, 1))
+    assert matcher.hold_apart(ReplicaUnit(two, 1, one, 1)) is matcher.hold_apart(ReplicaUnit(one, 1, two, 1)) is apart
+
+
 FIRST, SECOND = Pool(tp=2, gpu_type="H100"), Pool(tp=4, gpu_type="H200")
 
 
@@ -100,3 +116,31 @@ def test_copies_on_two_types_find_their_nodes() -> None:
         placement="spread",
     )
     assert copies_of(Deployment(topology=topology), ClusterView(nodes=alternate), 96) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "tokens", "parts"),
+    [
+        # 70.6e9 parameters of two bytes: 141 GB, and an H100 has 80 GB.
+        ("llama", 1, 2000, ["(tried: tp1): at tp1 weights take 141 GB of each GPU, ", "; give more GPUs"]),
+        ("llama-FP8", 1, 2000, ["at tp1 weights take 141 GB", "; the name llama-FP8 has FP8, and its config.json"]),
+        ("llama", 4, 120_000, ["(tried: tp1, tp2, tp4): at tp4 its KV cache has ", "or shorter requests"]),
+    ],
+)
+def test_a_refusal_says_what_does_not_fit(tmp_path: Path, name: str, gpus: int, tokens: int, parts: list[str]) -> None:
+    """Of a plan and of one deployment: the weights, or the request beside them."""
+    shape, hardware = require_shape(model_folder(tmp_path / name, LLAMA_70B)), load_hardware("h100-vllm-0.11")
+    small = hardware.with_values({"memory_gb": 48.0}) if gpus == 4 else hardware
+    workload = Workload(input_tokens=tokens, output_tokens=200)
+    with pytest.raises(UsageError) as refused:
+        engine_shapes(small, shape, gpus, workload)
+    assert all(part in str(refused.value) for part in parts), refused.value
+    assert ("shorter" in str(refused.value)) is (gpus == 4)
+    deployment = Deployment(topology=Collocated(pool=Pool(tp=gpus)))
+    level = Level(load=Closed(concurrency=1), num_requests=1, seed=0)
+    with pytest.raises(UsageError) as refused:
+        simulate(deployment, [level], workload, small, shape)
+    told = parts[0].partition(f"at tp{gpus} ")[2].rstrip(", ")
+    assert f"an engine of tp{gpus} does not hold {name} with one request" in str(refused.value)
+    assert told in str(refused.value) and ("shorter" in str(refused.value)) is (gpus == 4)
+    assert ("FP8, and its config.json" in str(refused.value)) is (name == "llama-FP8")

@@ -95,6 +95,7 @@ def test_many_ways_to_write_a_configuration(text: str, label: str) -> None:
         ("tp,conc,cpu_offload_gb\n4,8,1\n", "cpu_offload_gb"),
         ("tp,conc,enable_prefix_caching\n4,8,false\n", "enable_prefix_caching"),
         ("tp,conc,random_range_ratio\n4,8,0.8\n", "range_ratio"),
+        ("tp,conc,random_range_ratio,framework\n4,8,0.0,SGLang 0.5.3\n", "range_ratio"),
         ("tp,conc,attention_backend\n4,8,TRTLLM\n", "attention_backend"),
         ("tp,conc,Prefix Cache Hit Rate\n4,8,0.9\n", "prefix_hit_rate"),
         ("tp,conc,prefix_hit_rate\n4,8,1\n", "prefix_hit_rate"),
@@ -334,7 +335,7 @@ def test_a_row_that_cannot_run_does_not_take_the_others_with_it(
     assert plan.main(["--predict", str(path)]) == 0
     printed = capsys.readouterr()
     *refused, plain, wide = csv.DictReader(io.StringIO(printed.out))
-    for row, why in zip(refused, ("one pipeline stage", "does not fit", "does not divide", "131072"), strict=True):
+    for row, why in zip(refused, ("one pipeline stage", "does not hold", "does not divide", "131072"), strict=True):
         assert row["predicted_requests_per_s"] == "" == row["predicted_mean_tpot_ms"]
         assert why in row["prediction_note"]
     assert float(plain["predicted_requests_per_s"]) > 0 and plain["prediction_note"] == ""

@@ -94,7 +94,7 @@ def test_it_is_the_median_of_the_requests(tmp_path: Path, capsys: pytest.Capture
 def test_engines_have_the_kv_cache_that_they_were_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """40 MB hold some 1,000 tokens, fewer than a prompt; the hardware file alone has room for all of them."""
     assert plan.main(["--compare", str(measured(tmp_path / "small", kv_cache_memory_bytes=40_000_000))]) == 2
-    assert "does not fit" in capsys.readouterr().err
+    assert "does not hold" in capsys.readouterr().err
 
 
 def test_rehearsed_engines_have_the_caches_of_their_hardware_file(

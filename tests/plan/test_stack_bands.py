@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from pdlab.plan.extrapolation import OutsideFit, outside_fit
 from pdlab.plan.pd_catalog import public_pd, with_pd_correction
 from pdlab.plan.rate_matching import RateMatcher
 from pdlab.plan.scenario import Scenario
-from pdlab.plan.stack_bands import StackBand, band_of
+from pdlab.plan.stack_bands import OTHER_WEIGHTS, StackBand, band_of, why_no_band
 from pdlab.plan.stack_prior import LEAST_STACKS
 from pdlab.plan.step_findings import step_findings
 from pdlab.sim import aic
@@ -254,6 +255,21 @@ def test_another_checkpoint_of_a_known_model_is_that_model(tmp_path: Path, name:
     assert public_errors().unseen(stack_of(hardware, tuned)) == ()
     found = band(shape=tuned)
     assert found.error is not None and found.findings[0].numbers["unseen"] == "nothing"
+
+
+def test_a_format_that_only_the_name_has_leaves_no_band(tmp_path: Path) -> None:
+    """Its weights and steps are of 16 bits then. With the file that has the format there is a band."""
+    fp8 = {"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    for number, (name, quantisation) in enumerate((("Llama-70B", {}), ("Llama-70B-FP8", {}), ("Llama-70B-FP8", fp8))):
+        folder = model_folder(tmp_path / str(number) / name, LLAMA_70B)
+        if quantisation:
+            (Path(folder) / "hf_quant_config.json").write_text(json.dumps(quantisation))
+        shape = require_shape(folder)
+        assert (band(shape=shape).error is not None) is (number != 1)
+        hardware = measured().model_copy(update={"fit": None})
+        deployment = Deployment(topology=parse_label("collocated-1xtp4"))
+        why = why_no_band(hardware, shape, deployment, WORKLOAD)
+        assert why == (OTHER_WEIGHTS if number == 1 else "")
 
 
 @pytest.mark.parametrize("name", ["Llama-3.1-70B", "Llama-3.1-70B-pruned"])

@@ -194,14 +194,33 @@ def test_lengths_that_sglang_drew_are_at_most_those_in_a_name(tmp_path: Path) ->
         ({"spec_decode_acceptance_length": 1.9}, (1.9, None)),
         ({"accept_length": 2.5}, (2.5, None)),
         ({"accept_length": 1.0}, None),
+        ({"spec_decoding": "mtp"}, (None, None)),
+        ({"spec_decoding": "none"}, None),
         ({"accept_length": "x"}, None),
     ],
 )
 def test_speculative_decoding_of_a_file(
-    tmp_path: Path, changes: dict[str, Any], expected: tuple[float, float | None] | None
+    tmp_path: Path, changes: dict[str, Any], expected: tuple[float | None, float | None] | None
 ) -> None:
     speculation = read(tmp_path, **changes).speculation
     assert (speculation and (speculation.accepted_tokens, speculation.guessed_tokens)) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "engine"),
+    [
+        ({"backend": "vllm"}, None),  # any server with the interface of OpenAI
+        ({"backend": "openai"}, None),
+        ({"backend": "sglang"}, "sglang"),
+        ({"backend": "tensorrt-llm"}, "trtllm"),
+        (of_sglang(1.0, 4000, 500, backend="sglang-oai"), "sglang"),
+        (of_sglang(1.0, 4000, 500, backend="vllm"), "vllm"),
+        ({"framework": "dynamo-trt"}, "trtllm"),
+        ({"framework": "vLLM"}, "vllm"),
+    ],
+)
+def test_the_engine_of_a_file(tmp_path: Path, changes: dict[str, Any], engine: str | None) -> None:
+    assert read(tmp_path, **changes).engine == engine
 
 
 @pytest.mark.parametrize(("mode", "tokens"), [("prefill-only", (1000, 101)), ("decode_only", (1000, 101))])

@@ -14,6 +14,7 @@ from pdlab.core.catalog import ModelShape, require_shape
 from pdlab.core.deployment import Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.model_files import CONFIG, MODELOPT
+from pdlab.core.model_size import kv_bytes_per_token_layer
 from pdlab.sim import aic
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.step_source import Tabulated
@@ -58,6 +59,40 @@ def test_what_is_not_kept_says_what_to_install(change: dict[str, object], monkey
     monkeypatch.setattr(aic, "PACKAGE", "no-such-package")
     with pytest.raises(UsageError, match=r"pdlab\[perf\]"):
         tables(**change)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kept", "architecture", "quant", "kvcache", "fmha"),
+    [
+        ("bfloat16", "any", {}, "bfloat16", "bfloat16"),
+        ("float16", "any", {}, "bfloat16", "bfloat16"),
+        ("fp8", "any", {}, "fp8", None),  # the engine's own choice of attention over 8 bits
+        ("bfloat16", "any", {"kvcache": "fp8"}, "fp8", None),
+        ("fp8", "any", {"kvcache": "bfloat16"}, "bfloat16", "bfloat16"),
+        ("bfloat16", "any", {"fmha": "fp8"}, "bfloat16", "fp8"),
+        ("bfloat16", "DeepseekV3ForCausalLM", {"kvcache": "fp8"}, "fp8", "bfloat16"),
+    ],
+)
+def test_steps_have_the_kv_cache_of_memory_and_transfers(
+    kept: str, architecture: str, quant: dict[str, str], kvcache: str, fmha: str | None
+) -> None:
+    used = aic.USED_FORMATS.get(("sglang", architecture, None), aic.AS_IT_IS)
+    found = aic.formats_of(GPT_OSS.model_copy(update={"kv_dtype": kept}), used, quant)
+    assert (found["kvcache"], found.get("fmha")) == (kvcache, fmha)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("aiconfigurator_core") is None, reason="needs the extra perf")
+def test_a_checkpoint_in_8_bits_reads_as_many_bytes_of_kv_cache_as_it_keeps(tmp_path: Path) -> None:
+    source = Path(str(importlib.util.find_spec("aiconfigurator_core").origin)).parent / "model_configs"  # type: ignore[union-attr]
+    (tmp_path / CONFIG).write_bytes((source / f"Qwen--Qwen3-32B-FP8_{CONFIG}").read_bytes())
+    shape = require_shape(str(tmp_path))
+    assert shape.kv_dtype == "bfloat16"
+    # Its tables of fp8_block are in doubt.
+    usual, half = (tables(shape, gemm="fp8", **kept) for kept in ({}, {"kvcache": "fp8"}))
+    more_s = [each.step_s(64, 0, 16_000) - each.step_s(64, 0, 8000) for each in (usual, half)]
+    read_bytes = 64 * 8000 * kv_bytes_per_token_layer(shape) * shape.layers / 4  # by each of four GPUs
+    assert more_s[0] == pytest.approx(read_bytes / 4.8e12, rel=0.15)  # the data sheet's rate of H200
+    assert more_s[1] < 0.75 * more_s[0]
 
 
 def test_another_version_of_the_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,6 +102,8 @@ def test_constants_that_were_fitted_without_it_have_no_scheduling() -> None:
         ({"kv_cache_dtype": "auto"}, ()),
         ({"kv_cache_dtype": "bfloat16"}, ()),
         ({"kv_cache_dtype": "fp8_e4m3"}, ("kv_cache_dtype=fp8_e4m3",)),
+        ({"disable_hybrid_kv_cache_manager": True}, ()),
+        ({"disable_hybrid_kv_cache_manager": False}, ("disable_hybrid_kv_cache_manager=false",)),  # the fit had it off
         ({"attention_backend": "FLASHINFER"}, ("attention_backend=FLASHINFER",)),
         ({"max_model_len": 9000, "tokenizer_mode": "slow"}, ()),
     ],

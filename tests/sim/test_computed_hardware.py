@@ -8,7 +8,7 @@ import pytest
 from support.model_folders import GPT_OSS_120B, model_folder
 
 from pdlab.core.catalog import known_gpus, require_shape
-from pdlab.core.deployment import Collocated, Deployment, Pool, parse_label
+from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.core.model_size import kv_bytes_per_token_layer
 from pdlab.core.workload import Closed, Level, Workload
@@ -23,10 +23,11 @@ from pdlab.sim.computed_hardware import (
 )
 from pdlab.sim.engine_host import DirectRouting, EngineHost, HostTime, host_of
 from pdlab.sim.hardware import Speculation, digest_of, load_hardware
+from pdlab.sim.kv_transfer import transfer_costs
 from pdlab.sim.level import figures
 from pdlab.sim.simulator import simulate
 from pdlab.sim.step_source import BilinearTable, Limits, LinearTable, Tabulated
-from pdlab.sim.step_time import kv_capacity_tokens
+from pdlab.sim.step_time import kv_capacity_tokens, kv_pool_bytes
 from pdlab.sim.steps import Speculative, steps_of
 
 GPT_OSS = require_shape("gpt-oss-120b")
@@ -62,6 +63,45 @@ def ten_ms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aic, "tabulate", lambda *_: constant_tables(10e-3))
 
 
+@pytest.mark.parametrize(
+    ("engine", "version", "label", "arguments", "layers"),
+    # Layers of 36 that keep every token: the other 18 of gpt-oss-120b have a window.
+    [
+        ("vllm", "0.24", "collocated-1xtp4", {}, 18),
+        ("vllm", "0.24", "pd-spread-p1xtp4-d1xtp4", {}, 18),
+        ("vllm", "0.18", "collocated-1xtp4", {}, 18),
+        ("vllm", "0.18", "pd-spread-p1xtp4-d1xtp4", {}, 36),
+        ("vllm", "0.18", "pd-fluid-2xtp4", {}, 36),
+        ("vllm", "0.24", "collocated-1xtp4", {"disable_hybrid_kv_cache_manager": True}, 36),
+        ("vllm", "0.24", "pd-spread-p1xtp4-d1xtp4", {"disable_hybrid_kv_cache_manager": True}, 36),
+        ("sglang", None, "collocated-1xtp4", {}, 36),
+    ],
+)
+def test_windowed_layers_keep_what_the_version_keeps(
+    engine: str, version: str | None, label: str, arguments: dict[str, object], layers: int
+) -> None:
+    deployment = Deployment(topology=parse_label(label), engine_kwargs=arguments)
+    hardware = computed("H200", engine, version).serving(deployment)
+    pool = deployment.with_engine_kwargs({}).pools.get("decode") or next(
+        iter(deployment.with_engine_kwargs({}).pools.values())
+    )
+    token_bytes = layers * 2 * 8 * 64 * 2
+    assert kv_capacity_tokens(hardware, GPT_OSS, pool) == pytest.approx(
+        kv_pool_bytes(hardware, GPT_OSS, pool) / token_bytes, rel=1e-3
+    )
+    topology = deployment.with_engine_kwargs({}).topology
+    if isinstance(topology, Disaggregated):
+        costs = transfer_costs(hardware, GPT_OSS, topology, "srd")
+        assert costs.bytes_per_token == pytest.approx(token_bytes, rel=1e-3)
+        assert costs.post_s_per_token == pytest.approx(1e-6 * hardware.value("post_us") * 2 * layers / 16)
+
+
+def test_a_fit_keeps_the_windows_of_its_runs() -> None:
+    home = load_hardware("h100-vllm-0.11")
+    for label in ("collocated-1xtp4", "pd-spread-p1xtp4-d1xtp4"):
+        assert home.serving(Deployment(topology=parse_label(label))) == home
+
+
 def test_a_gpu_type_has_its_memory_and_the_rest_as_at_home() -> None:
     hardware = computed("h200", "vllm", "0.29")
     assert (hardware.name, hardware.gpu_type, hardware.gpus_per_node) == ("h200-vllm-0.29", "H200", 8)
@@ -72,9 +112,8 @@ def test_a_gpu_type_has_its_memory_and_the_rest_as_at_home() -> None:
     assert hardware.value("overhead_ms") == home.value("overhead_ms")
     assert {hardware.constants[name].basis for name in ("overhead_ms", "routers")} == {"assumed"}
     more = 4 * 0.9 * (hardware.value("memory_gb") - home.value("memory_gb")) * 1e9
-    per_token = 2 * 8 * 64 * 2 * 36
-    grown = kv_capacity_tokens(hardware, GPT_OSS, TP4) - kv_capacity_tokens(home, GPT_OSS, TP4)
-    assert grown == pytest.approx(more / per_token, rel=0.01)
+    grown = kv_pool_bytes(hardware, GPT_OSS, TP4) - kv_pool_bytes(home, GPT_OSS, TP4)
+    assert grown == pytest.approx(more, rel=0.01)
 
 
 def test_every_gpu_type_with_tables_can_be_computed() -> None:

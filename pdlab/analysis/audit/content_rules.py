@@ -18,11 +18,10 @@ from pdlab.analysis import requests
 from pdlab.analysis.audit.folders import Folder, LevelFile
 from pdlab.analysis.audit.registry import AuditFinding, AuditInputs, Numbers, rule
 from pdlab.core.workload import Closed, Open, Workload
-from pdlab.results.published_files import ResidenceTime, is_invalid_figure, residence_time
+from pdlab.results.published_files import RATE_SLACK, ResidenceTime, is_invalid_figure, residence_time
 from pdlab.results.schema import Distribution, Run, Summary
 from pdlab.results.store import MANIFEST, Store
 
-RATE_SLACK = 0.02
 LITTLE_SLACK = 1.05
 # Share of the concurrency, mean over a run of WAVES waves or more; 0.92 is the least observed.
 LEAST_IN_FLIGHT = 0.7
@@ -183,7 +182,8 @@ def in_flight(level: LevelFile) -> Iterator[AuditFinding]:
 def impossible_figures(run: Run) -> str:
     """Why the figures of a level cannot all be true, in words; empty: they can."""
     of_rates = [each.evidence for each in (*_in_flight(run, run.key.stem), *_served(run, run.key.stem))]
-    return "; ".join([*impossible_latencies(run.whole), *of_rates])
+    stated = [each.text for each in run.validity.notes if each.code == "file_rate_differs"]
+    return "; ".join([*impossible_latencies(run.whole), *of_rates, *stated])
 
 
 def _in_flight(run: Run, name: str) -> Iterator[AuditFinding]:

@@ -28,13 +28,20 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.analysis.audit import registry
-from pdlab.analysis.audit.content_rules import RATE_SLACK
 from pdlab.analysis.audit.folders import Folder, LevelFile, read_folder
 from pdlab.analysis.audit.registry import AuditFinding, AuditInputs, Numbers, rule
 from pdlab.core.text import counted
 from pdlab.core.workload import Closed, Open
 from pdlab.results.description import Stated
-from pdlab.results.published_files import max_counted, number, offered_rps, peak_in_flight
+from pdlab.results.published_files import (
+    RATE_SLACK,
+    ContradictingRate,
+    contradicting_rates,
+    max_counted,
+    number,
+    offered_rps,
+    peak_in_flight,
+)
 from pdlab.results.published_folders import SourcedExperiment
 from pdlab.results.store import MANIFEST
 
@@ -262,16 +269,12 @@ def _impossible(level: LevelFile) -> Iterator[AuditFinding]:
     whole = level.run.whole
     if whole.requests_per_s > 0 and whole.duration_s > 0:
         counted = whole.completed / whole.duration_s
-        for name, stated, expected in (
-            ("requests/s", whole.requests_per_s, counted),
-            ("stated requests/s", level.raw.get("request_throughput", counted), counted),
-            ("stated output tokens/s", level.raw.get("output_throughput"), whole.output_tokens_per_s),
-            ("stated tokens/s", level.raw.get("total_token_throughput"), whole.total_tokens_per_s),
-        ):
-            value = number(stated)
-            if value and expected and abs(value / expected - 1) > RATE_SLACK:
-                numbers: Numbers = {"name": name, "stated": value, "expected": expected}
-                yield AuditFinding("rate_impossible", (level.name,), numbers, 100 * abs(value / expected - 1))
+        off = abs(whole.requests_per_s / counted - 1) > RATE_SLACK if counted else False
+        rates = [ContradictingRate("requests/s", whole.requests_per_s, counted)] if off else []
+        stated = [each._replace(name=f"stated {each.name}") for each in contradicting_rates(level.raw, whole)]
+        for each in (*rates, *stated):
+            percent = 100 * abs(each.stated / each.expected - 1)
+            yield AuditFinding("rate_impossible", (level.name,), dict(each._asdict()), percent)
 
 
 @rule("wrong_gpus", needs="folder")
