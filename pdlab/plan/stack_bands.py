@@ -73,6 +73,8 @@ def band_of(
         return StackBand(None if outside else hardware.error)
     arguments = [each.text for each in outside if each.dimension == "engine arguments"]
     unlike = [*besides, *(f"none of them is known to have {each}" for each in arguments)]
+    if format_only_in_name(shape):
+        unlike.append(OTHER_WEIGHTS)
     of_prediction = (hardware, shape, deployment, workload, load, in_flight_per_gpu)
     if hardware.error is not None:
         if others := sorted({each.dimension for each in outside} - WITHIN - {"engine arguments"}):
@@ -229,8 +231,6 @@ def _not_covered(
 ) -> list[str]:
     """The differences of a prediction from the range of the public points."""
     covered = catalog.covered
-    if format_only_in_name(shape):
-        return OTHER_WEIGHTS
     if len(catalog.stacks) < LEAST_STACKS:
         return [f"there are {len(catalog.stacks)}, and a band needs {LEAST_STACKS}"]
     unlike = []

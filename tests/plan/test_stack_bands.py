@@ -22,7 +22,7 @@ from pdlab.plan.extrapolation import OutsideFit, outside_fit
 from pdlab.plan.pd_catalog import public_pd, with_pd_correction
 from pdlab.plan.rate_matching import RateMatcher
 from pdlab.plan.scenario import Scenario
-from pdlab.plan.stack_bands import OTHER_WEIGHTS, StackBand, band_of, why_no_band
+from pdlab.plan.stack_bands import OTHER_WEIGHTS, StackBand, band_of
 from pdlab.plan.stack_prior import LEAST_STACKS
 from pdlab.plan.step_findings import step_findings
 from pdlab.sim import aic
@@ -268,8 +268,10 @@ def test_a_format_that_only_the_name_has_leaves_no_band(tmp_path: Path) -> None:
         assert (band(shape=shape).error is not None) is (number != 1)
         hardware = measured().model_copy(update={"fit": None})
         deployment = Deployment(topology=parse_label("collocated-1xtp4"))
-        why = why_no_band(hardware, shape, deployment, WORKLOAD)
-        assert why == (OTHER_WEIGHTS if number == 1 else "")
+        of_levels = band_of(hardware, shape, deployment, WORKLOAD, None, [], ())
+        assert of_levels.unlike == ((OTHER_WEIGHTS,) if number == 1 else ())
+        apart = band(shape=shape, label="pd-spread-p1xtp4-d1xtp4")
+        assert (OTHER_WEIGHTS in apart.unlike) is (number == 1)
 
 
 @pytest.mark.parametrize("name", ["Llama-3.1-70B", "Llama-3.1-70B-pruned"])
