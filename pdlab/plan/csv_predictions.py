@@ -270,15 +270,15 @@ def _trial(
 
 
 def _caveat(deployment: Deployment, hardware: Hardware) -> str:
-    """An assumption of the prediction that no real node meets; empty if there is none."""
+    """An assumption of the prediction about the nodes, which no real node may meet; empty if there is none."""
     node = hardware.gpus_per_node
     if deployment.mode == "pd-pack" and deployment.gpus > node:
         return f"a pack of {counted(deployment.gpus, 'GPU')} does not fit a node of {node}: predicted as if it did"
     if (largest_tp := max(pool.tp for pool in deployment.pools.values())) > node:
-        return (
-            f"TP {largest_tp} spans nodes of {counted(node, 'GPU')}: its all-reduce is predicted as if NVLink joined "
-            "them"
-        )
+        link = "as if NVLink joined them"
+        if hardware.steps is not None:
+            link = f"with the link that the tables have between nodes of {hardware.gpu}"
+        return f"TP {largest_tp} spans nodes of {counted(node, 'GPU')}: its all-reduce is predicted {link}"
     return ""
 
 

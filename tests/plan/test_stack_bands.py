@@ -307,6 +307,29 @@ def test_a_host_time_of_unknown_spread() -> None:
         assert [each.numbers["spread"] for each in findings if each.code == "host_time"] == [spread]
 
 
+@pytest.mark.parametrize(("version", "sequence_us"), [("0.10", 27), ("0.29", 7)])
+def test_the_time_of_a_sequence_is_told(version: str, sequence_us: float) -> None:
+    """Two versions may have the same time of a step: a batch tells them apart."""
+    hardware = with_stack_prior(computed("H200", "vllm", version, bare=True), GPT_OSS)
+    both = [Deployment(topology=parse_label(label)) for label in ("collocated-1xtp4", PD)]
+    told = [each for each in step_findings(hardware, GPT_OSS, both) if each.code in ("host_time", "steps_of_pd")]
+    assert len(told) == 2 and all(f"{sequence_us} us per decoding sequence" in each.text for each in told)
+
+
+@pytest.mark.parametrize("label", ["collocated-1xtp8", "collocated-1xtp16"])
+def test_an_engine_over_several_nodes_is_told_by_which_link(label: str) -> None:
+    """The tables know the network. Fitted constants do not."""
+    requested = read(f"config,itl,otl,concurrency\n{label},1024,128,4\n", "x").requested
+    for hardware, words in (
+        (computed("GB200", "vllm", "0.24"), "with the link that the tables have between nodes of GB200"),
+        (load_hardware("h100-vllm-0.11"), "as if NVLink joined them"),
+    ):
+        (found,) = csv_predictions.predict(requested, hardware)
+        over_nodes = int(label.rpartition("tp")[2]) > hardware.gpus_per_node
+        assert (words in found[csv_predictions.NOTE]) is over_nodes
+        assert ("NVLink" in found[csv_predictions.NOTE]) is (over_nodes and hardware.steps is None)
+
+
 def known_correction(hardware: Hardware) -> Correction:
     """Of vLLM 0.18, in the host's file."""
     assert hardware.steps is not None
