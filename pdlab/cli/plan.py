@@ -169,10 +169,9 @@ class PlanSettings(Settings):
     )
     p_hardware: str | None = setting(
         None,
-        "GPU type of the prefill pool, if it differs from decode's",
+        "GPU type of the prefill pool, if it differs from decode's; in place of --hardware",
         WHAT,
         value="GPU",
-        otherwise="--hardware",
         needs="d_hardware",
         advanced=True,
     )
@@ -181,7 +180,6 @@ class PlanSettings(Settings):
         "GPU type of the decode pool and of collocated pools; --gpus is then the number of GPUs of each type",
         WHAT,
         value="GPU",
-        otherwise="--hardware",
         needs="p_hardware",
         advanced=True,
     )

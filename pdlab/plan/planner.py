@@ -81,6 +81,11 @@ class Candidate:
         """Requests/s within the SLO per counted GPU in a closed loop; None: not simulated."""
         return None if self.capacity_rps is None else self._per_gpu(self.capacity_rps)
 
+    @property
+    def shown_per_gpu(self) -> float:
+        """Requests/s per counted GPU at the best load, or at the load that misses the SLO by least."""
+        return self._per_gpu(self.best_or_nearest.requests_per_s)
+
     def _per_gpu(self, rps: float) -> float:
         return rps * self.copies / self.total_gpus
 
@@ -326,11 +331,11 @@ def under_poisson(scenario: Scenario, candidate: Candidate) -> Candidate:
     return replace(candidate, goodput_rps=goodput_rps, rates=rates, best=below[-1] if below else None)
 
 
-def _rank_key(candidate: Candidate) -> tuple[float, float, int, str]:
-    label = candidate.deployment.label
-    if candidate.best is None:
-        return 0.0, candidate.best_or_nearest.stress, candidate.deployment.gpus, label
-    return -round(candidate.served_per_gpu, 6), candidate.best.stress, candidate.deployment.gpus, label
+def _rank_key(candidate: Candidate) -> tuple[float, float, float, int, str]:
+    label, shown = candidate.deployment.label, candidate.best_or_nearest
+    if candidate.best is None:  # without bounds all are alike but for what they serve
+        return 0.0, shown.stress, -round(candidate.shown_per_gpu, 6), candidate.deployment.gpus, label
+    return -round(candidate.served_per_gpu, 6), shown.stress, 0.0, candidate.deployment.gpus, label
 
 
 def sized_deployment(
