@@ -456,12 +456,14 @@ def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Expe
     return 0
 
 
-def _on_their_nodes(hardware: Hardware, experiments: Sequence[MeasuredSweep]) -> Hardware:
+def _on_their_nodes(hardware: Hardware, experiments: Sequence[MeasuredSweep], *, has_levels: bool) -> Hardware:
     """The hardware with the network and the memory of the measured nodes, if these are known of every run and are the
-    same: a plan without --node is for such nodes."""
-    each = [experiment.on_its_nodes(hardware) for experiment in experiments]
+    same: a plan without --node is for such nodes. ``has_levels``: it has levels of earlier runs, on its own nodes."""
+    each = [experiment.on_its_nodes(hardware.model_copy(update={"wires": None})) for experiment in experiments]
+    if has_levels:
+        each.append(hardware)
     alike = all((one.wires, one.constants) == (each[0].wires, each[0].constants) for one in each)
-    return each[0] if alike else hardware
+    return each[0] if alike else hardware.model_copy(update={"wires": None})
 
 
 def _write(
@@ -483,7 +485,7 @@ def _write(
     domain = fit_domain(experiments, shape, made_on, networks, arguments)
     if earlier is not None:
         domain = domain.joined(earlier)
-    hardware = _on_their_nodes(hardware, experiments)
+    hardware = _on_their_nodes(hardware, experiments, has_levels=earlier is not None)
     changed = {"name": settings.name or out.stem, "stack": _stack(loaded, made_on.version)}
     write_output(out, to_yaml(signed(hardware.model_copy(update=changed), domain)), "--out")
     print(f"wrote {out}", file=sys.stderr, flush=True)

@@ -169,10 +169,9 @@ class PlanSettings(Settings):
     )
     p_hardware: str | None = setting(
         None,
-        "GPU type of the prefill pool, if it differs from decode's",
+        "GPU type of the prefill pool, if it differs from decode's; in place of --hardware",
         WHAT,
         value="GPU",
-        otherwise="--hardware",
         needs="d_hardware",
         advanced=True,
     )
@@ -181,7 +180,6 @@ class PlanSettings(Settings):
         "GPU type of the decode pool and of collocated pools; --gpus is then the number of GPUs of each type",
         WHAT,
         value="GPU",
-        otherwise="--hardware",
         needs="p_hardware",
         advanced=True,
     )
@@ -464,12 +462,15 @@ def _node(settings: PlanSettings, hardware: Hardware) -> str | None:
 def _nic(settings: PlanSettings, hardware: Hardware, gpus: int = 1, *, spread: bool = False) -> str | None:
     """The kind of NIC of --node's nodes; None: it is not given. ``gpus``, ``spread``: see `planned_nodes`. Raises
     UsageError for nodes that the hardware does not describe."""
-    from pdlab.plan.planned_nodes import planned_nodes
+    from pdlab.plan.planned_nodes import planned_nodes, without_network
 
     _refuse_node_of_cpus(settings, hardware)
     if "node" not in settings.model_fields_set:
         return None
-    return planned_nodes(hardware, gpus, settings.node, spread=spread).engine_nodes[0].nic.kind
+    nic = planned_nodes(hardware, gpus, settings.node, spread=spread).engine_nodes[0].nic
+    if note := without_network(settings.node):
+        print(f"note: --node {settings.node}: {note}", file=sys.stderr)
+    return nic.kind
 
 
 def _refuse_node_of_cpus(settings: PlanSettings, hardware: Hardware) -> None:
@@ -588,7 +589,7 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
     from pdlab.core.mixes import Mixes
     from pdlab.plan.facts import ranking_text
     from pdlab.plan.next_steps import commands
-    from pdlab.plan.planned_nodes import not_of_the_file, planned_nodes
+    from pdlab.plan.planned_nodes import not_of_the_file, planned_nodes, without_network
     from pdlab.plan.planner import plan
 
     if settings.plot:
@@ -618,7 +619,7 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
     view = planned_nodes(hardware, settings.gpus, node, spread=settings.placement == "spread")
     if node is not None:
         scenario = replace(scenario, nic=view.engine_nodes[0].nic.kind)
-        for note in not_of_the_file(node, view):
+        for note in filter(None, (without_network(node), *not_of_the_file(node, view))):
             print(f"note: --node {node}: {note}", file=sys.stderr)
     progress = _PlanProgress()
     ranked_plan = plan(
@@ -740,9 +741,9 @@ def _explain(settings: PlanSettings, label: str, hardware: Hardware, shape: Mode
     from pdlab.core.deployment import Deployment, parse_label
     from pdlab.core.vllm_limits import check_divisibility
     from pdlab.plan.candidates import on_two_types
-    from pdlab.plan.engine_arguments import with_added
     from pdlab.plan.facts import explanation_text
     from pdlab.plan.planner import evaluate, sized_deployment
+    from pdlab.sim.argument_effects import with_added
 
     deployment = Deployment(model=settings.model_name, topology=parse_label(label))
     if deployment.gpus > MAX_GPUS:
@@ -762,7 +763,7 @@ def _explain(settings: PlanSettings, label: str, hardware: Hardware, shape: Mode
     candidate = evaluate(
         scenario,
         sized_deployment(scenario, deployment),
-        deployment.gpus,
+        None,
         concurrencies=settings.concurrency,
         rate_rps=scenario.trace.rate_rps if scenario.trace else settings.rate,
     )

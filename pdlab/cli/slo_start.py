@@ -19,6 +19,7 @@ from pdlab.deploy.endpoint import load_running
 from pdlab.plan.extrapolation import outside_fit, outside_text
 from pdlab.results.level_data import LevelData
 from pdlab.results.schema import SloSearch
+from pdlab.sim.argument_effects import with_added
 from pdlab.sim.computed_hardware import as_served
 from pdlab.sim.hardware import Hardware, load_hardware
 from pdlab.sim.level import columns
@@ -105,6 +106,7 @@ def simulated(search: SloSearchOptions, workload: Workload, deployment: Deployme
         shape = as_served(require_shape(deployment.model), calibrated)
     except UsageError as error:
         raise UsageError(f"start from plan: {error}; {FIX}") from error
+    deployment = with_added(deployment, calibrated, shape)
     if workload.mode.startswith("decode"):
         raise UsageError(f"start from plan: mode {workload.mode} is not simulated; {FIX}")
     slo = search.slo.model_copy(update={"itl_p99_s": None, "stall_s": None})

@@ -718,6 +718,11 @@ class Deployment(Frozen):
 
         return self.with_pools(changed)
 
+    @property
+    def served_pools(self) -> dict[Role, Pool]:
+        """The pools with all engine arguments of their engines, by role."""
+        return self.with_engine_kwargs({}).pools if self.engine_kwargs else self.pools
+
     def with_pools(self, change: Callable[[Pool], Pool]) -> Deployment:
         """The deployment with ``change`` of every pool."""
         pools = {

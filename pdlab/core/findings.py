@@ -1028,13 +1028,13 @@ CODES: dict[str, FindingCode] = {
     ),
     "host_time": _of_plan(
         "the host's time of a step is measured on the planned engine version",
-        "the host adds {host_ms:.2g} ms per step, standard deviation {spread}, and ranks wait {sync_us:.2g} us per "
-        "layer and doubling of TP ({source})",
+        "the host adds {host_ms:.2g} ms per step, standard deviation {spread}, and {sequence_us:.2g} us per decoding "
+        "sequence; ranks wait {sync_us:.2g} us per layer and doubling of TP ({source})",
     ),
     "steps_of_pd": _of_plan(
         "engines of P:D were measured on the planned stack",
-        "of P:D decode takes {decode:.3g} and prefill {prefill:.3g} times the tables' time, and the path of a request "
-        "{path_ms:.0f} ms ({source})",
+        "of P:D decode takes {decode:.3g} and prefill {prefill:.3g} times the tables' time, the host {sequence_us:.2g} "
+        "us per decoding sequence, and the path of a request {path_ms:.0f} ms ({source})",
     ),
     "table_values_estimated": _of_plan(
         "tables are measured with the formats and sizes of the model",
@@ -1071,6 +1071,11 @@ CODES: dict[str, FindingCode] = {
         "prefill engines have time to spare",
         "near saturation: prefill engines are busy {share:.0%} of the time; a small error of their steps is a large "
         "error of the TTFT; an estimate without a band",
+    ),
+    "overload": _of_plan(
+        "no more requests arrive than are served",
+        "overload: {arrive:.3g} requests/s arrive and {served:.3g} are served, so queues grow, and latencies with the "
+        "number of requests; an estimate without a band",
     ),
     "pools_of_two_types": _of_plan(
         "all pools are on GPUs of one type",

@@ -44,7 +44,8 @@ class LevelFigures(NamedTuple):
 class MeasuredSweep(Frozen):
     """A measured experiment: its levels in the order of their runs, with their figures. ``values``: the figures, one
     for each level. ``prompts``: whether levels repeat the prompts of earlier levels. ``trace``: the requests that each
-    level replayed (None: no replay). ``warmed``: a warm-up ran before the first level. ``nodes``: of its cluster, whose
+    level replayed (None: no replay). ``warmed``: a warm-up ran before the first level. ``launched``: a
+    launch of pdlab started its engines, or simulated ones. ``nodes``: of its cluster, whose
     network its KV cache crossed (none: unknown, or this machine). ``speculation``: the measured speculative decoding,
     as a mean over the levels (None: none, or unknown). ``doubts``: the levels that are left out or
     have impossible figures, and why, as sentences. ``assumed``: whether ``prompts`` are assumed."""
@@ -57,6 +58,7 @@ class MeasuredSweep(Frozen):
     prompts: Prompts
     trace: Trace | None = None
     warmed: bool = False
+    launched: bool = False
     nodes: tuple[ClusterNode, ...] = ()
     speculation: Speculation | None = None
     doubts: tuple[str, ...] = ()

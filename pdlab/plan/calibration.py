@@ -109,6 +109,7 @@ def measured_sweep(
         trace=trace,
         nodes=tuple(cluster.engine_nodes) if cluster is not None else (),
         warmed=manifest.origin == "measured",  # sweeps of pdlab begin with a warm-up
+        launched=manifest.origin != "imported",
         speculation=_speculation(runs),
         doubts=tuple(_doubts(experiment, left_out)),
         assumed=closed and prompts is None and manifest.origin == "imported" and len(runs) > 1,

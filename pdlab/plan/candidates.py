@@ -23,8 +23,8 @@ from pdlab.core.vllm_limits import check_divisibility, check_request_fits
 from pdlab.core.workload import Workload
 from pdlab.placement.copies import copies_of
 from pdlab.placement.place import fits, place, why_not
-from pdlab.plan.engine_arguments import as_launched
 from pdlab.plan.rate_matching import RateMatcher, ReplicaUnit, UnitKind
+from pdlab.sim.argument_effects import as_launched
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.step_time import kv_pool_bytes, why_not_held
 from pdlab.sim.steps import steps_of

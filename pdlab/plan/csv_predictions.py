@@ -17,16 +17,18 @@ from pdlab.core import defaults
 from pdlab.core.catalog import ModelShape, require_shape, whole_shape
 from pdlab.core.deployment import Deployment, Disaggregated
 from pdlab.core.errors import UsageError
+from pdlab.core.findings import Finding, found
 from pdlab.core.text import counted
 from pdlab.core.vllm_limits import check_divisibility, check_request_fits
-from pdlab.core.workload import Closed, Level
+from pdlab.core.workload import Closed, Level, Open
 from pdlab.plan import prediction_intervals
 from pdlab.plan.candidates import on_two_types
 from pdlab.plan.csv_rows import PUBLISHED_PROMPTS, RefusedRow, RequestedRow
 from pdlab.plan.error_catalog import with_stack_prior
 from pdlab.plan.extrapolation import Platform, in_flight_per_gpu, outside_fit, outside_text
 from pdlab.plan.precisions import is_precision
-from pdlab.plan.stack_bands import band_of, no_band, saturation, why_cached
+from pdlab.plan.scenario import judged, served
+from pdlab.plan.stack_bands import band_of, saturation, why_cached
 from pdlab.plan.step_findings import step_findings
 from pdlab.sim.computed_hardware import as_served
 from pdlab.sim.hardware import FitError, Hardware
@@ -50,6 +52,8 @@ COLUMNS = (
     "predicted_requests_per_s_low",
     "predicted_requests_per_s_high",
 )
+LONG_LEVEL = 6000  # requests after which a queue has visibly grown at rates from some 1.1 times the served one on
+MOST_HITS = 0.99  # of the prompt tokens, in caches
 NOTE = "prediction_note"  # why a row has no figures, or their assumptions
 
 
@@ -172,26 +176,51 @@ def _predicted_row(
         in_flight_per_gpu=in_flight,
         kv_dtype=shape.kv_dtype,
     )
-    why = _why_unlike_public(version, hardware, levels)
-    band = no_band(why) if why else band_of(hardware, shape, deployment, row.workload, row.load, in_flight, outside)
+    besides = _unlike_public(version, hardware, levels)
+    band = band_of(hardware, shape, deployment, row.workload, row.load, in_flight, outside, besides)
     saturated = saturation(levels, hardware, shape, deployment) if hardware.steps is not None else None
-    of_band = band.findings if saturated is None else (saturated,)
+    overload = _overload(row, levels[0], hardware, shape)
+    crowded = [each for each in (overload, saturated) if each is not None]
+    error = None if crowded else band.error
+    of_band = [*(() if crowded and band.error is not None else band.findings), *crowded]
     findings = [*step_findings(hardware, shape, [deployment], levels, row.link), *of_band]
-    columns = _columns(levels, merged, deployment, hardware, None if saturated is not None else band.error)
-    notes = [_caveat(deployment, hardware), *(finding.text for finding in findings), outside_text(outside)]
+    columns = _columns(levels, merged, deployment, hardware, error)
+    extrapolated = outside_text(outside) if error is None else ""
+    notes = [_caveat(deployment, hardware), *(finding.text for finding in findings), extrapolated]
     return {**columns, NOTE: "; ".join(filter(None, notes))}
 
 
-def _why_unlike_public(version: str | None, hardware: Hardware, levels: Sequence[SimulatedLevel]) -> str:
+def _unlike_public(version: str | None, hardware: Hardware, levels: Sequence[SimulatedLevel]) -> list[str]:
     """Why predictions by tables have no band for this row, although they may have one for its deployment and load. The
-    tables are corrected for another engine version than the row's, or caches answer its prompts. Empty: neither."""
+    tables are corrected for another engine version than the row's, or caches answer its prompts."""
     if hardware.steps is None:
-        return ""
+        return []
+    unlike = []
     engine, corrected_for = hardware.steps.engine, hardware.steps.engine_version
     if version is not None and corrected_for not in (None, version):
-        return f"none ran {engine} {version} and was predicted as {corrected_for} (give --engine-version)"
-    why = why_cached(statistics.fmean(level.hit_share for level in levels))
-    return f"{why} (prompts=fresh: no prompt of an earlier level comes again)" if why else ""
+        unlike.append(f"none ran {engine} {version} and was predicted as {corrected_for} (give --engine-version)")
+    if why := why_cached(statistics.fmean(level.hit_share for level in levels)):
+        unlike.append(f"{why} (prompts=fresh: no prompt of an earlier level comes again)")
+    return unlike
+
+
+def _overload(row: RequestedRow, level: SimulatedLevel, hardware: Hardware, shape: ModelShape) -> Finding | None:
+    """Whether more requests arrive than are served, by a long level: few requests end before their queue is long.
+    ``level``: that of the row."""
+    if not isinstance(row.load, Open):
+        return None
+    (long,) = simulate(
+        row.deployment,
+        [Level(load=row.load, num_requests=max(row.num_requests, LONG_LEVEL), seed=row.workload.seed)],
+        row.workload,
+        hardware,
+        shape,
+        prefix_hit_rate=min(level.hit_share, MOST_HITS),
+        link=row.link if isinstance(row.deployment.topology, Disaggregated) else None,
+        gaps=False,
+    )
+    outcome = served(long, judged(long))
+    return None if outcome.keeps_up else found("overload", arrive=row.load.rate_rps, served=outcome.rps)
 
 
 def _in_flight(level: SimulatedLevel, deployment: Deployment) -> float:
@@ -241,15 +270,15 @@ def _trial(
 
 
 def _caveat(deployment: Deployment, hardware: Hardware) -> str:
-    """An assumption of the prediction that no real node meets; empty if there is none."""
+    """An assumption of the prediction about the nodes, which no real node may meet; empty if there is none."""
     node = hardware.gpus_per_node
     if deployment.mode == "pd-pack" and deployment.gpus > node:
         return f"a pack of {counted(deployment.gpus, 'GPU')} does not fit a node of {node}: predicted as if it did"
     if (largest_tp := max(pool.tp for pool in deployment.pools.values())) > node:
-        return (
-            f"TP {largest_tp} spans nodes of {counted(node, 'GPU')}: its all-reduce is predicted as if NVLink joined "
-            "them"
-        )
+        link = "as if NVLink joined them"
+        if hardware.steps is not None:
+            link = f"with the link that the tables have between nodes of {hardware.gpu}"
+        return f"TP {largest_tp} spans nodes of {counted(node, 'GPU')}: its all-reduce is predicted {link}"
     return ""
 
 

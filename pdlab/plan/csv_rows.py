@@ -221,18 +221,24 @@ def _refuse_features(cells: Cells) -> None:
 
 
 def _engine_arguments(cells: Cells) -> dict[str, Any]:
-    """The arguments of vLLM's engines that are simulated."""
-    found: dict[str, Any] = {
-        name: _whole_number(cells, name, 1) for name in ("max_num_seqs", "max_num_batched_tokens") if name in cells
-    }
-    if "gpu_memory_utilization" in cells:
-        share = _positive_number(cells, "gpu_memory_utilization")
-        if share > 1:
-            raise UsageError(f"gpu_memory_utilization {share:g}: a share of the memory is at most 1")
+    """The arguments of vLLM's engines that are simulated. Other values than numbers, such as -1 for prompts in one
+    step, are not simulated."""
+    found: dict[str, Any] = {"max_num_seqs": _whole_number(cells, "max_num_seqs", 1)} if "max_num_seqs" in cells else {}
+    if cell := cells.get("max_num_batched_tokens"):
+        if not WHOLE_NUMBER.fullmatch(cell) or not float(cell):
+            raise NotSimulated(f"max_num_batched_tokens {cell!r}: the most tokens of a step are a number above 0")
+        found["max_num_batched_tokens"] = int(float(cell))
+    if cell := cells.get("gpu_memory_utilization"):
+        try:
+            share = float(cell)
+        except ValueError:
+            share = math.nan
+        if not 0 < share <= 1:
+            raise NotSimulated(f"gpu_memory_utilization {cell!r}: a share of the memory is above 0 and at most 1")
         found["gpu_memory_utilization"] = share
     if cell := _word(cells, "async_scheduling"):
         if cell not in (*ON, *OFF_WORDS):
-            raise UsageError(f"async_scheduling {cell!r} is neither true nor false")
+            raise NotSimulated(f"async_scheduling {cell!r} is neither true nor false")
         found["async_scheduling"] = cell in ON
     return found
 

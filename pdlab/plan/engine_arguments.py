@@ -7,33 +7,16 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment, Pool
 from pdlab.plan.accuracy import MeasuredSweep
 from pdlab.plan.scenario import Scenario
+from pdlab.sim.argument_effects import with_added
 from pdlab.sim.hardware import Hardware
 
 KV_FORMATS = ("bfloat16", "fp8")  # names that the tables and vLLM's kv_cache_dtype share
 
 
-def as_launched(pool: Pool, hardware: Hardware, shape: ModelShape) -> Pool:
-    """The pool with the engine arguments that a launch adds for this model and TP, below its own ones."""
-    if hardware.cpu or hardware.engine != "vllm" or hardware.direct is not None:
-        return pool
-    added = shape.engine_kwargs_by_tp.get(pool.tp)
-    return pool.model_copy(update={"engine_kwargs": {**added, **pool.engine_kwargs}}) if added else pool
-
-
-def with_added(deployment: Deployment, hardware: Hardware, shape: ModelShape) -> Deployment:
-    """The deployment with those of all its pools; what is given for the whole deployment counts more."""
-
-    def changed(pool: Pool) -> Pool:
-        arguments = as_launched(pool, hardware, shape).engine_kwargs
-        own = {key: value for key, value in arguments.items() if key not in deployment.engine_kwargs}
-        return pool.model_copy(update={"engine_kwargs": {**own, **pool.engine_kwargs}})
-
-    return deployment.with_pools(changed)
-
-
 def measured_as_launched(sweep: MeasuredSweep, hardware: Hardware, shape: ModelShape) -> MeasuredSweep:
-    """The sweep with those of its engines. Sweeps of other people's engines stay as they are."""
-    if not sweep.warmed:
+    """The sweep with the arguments that the launch of its engines added. Sweeps of other people's engines stay as they
+    are."""
+    if not sweep.launched:
         return sweep
     return sweep.model_copy(update={"deployment": with_added(sweep.deployment, hardware, shape)})
 

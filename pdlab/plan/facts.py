@@ -15,6 +15,7 @@ from pdlab.analysis.regimes import Regime, ThroughputCurve, ThroughputPoint, str
 from pdlab.core.command_lines import command_line, flag_words
 from pdlab.core.commands import typed
 from pdlab.core.deployment import Disaggregated, Pool, launch_words
+from pdlab.core.findings import Finding, found
 from pdlab.core.gpu_count import Count, other_count
 from pdlab.core.nodes import ClusterView
 from pdlab.core.rendering import rendered
@@ -202,6 +203,12 @@ class Ranking:
     @property
     def extrapolates(self) -> bool:
         return any(row.outside for row in self.rows)
+
+    @property
+    def falls_behind(self) -> bool:
+        """Whether there is no SLO to miss, and a shown load is more than a deployment serves."""
+        shown = [row.candidate for row in self.rows if row.candidate.best is None]
+        return any(not each.best_or_nearest.keeps_up and each.best_or_nearest.stress <= 1 for each in shown)
 
     @property
     def experimental(self) -> bool:
@@ -521,6 +528,15 @@ class Explanation:
         """The loads at which the candidate is extrapolated."""
         outcomes, deployment = self.candidate.outcomes, self.candidate.deployment
         return [outcome.load for outcome in outcomes if self.scenario.outside(deployment, outcome)]
+
+    @property
+    def overload(self) -> list[Finding]:
+        """The loads of which more arrives than is served."""
+        return [
+            found("overload", arrive=outcome.load.value, served=outcome.requests_per_s)
+            for outcome in self.candidate.outcomes
+            if not outcome.keeps_up
+        ]
 
     @property
     def matched(self) -> Rates | None:

@@ -57,18 +57,24 @@ def planned_nodes(hardware: Hardware, gpus: int, node: str | None, *, spread: bo
     return ClusterView(name=f"{len(nodes)} x {kind}", nodes=tuple(nodes))
 
 
+def without_network(node: str) -> str | None:
+    """A note about nodes of a cluster file whose network is not given; None: it is."""
+    if not is_yaml_path(node):
+        return None
+    silent = [each.id for each in nodes_of(node) if "nic" not in each.model_fields_set and each.gpus]
+    if not silent:
+        return None
+    return (
+        f"no nic of {listed(silent)} is given, so KV cache crosses between nodes as over Ethernet; add it, such as "
+        "nic: {kind: efa, count: 32, gbit_per_s: 100}"
+    )
+
+
 def not_of_the_file(node: str, view: ClusterView) -> list[str]:
-    """What a cluster file says of its nodes that the plan does not follow, or does not say, as sentences; empty for a
-    node type."""
+    """What a cluster file says of its nodes that the plan does not follow, as sentences; empty for a node type."""
     if not is_yaml_path(node):
         return []
     there, notes = nodes_of(node), []
-    silent = [each.id for each in there if "nic" not in each.model_fields_set and each.gpus]
-    if silent:
-        notes.append(
-            f"no nic of {listed(silent)} is given, so KV cache crosses between nodes as over Ethernet; add it, such as "
-            "nic: {kind: efa, count: 32, gbit_per_s: 100}"
-        )
     if len(view.engine_nodes) > len(there):
         notes.append(f"it has {counted(len(there), 'node')}, and the plan takes {len(view.engine_nodes)} such nodes")
     in_use = [each.id for each in there if len(each.slots) < each.total_slots or each.available_cpus < each.cpus]

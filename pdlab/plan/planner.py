@@ -81,6 +81,11 @@ class Candidate:
         """Requests/s within the SLO per counted GPU in a closed loop; None: not simulated."""
         return None if self.capacity_rps is None else self._per_gpu(self.capacity_rps)
 
+    @property
+    def shown_per_gpu(self) -> float:
+        """Requests/s per counted GPU at the best load, or at the load that misses the SLO by least."""
+        return self._per_gpu(self.best_or_nearest.requests_per_s)
+
     def _per_gpu(self, rps: float) -> float:
         return rps * self.copies / self.total_gpus
 
@@ -126,7 +131,8 @@ class Plan:
         counting = replace(scenario, count=count)
 
         def served_per_gpu(candidate: Candidate) -> float:
-            counted = counting.counted_gpus(candidate.deployment, candidate.copies, self.gpus)
+            filled = self.rate_rps is None
+            counted = counting.counted_gpus(candidate.deployment, candidate.copies, self.gpus, filled=filled)
             return candidate.served_per_gpu * candidate.total_gpus / counted
 
         return max(self.candidates, key=served_per_gpu)
@@ -173,20 +179,20 @@ def _best(outcomes: Sequence[LoadResult]) -> LoadResult | None:
 def evaluate(
     scenario: Scenario,
     sized: SizedDeployment,
-    gpus: int,
+    gpus: int | None,
     *,
     concurrencies: Sequence[int] | None = None,
     rate_rps: float | None = None,
 ) -> Candidate:
     """Simulate one deployment at the loads of its `ladder`, or at the given loads of all GPUs. ``gpus``: the number of
-    planned GPUs of each type. ``concurrencies``, ``rate_rps``: given loads. Raises UsageError if a request does not
-    fit."""
+    planned GPUs of each type (None: those of the deployment alone). ``concurrencies``, ``rate_rps``: given loads.
+    Raises UsageError if a request does not fit."""
     deployment, copies = sized.deployment, sized.copies
     if rate_rps is not None:
         return _for_rate(scenario, sized, gpus, rate_rps)
     if concurrencies:
         # Of all GPUs' requests in flight, those of the copy's GPUs: less is to be served where some GPUs are left over.
-        share = deployment.gpus / scenario.planned_gpus(gpus)
+        share = 1.0 if gpus is None else deployment.gpus / scenario.planned_gpus(gpus)
         numbers = sorted({max(round(number * share), 1) for number in concurrencies})
         outcomes = tuple(scenario.outcome(deployment, Closed(concurrency=number)) for number in numbers)
     else:
@@ -195,14 +201,18 @@ def evaluate(
     return Candidate(deployment, copies, outcomes, best, total, capacity(outcomes, scenario.slo), closed=best)
 
 
-def _for_rate(scenario: Scenario, sized: SizedDeployment, gpus: int, rate_rps: float) -> Candidate:
+def _for_rate(scenario: Scenario, sized: SizedDeployment, gpus: int | None, rate_rps: float) -> Candidate:
     """The fewest copies that serve the rate within the SLO, or the fewest replicas of a collocated pool that may have
     fewer; all of them if even they miss it."""
     topology = sized.deployment.topology
     replicas = topology.pool.replicas if sized.fewer and isinstance(topology, Collocated) else 1
     most = replicas * sized.copies
     per_replica_rps = 1.15 * sized.matched_rps / replicas
-    number = min(max(math.ceil(rate_rps / per_replica_rps), 1), most) if per_replica_rps else 1
+    least = min(max(math.ceil(rate_rps / per_replica_rps), 1), most) if per_replica_rps else 1
+
+    def whole(number: int) -> int:
+        """As many replicas, or more, that are one pool or whole copies of it."""
+        return number if number < replicas else min(-(-number // replicas) * replicas, most)
 
     def with_replicas(number: int) -> Candidate:
         deployment, copies = sized.deployment, -(-number // replicas)
@@ -213,13 +223,13 @@ def _for_rate(scenario: Scenario, sized: SizedDeployment, gpus: int, rate_rps: f
         outcome = scenario.outcome(deployment, load)
         if outcome.meets and scenario.trace is None:  # in a level that is long for such requests it may fall behind
             outcome = scenario.outcome(deployment, load, statistics.fmean(outcome.columns[2].tolist()))
-        total = scenario.counted_gpus(deployment, copies, gpus)
+        total = scenario.counted_gpus(deployment, copies, gpus, filled=False)
         return Candidate(deployment, copies, (outcome,), _best([outcome]), total)
 
+    number = whole(least)
     candidate = with_replicas(number)
     while candidate.best is None and number < most:
-        number += max(number // 8, 1)
-        number = min(number if number < replicas else -(-number // replicas) * replicas, most)
+        number = whole(number + max(number // 8, 1))
         candidate = with_replicas(number)
     return candidate
 
@@ -321,11 +331,11 @@ def under_poisson(scenario: Scenario, candidate: Candidate) -> Candidate:
     return replace(candidate, goodput_rps=goodput_rps, rates=rates, best=below[-1] if below else None)
 
 
-def _rank_key(candidate: Candidate) -> tuple[float, float, int, str]:
-    label = candidate.deployment.label
-    if candidate.best is None:
-        return 0.0, candidate.best_or_nearest.stress, candidate.deployment.gpus, label
-    return -round(candidate.served_per_gpu, 6), candidate.best.stress, candidate.deployment.gpus, label
+def _rank_key(candidate: Candidate) -> tuple[float, float, float, int, str]:
+    label, shown = candidate.deployment.label, candidate.best_or_nearest
+    if candidate.best is None:  # without bounds all are alike but for what they serve
+        return 0.0, shown.stress, -round(candidate.shown_per_gpu, 6), candidate.deployment.gpus, label
+    return -round(candidate.served_per_gpu, 6), shown.stress, 0.0, candidate.deployment.gpus, label
 
 
 def sized_deployment(

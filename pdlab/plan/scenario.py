@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment
@@ -41,8 +41,9 @@ GROWTH, DEVIATIONS = 0.05, 3.0  # a queue grows if more than this share, and the
 @dataclass(frozen=True, slots=True)
 class LoadResult:
     """The figures of one copy under one load. Latencies are means of the judged requests. ``good_share``: share of
-    these requests within every bound. ``meets``: it is at least the SLO's quantile, and no queue grows. ``stress``: the
-    SLO's quantile of the worst latency over its bound. ``bottleneck``: see `bottleneck`."""
+    these requests within every bound. ``keeps_up``: no queue grows. ``meets``: it keeps up, and the share is at least
+    the SLO's quantile. ``stress``: the SLO's quantile of the worst latency over its bound. ``bottleneck``: see
+    `bottleneck`."""
 
     load: Closed | Open
     requests_per_s: float
@@ -50,6 +51,7 @@ class LoadResult:
     ttft_s: float
     tpot_s: float
     good_share: float
+    keeps_up: bool
     meets: bool
     stress: float
     bottleneck: str
@@ -112,15 +114,18 @@ class Scenario:
         """The deployment with the scenario's ``kv_offload_gb``."""
         return deployment.model_copy(update={"kv_offload_gb": self.kv_offload_gb})
 
-    def counted_gpus(self, deployment: Deployment, copies: int, gpus: int) -> float:
+    def counted_gpus(self, deployment: Deployment, copies: int, gpus: int | None, *, filled: bool = True) -> float:
         """The GPUs by which the throughput of all copies is divided. They are the GPUs that the copies use, or the GPUs
         of their whole nodes (`whole_node_gpus`), at most those of the planned nodes. ``gpus``: the number of planned
-        GPUs."""
+        GPUs (None: those of the copies). ``filled``: further copies fill the nodes."""
         used = copies * deployment.gpus
         if self.count == "used" or self.hardware.cpu:
             return used
         node = self.hardware.gpus_per_node
-        return max(used, min(copies * whole_node_gpus(deployment, node), -(-gpus // node) * node))
+        whole = copies * whole_node_gpus(deployment, node)
+        if not filled:
+            whole = math.ceil(whole / node) * node
+        return max(used, whole if gpus is None else min(whole, -(-gpus // node) * node))
 
     def planned_gpus(self, gpus: int) -> int:
         """GPUs of all types together, with ``gpus`` of each type."""
@@ -140,8 +145,9 @@ class Scenario:
 
     def outside(self, deployment: Deployment | None = None, result: LoadResult | None = None) -> tuple[OutsideFit, ...]:
         """The dimensions in which this plan, one deployment, or one load on the deployment is extrapolated. Tables with
-        measured levels have the errors of public stacks. They are extrapolated too if no such stack is like this
-        one."""
+        measured levels have the errors of public stacks, which include those of other TP, lengths and loads. They are
+        extrapolated too if no such stack is like this one. The judgement is that of `--predict`
+        (`pdlab.plan.stack_bands.band_of`)."""
         loads = [] if deployment is None or result is None else [in_flight(result, deployment)]
         found = outside_fit(
             self.hardware,
@@ -152,14 +158,20 @@ class Scenario:
             in_flight_per_gpu=loads,
             kv_dtype=self.shape.kv_dtype,
         )
-        if found or deployment is None or self.hardware.steps is None:
+        if self.hardware.steps is None:
             return found
-        from pdlab.plan.stack_bands import why_cached, why_no_band
+        from pdlab.plan.stack_bands import WITHIN, band_of, why_cached
 
+        if self.hardware.error is not None:
+            found = tuple(each for each in found if each.dimension not in WITHIN)
+        if deployment is None:
+            return found
         load = result.load if result is not None else None
-        why = why_no_band(self.hardware, self.shape, deployment, self.longest, load, loads)
-        why = why or why_cached(self.prefix_hit_rate)
-        return (OutsideFit("errors", f"errors are known of public stacks, and {why}"),) if why else ()
+        cached = [why for why in [why_cached(self.prefix_hit_rate)] if why]
+        unlike = band_of(self.hardware, self.shape, deployment, self.longest, load, loads, (), cached).unlike
+        if unlike:
+            found = (*found, OutsideFit("errors", f"errors are known of public stacks, and {', and '.join(unlike)}"))
+        return found
 
     def step_findings(
         self, deployments: Sequence[Deployment] = (), results: Sequence[LoadResult] = ()
@@ -249,7 +261,7 @@ class Scenario:
         tpots_s = tpot_s[tokens > 1].tolist()
         stresses = self.slo.stress(ttft_s, tpot_s, e2el_s)
         good_share = float((stresses <= 1).mean())
-        per_s, keeps_up = _served(simulated, part, waits=trace is not None and bool(trace.requests))
+        per_s, keeps_up = served(simulated, part, waits=trace is not None and bool(trace.requests))
         return LoadResult(
             load=load,
             requests_per_s=per_s,
@@ -257,6 +269,7 @@ class Scenario:
             ttft_s=sum(ttft_s.tolist()) / len(ttft_s),
             tpot_s=statistics.fmean(tpots_s) if tpots_s else 0.0,
             good_share=good_share,
+            keeps_up=keeps_up,
             meets=keeps_up and good_share >= self.slo.quantile,
             stress=self.slo.at_quantile(stresses),
             bottleneck=bottleneck(simulated),
@@ -302,8 +315,15 @@ def judged(simulated: SimulatedLevel, *, recorded: bool = False) -> slice:
     return slice(begin, count - min(max(after, int(DRAINING * count)), int(MOST_DRAINING * count)))
 
 
-def _served(simulated: SimulatedLevel, part: slice, *, waits: bool = False) -> tuple[float, bool]:
-    """(served requests/s, whether no queue grows).
+class Served(NamedTuple):
+    """Requests/s, and whether no queue grows."""
+
+    rps: float
+    keeps_up: bool
+
+
+def served(simulated: SimulatedLevel, part: slice, *, waits: bool = False) -> Served:
+    """The served requests/s, and whether no queue grows.
 
     A closed loop serves its concurrency over the mean E2EL of the judged requests, by Little's law: a count of
     completions depends on where in a wave its window ends. In an open loop, requests/s are the requested rate times the
@@ -317,19 +337,19 @@ def _served(simulated: SimulatedLevel, part: slice, *, waits: bool = False) -> t
     finish_s, arrival_s = (np.asarray(each, dtype=np.float64) for each in (simulated.finish_s, simulated.arrival_s))
     stays_s = statistics.fmean((finish_s[part] - arrival_s[part]).tolist())
     if isinstance(load, Closed):
-        return load.concurrency / stays_s, True
+        return Served(load.concurrency / stays_s, True)
     opens_s, closes_s = float(arrival_s[part.start]), float(arrival_s[part.stop - 1])
     if closes_s <= opens_s:
-        return len(finish_s) / simulated.duration_s, True
+        return Served(len(finish_s) / simulated.duration_s, True)
     inside = int(((opens_s < finish_s) & (finish_s <= closes_s)).sum())
     arrived = part.stop - part.start
     # Under a load far above what is served, Little's law counts more requests than have come.
     in_flight = min(arrived / (closes_s - opens_s) * stays_s, len(finish_s))
     piles_up = arrived - inside > max(GROWTH * arrived, DEVIATIONS * math.sqrt(2 * in_flight))
     if piles_up and inside < FEWEST_ENDED:  # too few ended while others came: all of them, over the whole level
-        return len(finish_s) / simulated.duration_s, False
+        return Served(len(finish_s) / simulated.duration_s, False)
     came_per_s = arrived / (closes_s - opens_s) if waits else load.value
-    return came_per_s * min(inside / arrived, 1.0), not piles_up
+    return Served(came_per_s * min(inside / arrived, 1.0), not piles_up)
 
 
 def bottleneck(level: SimulatedLevel) -> str:

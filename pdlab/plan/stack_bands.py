@@ -48,10 +48,12 @@ OTHER_WEIGHTS = "none of them has weights in a format that only the model's name
 
 
 class StackBand(NamedTuple):
-    """The errors of a band; None: there is no band. ``findings``: the reason, or the extrapolated parts."""
+    """The errors of a band; None: there is no band. ``findings``: the reasons, or the extrapolated parts. ``unlike``:
+    what public stacks are not like: every reason for which tables have no band."""
 
     error: FitError | None
     findings: tuple[Finding, ...] = ()
+    unlike: tuple[str, ...] = ()
 
 
 def band_of(
@@ -59,87 +61,93 @@ def band_of(
     shape: ModelShape,
     deployment: Deployment,
     workload: Workload,
-    load: Load,
+    load: Load | None,
     in_flight_per_gpu: Sequence[float],
     outside: Sequence[OutsideFit],
+    besides: Sequence[str] = (),
 ) -> StackBand:
-    """The band of predictions of one deployment, workload and load. ``outside``: the result of
-    `pdlab.plan.extrapolation.outside_fit` for them."""
+    """The band of predictions of one deployment, workload and load (None: loads are not judged). ``outside``: the
+    result of `pdlab.plan.extrapolation.outside_fit` for them. ``besides``: other reasons for which tables have no
+    band."""
     if hardware.steps is None:
         return StackBand(None if outside else hardware.error)
-    if hardware.error is None and hardware.steps.correction.fitted_levels:
-        return no_band("none is like the measured levels, which contradict their own correction")
-    if given := [each.text for each in outside if each.dimension == "engine arguments"]:
-        return no_band(f"none of them is known to have {given[0]}")
-    if hardware.error is None and isinstance(deployment.topology, Disaggregated) and hardware.direct is not None:
-        return _band_of_pd(hardware, shape, deployment, workload, load, in_flight_per_gpu)
-    catalog = public_errors()
+    arguments = [each.text for each in outside if each.dimension == "engine arguments"]
+    unlike = [*besides, *(f"none of them is known to have {each}" for each in arguments)]
+    if format_only_in_name(shape):
+        unlike.append(OTHER_WEIGHTS)
+    of_prediction = (hardware, shape, deployment, workload, load, in_flight_per_gpu)
     if hardware.error is not None:
-        others = sorted({each.dimension for each in outside} - WITHIN)
-        reason = (
-            f"its levels are of another {' and '.join(others)}"
-            if others
-            else why_no_band(hardware, shape, deployment, workload, load, in_flight_per_gpu)
-        )
-        return no_band(reason) if reason else StackBand(hardware.error)
-    reason = _not_covered(catalog, hardware, shape, deployment, workload, load, in_flight_per_gpu)
-    stack = stack_of(hardware, shape, deployment)
+        if others := sorted({each.dimension for each in outside} - WITHIN - {"engine arguments"}):
+            unlike.append(f"its levels are of another {' and '.join(others)}")
+        unlike += _few(public_errors(), stack_of(hardware, shape, deployment), deployment.mode)
+        unlike += _not_covered(public_errors(), *of_prediction)
+        return _no_band(unlike) if unlike else StackBand(hardware.error)
+    if hardware.steps.correction.fitted_levels:
+        unlike.append("none is like the measured levels, which contradict their own correction")
+    if isinstance(deployment.topology, Disaggregated) and hardware.direct is not None:
+        unlike += _unlike_pd(*of_prediction)
+        return _no_band(unlike) if unlike else _band_of_pd(stack_of(hardware, shape, deployment))
+    catalog, stack = public_errors(), stack_of(hardware, shape, deployment)
     unseen = catalog.unseen(stack)
-    words = ", ".join(_named(stack, each) for each in unseen)
+    unlike += _unlike_left_out(catalog, stack, deployment.mode, unseen)
     if hardware.speculation is not None:
-        reason = "none of them guesses tokens"
-    reason = reason or _why_not_like_left_out(catalog, stack, deployment.mode, unseen)
-    if reason:
-        return no_band(reason)
+        unlike.append("none of them guesses tokens")
+    unlike += _not_covered(catalog, *of_prediction)
+    if unlike:
+        return _no_band(unlike)
     medians = {metric: _median(catalog, metric) for metric in catalog.components}
     error = catalog.error("public stacks, each predicted by the others", medians, catalog.components, unseen)
+    words = ", ".join(_named(stack, each) for each in unseen)
     return StackBand(error, (found("band_of_public_stacks", stacks=len(catalog.stacks), unseen=words or "nothing"),))
 
 
-def _band_of_pd(
+def _unlike_pd(
     hardware: Hardware,
     shape: ModelShape,
     deployment: Deployment,
     workload: Workload,
-    load: Load,
+    load: Load | None,
     in_flight_per_gpu: Sequence[float],
-) -> StackBand:
-    """The band of P:D engines without Ray, by the public stacks of P:D."""
+) -> list[str]:
+    """In what P:D engines without Ray are not like the public stacks of P:D."""
     assert hardware.steps is not None
     catalog = public_pd()
     stack = stack_of(hardware, shape, deployment)
-    like, without = catalog.served_as(stack.engine), catalog.unseen(stack)
-    covered, pools = catalog.covered, list(deployment.pools.values())
+    like, covered, pools = catalog.served_as(stack.engine), catalog.covered, list(deployment.pools.values())
     largest, most = max(pool.gpus_per_replica for pool in pools), covered.largest_engine(stack.gpu)
     precisions = sorted({each.precision for each in catalog.stacks})
     weights = weights_of(hardware, shape)
-    reason = ""
+    unlike = []
     if len(like) < LEAST_LIKE:
-        reason = f"{len(like) or 'none'} of P:D {'is' if len(like) == 1 else 'are'} of {stack.engine}"
-    elif hardware.beside:
-        reason = "none of them has pools on GPUs of two types"
-    elif hardware.speculation is not None:
-        reason = "none of them guesses tokens"
-    elif hardware.steps.mode != MEASURED:
-        reason = f"their step times are measured ones, not those of {hardware.steps.mode}"
-    elif not isinstance(load, Closed):
-        reason = "they are closed loops"
-    elif not any(is_precision(each, weights) for each in precisions):
-        reason = f"their weights are {', '.join(precisions)}, not {weights}"
-    elif largest > most:
-        reason = f"their engines on {stack.gpu} have at most {most} GPUs, not {largest}"
-    elif any(pool.pp > 1 for pool in pools):
-        reason = "none of them has pipeline ranks"
-    for kind in without:
+        unlike.append(f"{len(like) or 'none'} of P:D {'is' if len(like) == 1 else 'are'} of {stack.engine}")
+    if hardware.beside:
+        unlike.append("none of them has pools on GPUs of two types")
+    if hardware.speculation is not None:
+        unlike.append("none of them guesses tokens")
+    if hardware.steps.mode != MEASURED:
+        unlike.append(f"their step times are measured ones, not those of {hardware.steps.mode}")
+    if load is not None and not isinstance(load, Closed):
+        unlike.append("they are closed loops")
+    if not any(is_precision(each, weights) for each in precisions):
+        unlike.append(f"their weights are {', '.join(precisions)}, not {weights}")
+    if largest > most:
+        unlike.append(f"their engines on {stack.gpu} have at most {most} GPUs, not {largest}")
+    if any(pool.pp > 1 for pool in pools):
+        unlike.append("none of them has pipeline ranks")
+    for kind in catalog.unseen(stack):
         shares = catalog.left_out.get(kind, {})
         this = f"{_named(stack, kind)} is one"
-        if not reason and not shares:
-            reason = f"too few of P:D show what bands of a left-out {KINDS[kind]} hold, and {this}"
-        elif not reason and (held := min(shares.values())) < NEAR[0]:
-            reason = f"bands of a left-out {KINDS[kind]} of P:D held {held:.0%}, and {this}"
-    reason = reason or _outside(covered, workload, in_flight_per_gpu)
-    if reason:
-        return no_band(reason)
+        if not shares:
+            unlike.append(f"too few of P:D show what bands of a left-out {KINDS[kind]} hold, and {this}")
+        elif (held := min(shares.values())) < NEAR[0]:
+            unlike.append(f"bands of a left-out {KINDS[kind]} of P:D held {held:.0%}, and {this}")
+    return [*unlike, *_outside(covered, workload, in_flight_per_gpu)]
+
+
+def _band_of_pd(stack: Stack) -> StackBand:
+    """The band of P:D engines without Ray, by the public stacks of P:D."""
+    catalog = public_pd()
+    without = catalog.unseen(stack)
     parts = {metric: part for metric, each in catalog.components.items() if (part := each.parts(without)) is not None}
     error = FitError(
         tpot_percent=catalog.median_percent[TPOT],
@@ -167,48 +175,34 @@ def _named(stack: Stack, kind: str) -> str:
     return {"model": stack.model, "gpu": stack.gpu, "engine": f"{stack.engine} {stack.version}"}[kind]
 
 
-def why_no_band(
-    hardware: Hardware,
-    shape: ModelShape,
-    deployment: Deployment,
-    workload: Workload,
-    load: Load | None = None,
-    in_flight_per_gpu: Sequence[float] = (),
-) -> str:
-    """Why tables with measured levels have no band: the difference from the public points; empty: there is none.
-    ``load``: None: the load is not judged."""
-    catalog = public_errors()
-    few = _few(catalog, stack_of(hardware, shape, deployment), deployment.mode)
-    return few or _not_covered(catalog, hardware, shape, deployment, workload, load, in_flight_per_gpu)
-
-
-def _few(catalog: ErrorCatalog, stack: Stack, mode: str) -> str:
+def _few(catalog: ErrorCatalog, stack: Stack, mode: str) -> list[str]:
     served = len(catalog.served_as(stack))
     if served >= LEAST_LIKE:
-        return ""
-    return f"{served or 'none'} of them {'are' if served > 1 else 'is'} {mode} with {stack.engine}"
+        return []
+    return [f"{served or 'none'} of them {'are' if served > 1 else 'is'} {mode} with {stack.engine}"]
 
 
-def _why_not_like_left_out(catalog: ErrorCatalog, stack: Stack, mode: str, unseen: Sequence[str]) -> str:
-    """Why the errors of left-out stacks are no errors of this stack; empty: they are."""
+def _unlike_left_out(catalog: ErrorCatalog, stack: Stack, mode: str, unseen: Sequence[str]) -> list[str]:
+    """Why the errors of left-out stacks are no errors of this stack."""
+    unlike = [f"none of them is on {stack.gpu}"] if "gpu" in unseen else []
     if few := _few(catalog, stack, mode):
-        return few
-    if "gpu" in unseen:
-        return f"none of them is on {stack.gpu}"
+        return [*few, *unlike]
     for kind in unseen:
         groups = {group_of(each.stack, kind) for each in catalog.served_as(stack)}
         shares = catalog.left_out.get(kind, {})
+        if kind == "gpu":
+            continue
         if len(groups) < LEAST_LIKE or not shares.keys() >= catalog.components.keys():
-            return (
+            unlike.append(
                 f"too few show what bands of a left-out {KINDS[kind]} hold ({len(groups)} of them), and "
                 f"{_named(stack, kind)} is one"
             )
-        if (held := min(shares.values())) < NEAR[0]:
-            return (
+        elif (held := min(shares.values())) < NEAR[0]:
+            unlike.append(
                 f"bands of a left-out {KINDS[kind]} held {held:.0%} ({len(groups)} of them), and "
                 f"{_named(stack, kind)} is one"
             )
-    return ""
+    return unlike
 
 
 def why_cached(share: float) -> str:
@@ -221,9 +215,9 @@ def _median(catalog: ErrorCatalog, metric: str) -> float:
     return round(statistics.median(known), 1)
 
 
-def no_band(reason: str) -> StackBand:
-    """No band, with the finding that gives the reason."""
-    return StackBand(None, (found("no_band", why=reason),))
+def _no_band(unlike: Sequence[str]) -> StackBand:
+    """No band, with the finding that gives the reasons."""
+    return StackBand(None, (found("no_band", why=", and ".join(unlike)),), tuple(unlike))
 
 
 def _not_covered(
@@ -234,41 +228,43 @@ def _not_covered(
     workload: Workload,
     load: Load | None,
     in_flight_per_gpu: Sequence[float],
-) -> str:
-    """The difference of a prediction from the range of the public points; empty: it is in their range."""
+) -> list[str]:
+    """The differences of a prediction from the range of the public points."""
     covered = catalog.covered
-    if format_only_in_name(shape):
-        return OTHER_WEIGHTS
     if len(catalog.stacks) < LEAST_STACKS:
-        return f"there are {len(catalog.stacks)}, and a band needs {LEAST_STACKS}"
+        return [f"there are {len(catalog.stacks)}, and a band needs {LEAST_STACKS}"]
+    unlike = []
     if weights_of(hardware, shape) not in covered.weights:
-        return f"their weights are {', '.join(covered.weights)}, not {weights_of(hardware, shape)}"
+        unlike.append(f"their weights are {', '.join(covered.weights)}, not {weights_of(hardware, shape)}")
     pools = list(deployment.pools.values())
     mode = hardware.steps.mode if hardware.steps is not None else MEASURED
     if mode != MEASURED:
-        return f"their step times are measured ones, not those of {mode}"
+        unlike.append(f"their step times are measured ones, not those of {mode}")
     if load is not None and not isinstance(load, Closed):
-        return "they are closed loops"
+        unlike.append("they are closed loops")
     if others := sorted({pool.tp for pool in pools} - set(covered.tp)):
-        return f"their TP is {', '.join(map(str, covered.tp))}, not {', '.join(map(str, others))}"
+        unlike.append(f"their TP is {', '.join(map(str, covered.tp))}, not {', '.join(map(str, others))}")
     if any(map(has_wide_experts, pools)):
-        return "none of them spreads experts over more than one node"
+        unlike.append("none of them spreads experts over more than one node")
     if any(pool.pp > 1 or pool.dp > 1 for pool in pools):
-        return "none of them has pipeline or data parallel ranks"
-    return _outside(covered, workload, in_flight_per_gpu)
+        unlike.append("none of them has pipeline or data parallel ranks")
+    return [*unlike, *_outside(covered, workload, in_flight_per_gpu)]
 
 
-def _outside(covered: CoveredRange | PdCovered, workload: Workload, in_flight_per_gpu: Sequence[float]) -> str:
-    """In what lengths or load a prediction is outside of the points' range; empty: in none."""
+def _outside(covered: CoveredRange | PdCovered, workload: Workload, in_flight_per_gpu: Sequence[float]) -> list[str]:
+    """In what lengths and load a prediction is outside of the points' range. Of several loads the first counts."""
     sides = (
-        (workload.longest[0], covered.input_tokens, "input tokens"),
-        (workload.longest[1], covered.output_tokens, "output tokens"),
-        *((each, covered.in_flight_per_gpu, "requests in flight per GPU") for each in in_flight_per_gpu),
+        ([workload.longest[0]], covered.input_tokens, "input tokens"),
+        ([workload.longest[1]], covered.output_tokens, "output tokens"),
+        (in_flight_per_gpu, covered.in_flight_per_gpu, "requests in flight per GPU"),
     )
-    for value, (low, high), what in sides:
-        if not low * (1 - SLACK) <= value <= high * (1 + SLACK):
-            return f"they have {low:g} to {high:g} {what}, not {value:.{0 if value >= 100 else 2}f}"
-    return ""
+    unlike = []
+    for values, (low, high), what in sides:
+        beyond = [each for each in values if not low * (1 - SLACK) <= each <= high * (1 + SLACK)]
+        if beyond:
+            given = f"{beyond[0]:.{0 if beyond[0] >= 100 else 2}f}"
+            unlike.append(f"they have {low:g} to {high:g} {what}, not {given}")
+    return unlike
 
 
 def saturation(
@@ -287,7 +283,8 @@ def saturation(
     full = statistics.fmean(each.kv_full for each in levels)
     if deployment.transport is None:
         tokens = sum(
-            pool.replicas * pool.dp * kv_capacity_tokens(hardware, shape, pool) for pool in deployment.pools.values()
+            pool.replicas * pool.dp * kv_capacity_tokens(hardware, shape, pool)
+            for pool in deployment.served_pools.values()
         )
         full = max(full, statistics.fmean(each.share_above(TIGHT * tokens) for each in levels))
     if full > FULL:

@@ -345,7 +345,8 @@ def calibration_text(calibration: StackCalibration) -> str:
     host, factor, prefill, sync = (math.sqrt(row[index]) for index, row in enumerate(correction.covariance))
     lines = [
         f"correction of the tabulated steps after {counted(correction.fitted_levels, 'level')}:",
-        f"  host {correction.host_ms:.2f} ms per step (+-{host:.2f}), decode x {correction.factor:.3f} "
+        f"  host {correction.host_ms:.2f} ms per step (+-{host:.2f}) and {correction.sequence_us:g} us per decoding "
+        f"sequence, decode x {correction.factor:.3f} "
         f"(+-{factor:.0%}), prefill x {correction.prefill_factor:.3f} (+-{prefill:.0%}), {correction.sync_us:.1f} us "
         f"per layer and doubling of TP (+-{sync:.1f})",
         "  what it leaves unknown of a TPOT: {:.1%} before, {:.1%} after".format(*calibration.spread),

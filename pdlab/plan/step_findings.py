@@ -105,6 +105,7 @@ def _of_tables(
             "steps_of_pd",
             decode=apart.correction.factor,
             prefill=apart.correction.prefill_factor,
+            sequence_us=apart.correction.sequence_us,
             path_ms=apart.pd_overhead_ms,
             source=apart.correction.source,
         )
@@ -121,6 +122,7 @@ def _host_time(correction: Correction) -> Finding:
     return found(
         "host_time",
         host_ms=correction.host_ms,
+        sequence_us=correction.sequence_us,
         sync_us=correction.sync_us,
         spread="not known" if correction.host_sd_ms is None else f"{correction.host_sd_ms:.2g} ms",
         source=correction.source or "of unknown origin",

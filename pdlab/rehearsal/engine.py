@@ -64,7 +64,7 @@ class SimulatedEngine(LLMEngine):  # type: ignore[misc]
         super().__init__(llm_config)
         self.llm_config = llm_config
         self.spec = spec = read_spec()
-        self._pool = spec.deployment.with_engine_kwargs({}).pools[spec.role]
+        self._pool = spec.deployment.served_pools[spec.role]
         stages = [engine_of(spec.hardware, spec.shape, self._pool, prefills_only=False) for _ in range(self._pool.pp)]
         self.clock = SlowClock(spec.slow_down)
         self.core = RealTime(stages, self.clock, self._empty_cache, every_token=spec.rehearsal.chunk_per_token)

@@ -27,6 +27,7 @@ from pdlab.deploy.serve_config import ServeApp, engine_configs, engine_kwargs
 from pdlab.rehearsal import stand_ins
 from pdlab.rehearsal.spec import ENGINE_CLASS, SPEC, EngineSpec, write_spec
 from pdlab.results.schema import Manifest
+from pdlab.sim.argument_effects import with_added
 from pdlab.sim.hardware import Hardware, load_hardware
 from pdlab.sim.level import figures
 from pdlab.sim.simulator import simulate
@@ -94,7 +95,7 @@ class RehearsalSubstitutes:
             role=role,
             hardware=self._hardware,
             shape=shape,
-            deployment=deployment,
+            deployment=with_added(deployment, self._hardware, shape),
             tokenizer=str(Path(self.tokenizer()) / "tokenizer.json"),
             folder=str(shared),
             max_model_len=int(length),
@@ -109,7 +110,8 @@ class RehearsalSubstitutes:
     def _caches(self, deployment: Deployment | None) -> dict[str, EngineCache]:
         assert deployment is not None, "a launch has a deployment"
         return {
-            role: engine_cache(deployment, pool, self._hardware, self._shape) for role, pool in deployment.pools.items()
+            role: engine_cache(deployment, pool, self._hardware, self._shape)
+            for role, pool in with_added(deployment, self._hardware, self._shape).served_pools.items()
         }
 
 
@@ -180,6 +182,7 @@ def best_rate_rps(deployment: Deployment, workload: Workload, hardware: Hardware
     engines = sum(pool.replicas * pool.engines_per_replica for pool in deployment.pools.values())
     concurrency = max(PER_GPU * deployment.gpus, 2 * engines)
     level = Level(load=Closed(concurrency=concurrency), num_requests=3 * concurrency, seed=0)
+    deployment = with_added(deployment, hardware, shape)
     return figures(simulate(deployment, [level], workload, hardware, shape)[0]).requests_per_s
 
 

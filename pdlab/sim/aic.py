@@ -752,6 +752,10 @@ def _refused(what: str, mode: str) -> Iterator[None]:
     except UsageError:
         raise
     except Exception as error:
+        from aiconfigurator_core.sdk.errors import PerfDataNotAvailableError
+
         reason = " ".join(str(error).split())[:240] or type(error).__name__
-        more = "; --table-mode HYBRID takes what is missing from like GPUs and formats" if mode == "SILICON" else ""
-        raise UsageError(f"no {what} ({reason}){more}") from error
+        fix = "name another TP, or other formats (--quant)"
+        if mode == "SILICON" and isinstance(error, PerfDataNotAvailableError):
+            fix = "--table-mode HYBRID takes what is missing from like GPUs and formats"
+        raise UsageError(f"no {what} ({reason}); {fix}") from error

@@ -1,11 +1,13 @@
-"""The engine arguments of vLLM that change a prediction: those that are simulated, and those that are not. Pure."""
+"""The engine arguments of vLLM that change a prediction: those that are simulated, those that are not, and those that a
+launch adds for a model. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pdlab.core.deployment import Deployment
+from pdlab.core.catalog import ModelShape
+from pdlab.core.deployment import Deployment, Pool
 from pdlab.core.hybrid_kv import TURNED_OFF
 from pdlab.core.named_values import engine_arg
 from pdlab.sim.hardware import Hardware
@@ -84,6 +86,26 @@ def _unknown(hardware: Hardware, arguments: Mapping[str, Any], kv_dtype: str | N
             unknown = False
         if unknown:
             yield name
+
+
+def as_launched(pool: Pool, hardware: Hardware, shape: ModelShape) -> Pool:
+    """The pool with the engine arguments that a launch adds for this model and TP, below its own ones."""
+    if hardware.cpu or hardware.engine != "vllm" or hardware.direct is not None:
+        return pool
+    added = shape.engine_kwargs_by_tp.get(pool.tp)
+    return pool.model_copy(update={"engine_kwargs": {**added, **pool.engine_kwargs}}) if added else pool
+
+
+def with_added(deployment: Deployment, hardware: Hardware, shape: ModelShape) -> Deployment:
+    """The deployment with the engine arguments that a launch adds to its pools; what is given for the whole deployment
+    counts more."""
+
+    def changed(pool: Pool) -> Pool:
+        arguments = as_launched(pool, hardware, shape).engine_kwargs
+        own = {key: value for key, value in arguments.items() if key not in deployment.engine_kwargs}
+        return pool.model_copy(update={"engine_kwargs": {**own, **pool.engine_kwargs}})
+
+    return deployment.with_pools(changed)
 
 
 LAUNCHED_ON_CPUS = ("block_size", "enforce_eager", "async_scheduling")  # a launch without GPUs decides these itself

@@ -108,7 +108,7 @@ def computed(
         for each, constant in home.constants.items()
     }
     return Hardware(
-        name=f"{name.lower()}-{engine}-{planned}",
+        name=f"{name.lower()}-{engine}-{planned}-tables",
         gpu=name,
         gpu_type=name,
         gpus_per_node=gpus_per_node or type_.gpus_per_node,

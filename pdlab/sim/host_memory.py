@@ -42,7 +42,7 @@ class HostMemory:
             raise UsageError(f"--kv-connector {name} is not simulated, only --kv-offload-gb is: leave it out")
         if deployment.kv_offload_gb is None:
             return None
-        pool = next(iter(deployment.pools.values()))  # the one that prefills
+        pool = next(iter(deployment.served_pools.values()))  # the one that prefills
         hardware = hardware.of(pool)
         known = known_gpu(hardware.gpu_type)
         if known is None or known.host_gb_per_s is None:

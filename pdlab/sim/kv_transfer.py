@@ -126,11 +126,10 @@ def on_nodes(hardware: Hardware, nodes: Sequence[ClusterNode]) -> Hardware:
         network=next(iter(wires)) if len(wires) == 1 else "tcp",
         node_gb_per_s=line,
     )
-    changed = [_with_memory_of(each, nodes) for each in (hardware, *hardware.beside)]
-    if line is not None:
-        share = {"alltoall_gb_per_s": min(hardware.value("alltoall_gb_per_s"), line / hardware.gpus_per_node)}
-        changed = [each.with_values(share) for each in changed]
-    return changed[0].model_copy(update={"wires": found, "beside": tuple(changed[1:])})
+    changed = [
+        _with_memory_of(each, nodes).model_copy(update={"wires": found}) for each in (hardware, *hardware.beside)
+    ]
+    return changed[0].model_copy(update={"beside": tuple(changed[1:])})
 
 
 def _with_memory_of(hardware: Hardware, nodes: Sequence[ClusterNode]) -> Hardware:

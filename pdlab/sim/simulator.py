@@ -204,7 +204,7 @@ class System(Stepping):
         self.hardware, self.shape, self.block_tokens = hardware, shape, hardware.block_tokens
         self.repeated, self.hit_rate = prompts == "repeated", prefix_hit_rate
         topology = deployment.topology
-        pools = deployment.with_engine_kwargs({}).pools if deployment.engine_kwargs else deployment.pools
+        pools = deployment.served_pools
         self.engines = {role: self._engines(pool, role) for role, pool in pools.items()}
         self.all_engines = [engine for engines in self.engines.values() for engine in engines]
         self.caches: dict[Engine, EngineCache] = {}

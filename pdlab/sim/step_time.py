@@ -129,7 +129,9 @@ def step_costs(hardware: Hardware, shape: ModelShape, pool: Pool) -> StepCosts:
     if pool.dp > 1:
         nodes_reached = nodes * (1 - (1 - 1 / nodes) ** shape.experts_per_token) * (nodes - 1) / nodes
         exchanged_values = 3 * shape.hidden * nodes_reached * (shape.layers - shape.dense_layers)
-        exchange_s = exchanged_values / (value("alltoall_gb_per_s") * 1e9 * tp)
+        line = hardware.wires.node_gb_per_s if hardware.wires is not None else None
+        share = math.inf if line is None else line / hardware.gpus_per_node
+        exchange_s = exchanged_values / (min(value("alltoall_gb_per_s"), share) * 1e9 * tp)
     experts_in_use = max(shape.experts * value("experts_in_use"), shape.experts_per_token + 1.0)
     return StepCosts(
         fixed_s=value("launch_ms") * 1e-3 * shape.layers / REFERENCE_LAYERS

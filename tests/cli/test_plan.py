@@ -784,6 +784,12 @@ class TestALoadThatIsNotServed:
         out = capsys.readouterr().out
         assert "No deployment keeps up with the load, so requests queue up" in out and "requests/s take" not in out
 
+    def test_beyond_every_capacity_what_serves_most_per_gpu_is_first(self) -> None:
+        made = planner.plan(scenario(), "gpt-oss-120b", nodes(1), 8, rate_rps=200.0).candidates
+        served = [each.best_or_nearest.requests_per_s * each.copies / each.total_gpus for each in made]
+        assert served == sorted(served, reverse=True) and served[0] > 1.5 * served[-1]
+        assert {"collocated-4xtp2", "collocated-2xtp4"} == {each.deployment.label for each in made[:2]}
+
     @pytest.mark.parametrize(("rate_rps", "serves"), [(15.0, True), (30.0, False), (300.0, False)])
     def test_no_deployment_of_eight_gpus_serves_more_than_it_can(self, rate_rps: float, serves: bool) -> None:
         """Of 20 requests/s with 5000:250 tokens collocated 4xTP2 serves 19.5, and no other deployment keeps up."""

@@ -12,10 +12,14 @@ from hypothesis import strategies as st
 from support.plans import HARDWARE
 
 from pdlab.cli import plan
+from pdlab.core.catalog import require_shape
 from pdlab.core.errors import UsageError
+from pdlab.core.workload import Level
 from pdlab.plan import csv_predictions
 from pdlab.plan.csv_columns import ALIASES
 from pdlab.plan.csv_rows import RefusedRow, RequestedRow, read
+from pdlab.plan.stack_bands import saturation
+from pdlab.sim.simulator import simulate
 
 
 def one(text: str) -> RequestedRow:
@@ -89,6 +93,11 @@ def test_many_ways_to_write_a_configuration(text: str, label: str) -> None:
         ("tp,dp,conc,attention_dp,gpus\n1,4,8,8,8\n", "dp_attention"),
         ("mode,p_tp,d_tp,conc,d_attention_dp\npd-pack,4,4,8,4\n", "d_dp_attention"),
         ("tp,conc,dcp\n4,8,8\n", "context_parallel"),
+        ("tp,conc,chunked_prefill_size\n4,8,-1\n", "max_num_batched_tokens"),
+        ("tp,conc,max_num_batched_tokens\n4,8,auto\n", "max_num_batched_tokens"),
+        ("tp,conc,gpu_memory_utilization\n4,8,90%\n", "gpu_memory_utilization"),
+        ("tp,conc,gpu_memory_utilization\n4,8,1.5\n", "gpu_memory_utilization"),
+        ("tp,conc,async_scheduling\n4,8,perhaps\n", "async_scheduling"),
         ("tp,conc,block_size\n4,8,64\n", "block_size"),
         ("tp,conc,enforce_eager\n4,8,true\n", "enforce_eager"),
         ("tp,conc,stream_interval\n4,8,0\n", "stream_interval"),
@@ -160,15 +169,16 @@ def test_memory_and_scheduling_of_an_engine_are_simulated() -> None:
     assert float(ahead["predicted_mean_ttft_ms"]) > float(own["predicted_mean_ttft_ms"]), "two steps are in flight"
 
 
-@pytest.mark.parametrize("cell", ["0", "1.5", "much"])
-def test_a_share_of_memory_is_one(cell: str) -> None:
-    with pytest.raises(UsageError, match="line 2: gpu_memory_utilization"):
-        read(f"tp,conc,gpu_memory_utilization\n4,8,{cell}\n", "in.csv")
-
-
-def test_scheduling_is_on_or_off() -> None:
-    with pytest.raises(UsageError, match="line 2: async_scheduling 'perhaps'"):
-        read("tp,conc,async_scheduling\n4,8,perhaps\n", "in.csv")
+def test_a_full_memory_of_a_stated_share_is_near_saturation() -> None:
+    """1xtp1 on H200: half of the memory leaves room for few requests, and the levels wait for it."""
+    rows = "tp,isl,osl,conc,num_prompts,gpu_memory_utilization\n1,2000,300,36,216,\n1,2000,300,36,216,0.52\n"
+    whole, half = read(rows, "in.csv").requested
+    assert isinstance(whole, RequestedRow) and isinstance(half, RequestedRow)
+    hardware, shape = HARDWARE.with_values({"memory_gb": 150.0}), require_shape("gpt-oss-120b")
+    for row, full in ((whole, False), (half, True)):
+        level = Level(load=row.load, num_requests=row.num_requests, seed=0)
+        levels = simulate(row.deployment, [level], row.workload, hardware, shape)
+        assert bool(saturation(levels, hardware, shape, row.deployment)) is full
 
 
 @pytest.mark.parametrize("cell", ["0", "-1", "2.5", "many"])

@@ -254,6 +254,24 @@ class TestPlan:
         assert "Extrapolated: EP (fit: no EP)" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("rate", "falls_behind"), [(9, False), (14, True), (30, True)])
+def test_rows_of_a_rate_that_is_not_served_say_so_and_have_no_interval(
+    rate: float, falls_behind: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Prefill of the deployment serves 11.4 requests/s. Few requests and many are of one operating point."""
+    path = tmp_path / "in.csv"
+    path.write_text(
+        "config,itl,request_rate,num_prompts,prompts\n"
+        + "".join(f"pd-spread-p1xtp4-d1xtp4,5000,{rate},{count},fresh\n" for count in (100, 1680))
+    )
+    assert cli_plan.main(["--predict", str(path)]) == 0
+    for row in csv.DictReader(io.StringIO(capsys.readouterr().out)):
+        assert (row["predicted_mean_ttft_ms_high"] == "") is falls_behind
+        assert (f"overload: {rate} requests/s arrive" in row["prediction_note"]) is falls_behind
+    assert cli_plan.main(["--explain", "pd-spread-p1xtp4-d1xtp4", "--rate", str(rate)]) == 0
+    assert (f"overload: {rate} requests/s arrive" in capsys.readouterr().out) is falls_behind
+
+
 def test_rows_outside_have_a_note_and_no_interval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "in.csv"
     path.write_text(

@@ -3,25 +3,29 @@ decode apart are compared with collocated engines of the size that the load need
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.plans import HARDWARE, MODEL, SHAPE, nodes, scenario
 
 from pdlab.cli import plan as cli_plan
-from pdlab.core.deployment import Deployment, Disaggregated, Role, parse_label
+from pdlab.core.catalog import require_shape
+from pdlab.core.deployment import Deployment, Disaggregated, Pool, Role, parse_label
 from pdlab.core.errors import PlacementError
-from pdlab.core.nodes import ClusterNode, ClusterView
+from pdlab.core.nodes import ClusterNode, ClusterView, Nic
 from pdlab.core.workload import Workload
 from pdlab.deploy.serve_config import engine_kwargs
 from pdlab.placement.solver import cpus_per_group
 from pdlab.plan.accuracy import MeasuredSweep
-from pdlab.plan.engine_arguments import measured_as_launched, with_added
+from pdlab.plan.engine_arguments import measured_as_launched
 from pdlab.plan.planned_nodes import planned_nodes
 from pdlab.plan.planner import Candidate, Plan, plan
+from pdlab.sim.argument_effects import with_added
 from pdlab.sim.engine_host import host_of
 from pdlab.sim.hardware import Hardware, load_hardware
 from pdlab.sim.kv_transfer import on_nodes
+from pdlab.sim.step_time import step_costs
 
 WITHOUT_RAY = HARDWARE.model_copy(update={"direct": host_of("vllm").direct})
 SLO = {"ttft_s": 2.0, "tpot_s": 0.012}
@@ -59,6 +63,24 @@ def test_a_deployment_that_is_explained_is_that_one(capsys: pytest.CaptureFixtur
     assert "collocated-4xtp2" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("tabulated")
+def test_a_deployment_of_two_gpu_types_is_explained_under_the_load_that_is_given(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["--p-hardware", "H100", "--d-hardware", "H200", "--explain", "pd-spread-p1xtp8-d1xtp4"]
+    assert cli_plan.main([*words, "--concurrency", "12"]) == 0
+    assert "concurrency 12 " in capsys.readouterr().out
+
+
+def test_copies_of_a_rate_take_whole_nodes() -> None:
+    """One copy on a node of eight GPUs is paid for as eight, whatever copies would fit beside it."""
+    on_nodes_of_eight = replace(scenario(**SLO), count="nodes")
+    found = plan(on_nodes_of_eight, MODEL, nodes(2), 16, rate_rps=1.0)
+    assert {each.total_gpus for each in found.candidates} <= {8, 16} and found.candidates[0].total_gpus == 8
+    used = {each.copies * each.deployment.gpus for each in found.candidates}
+    assert min(used) < 8
+
+
 def test_requests_in_flight_are_shared_by_gpu() -> None:
     """Three of eight GPUs get three of eight requests: with more they would be busier, and look better."""
     found = planned(8, concurrencies=(8, 32)).candidates
@@ -84,6 +106,21 @@ def test_nodes_that_hold_no_engine_are_refused_as_a_launch_refuses_them() -> Non
         planned(8, view_of(1))
 
 
+def test_the_exchange_of_experts_is_at_most_the_line_rate_and_not_for_ever() -> None:
+    """A file on slow nodes, planned for faster ones, has theirs."""
+    shape, pool = require_shape("deepseek-v3"), Pool(dp=16, expert_parallel=True)
+
+    def exchange_s(gbit_per_s: float | None, start: Hardware = HARDWARE) -> tuple[float, Hardware]:
+        nic = Nic(kind="infiniband", count=8, gbit_per_s=gbit_per_s)
+        made = on_nodes(start, [ClusterNode(id="a", gpu_type="H100", gpus=8, nic=nic)])
+        return step_costs(made, shape, pool).exchange_s, made
+
+    (slow_s, slow), (fast_s, _) = exchange_s(10), exchange_s(10_000)
+    own_s = step_costs(HARDWARE, shape, pool).exchange_s
+    assert fast_s == own_s and slow_s == pytest.approx(own_s * HARDWARE.value("alltoall_gb_per_s") / 1.25)
+    assert exchange_s(10_000, slow)[0] == own_s
+
+
 def test_memory_that_a_file_states_is_that_of_the_plan() -> None:
     """The smallest node counts; a node of another GPU type does not."""
     sizes = [("H100", 60.0), ("H100", 40.0), ("H200", 20.0), ("H100", None)]
@@ -101,6 +138,16 @@ def test_what_a_plan_does_not_take_from_a_file_is_said(tmp_path: Path, capsys: p
     notes = capsys.readouterr().err.splitlines()
     assert [line.partition(": it")[0] for line in notes if "such nodes" in line] == [f"note: --node {file}"]
     assert len([line for line in notes if "in use" in line]) == 1
+
+
+@pytest.mark.parametrize("words", [["--gpus", "8"], ["--explain", "pd-spread-p1xtp4-d1xtp4"]], ids=str)
+def test_nodes_without_a_network_are_named(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("nodes: [{id: a, gpu_type: H100, gpus: 8, cpus: 96, head: true}]\n")
+    assert cli_plan.main([*words, "--concurrency", "8", "--node", str(file)]) == 0
+    assert len([line for line in capsys.readouterr().err.splitlines() if "no nic of a " in line]) == 1
 
 
 class TestArgumentsOfALaunch:
@@ -140,9 +187,9 @@ class TestArgumentsOfALaunch:
     def test_runs_of_a_launch_have_them_and_those_of_others_not(self) -> None:
         sweep = MeasuredSweep(
             name="a", deployment=Deployment(topology=parse_label("collocated-2xtp1")), workload=Workload(), levels=(),
-            values=(), prompts="fresh", warmed=True,
+            values=(), prompts="fresh", launched=True,
         )  # fmt: skip
         (pool,) = measured_as_launched(sweep, HARDWARE, SHAPE).deployment.pools.values()
         assert pool.engine_kwargs["gpu_memory_utilization"] == 0.94
-        others = sweep.model_copy(update={"warmed": False})
+        others = sweep.model_copy(update={"launched": False})
         assert measured_as_launched(others, HARDWARE, SHAPE) == others

@@ -22,7 +22,7 @@ from pdlab.plan.extrapolation import OutsideFit, outside_fit
 from pdlab.plan.pd_catalog import public_pd, with_pd_correction
 from pdlab.plan.rate_matching import RateMatcher
 from pdlab.plan.scenario import Scenario
-from pdlab.plan.stack_bands import OTHER_WEIGHTS, StackBand, band_of, why_no_band
+from pdlab.plan.stack_bands import OTHER_WEIGHTS, StackBand, band_of
 from pdlab.plan.stack_prior import LEAST_STACKS
 from pdlab.plan.step_findings import step_findings
 from pdlab.sim import aic
@@ -199,6 +199,28 @@ def test_a_ranking_has_a_verdict_only_where_there_is_a_band() -> None:
 CLOSED = Closed(concurrency=8)
 
 
+@pytest.mark.parametrize(
+    ("label", "load", "banded"),
+    [
+        ("collocated-1xtp4", CLOSED, True),
+        ("collocated-1xtp2", CLOSED, True),  # the errors include those of a TP that was not measured
+        ("collocated-1xtp2", Open(rate_rps=1.0), False),
+        ("pd-pack-p1xtp4-d1xtp4", CLOSED, False),
+    ],
+)
+def test_a_ranking_and_a_predicted_row_judge_alike(label: str, load: Closed | Open, banded: bool) -> None:
+    deployment = Deployment(model="gpt-oss-120b", topology=parse_label(label))
+    scenario = Scenario(measured(), GPT_OSS, WORKLOAD, Slo(ttft_s=2.0, tpot_s=0.02))
+    assert (scenario.outside(deployment, scenario.outcome(deployment, load, 5.0)) == ()) is banded
+    rows = "config,isl,osl,concurrency,request_rate,num_prompts,prompts\n"
+    given = f"{load.concurrency}," if isinstance(load, Closed) else f",{load.rate_rps}"
+    (row,) = csv_predictions.predict(
+        read(f"{rows}{label},1024,1024,{given},24,fresh\n", "rows.csv", "gpt-oss-120b").requested, measured(), (0,)
+    )
+    assert (row["predicted_mean_tpot_ms_low"] != "") is banded
+    assert ("extrapolated" in row[csv_predictions.NOTE] or "without a band" in row[csv_predictions.NOTE]) is not banded
+
+
 def test_levels_that_contradict_their_correction_leave_no_band() -> None:
     """`pdlab calibrate` then writes no errors. Those of stacks without measured levels are not its errors either."""
     contradicting = computed("H200", "vllm", "0.18").with_correction(Correction(fitted_levels=6))
@@ -246,8 +268,10 @@ def test_a_format_that_only_the_name_has_leaves_no_band(tmp_path: Path) -> None:
         assert (band(shape=shape).error is not None) is (number != 1)
         hardware = measured().model_copy(update={"fit": None})
         deployment = Deployment(topology=parse_label("collocated-1xtp4"))
-        why = why_no_band(hardware, shape, deployment, WORKLOAD)
-        assert why == (OTHER_WEIGHTS if number == 1 else "")
+        of_levels = band_of(hardware, shape, deployment, WORKLOAD, None, [], ())
+        assert of_levels.unlike == ((OTHER_WEIGHTS,) if number == 1 else ())
+        apart = band(shape=shape, label="pd-spread-p1xtp4-d1xtp4")
+        assert (OTHER_WEIGHTS in apart.unlike) is (number == 1)
 
 
 @pytest.mark.parametrize("name", ["Llama-3.1-70B", "Llama-3.1-70B-pruned"])
@@ -283,6 +307,29 @@ def test_a_host_time_of_unknown_spread() -> None:
         assert [each.numbers["spread"] for each in findings if each.code == "host_time"] == [spread]
 
 
+@pytest.mark.parametrize(("version", "sequence_us"), [("0.10", 27), ("0.29", 7)])
+def test_the_time_of_a_sequence_is_told(version: str, sequence_us: float) -> None:
+    """Two versions may have the same time of a step: a batch tells them apart."""
+    hardware = with_stack_prior(computed("H200", "vllm", version, bare=True), GPT_OSS)
+    both = [Deployment(topology=parse_label(label)) for label in ("collocated-1xtp4", PD)]
+    told = [each for each in step_findings(hardware, GPT_OSS, both) if each.code in ("host_time", "steps_of_pd")]
+    assert len(told) == 2 and all(f"{sequence_us} us per decoding sequence" in each.text for each in told)
+
+
+@pytest.mark.parametrize("label", ["collocated-1xtp8", "collocated-1xtp16"])
+def test_an_engine_over_several_nodes_is_told_by_which_link(label: str) -> None:
+    """The tables know the network. Fitted constants do not."""
+    requested = read(f"config,itl,otl,concurrency\n{label},1024,128,4\n", "x").requested
+    for hardware, words in (
+        (computed("GB200", "vllm", "0.24"), "with the link that the tables have between nodes of GB200"),
+        (load_hardware("h100-vllm-0.11"), "as if NVLink joined them"),
+    ):
+        (found,) = csv_predictions.predict(requested, hardware)
+        over_nodes = int(label.rpartition("tp")[2]) > hardware.gpus_per_node
+        assert (words in found[csv_predictions.NOTE]) is over_nodes
+        assert ("NVLink" in found[csv_predictions.NOTE]) is (over_nodes and hardware.steps is None)
+
+
 def known_correction(hardware: Hardware) -> Correction:
     """Of vLLM 0.18, in the host's file."""
     assert hardware.steps is not None
@@ -311,6 +358,41 @@ def test_a_predicted_row_has_the_band_and_what_it_rests_on() -> None:
     assert low < value < high
     assert math.log(high / value) == pytest.approx(math.log(value / low), rel=0.01)
     assert "public stacks" in str(row[csv_predictions.NOTE])
+
+
+def test_a_row_with_a_band_is_not_called_extrapolated() -> None:
+    banded, beyond = predicted(computed("H200", "vllm", "0.18"), "4,1024,1024,8,24", "4,60000,1024,8,24")
+    assert "extrapolated" not in str(banded[csv_predictions.NOTE])
+    assert "extrapolated: no measured run on H200" in str(beyond[csv_predictions.NOTE])
+
+
+def test_every_reason_for_no_band_is_named() -> None:
+    """Another GPU, lengths, TP and load, and an engine argument; near saturation hides none of them."""
+    found = band(
+        "L40S",
+        label="collocated-1xtp16",
+        workload=Workload(input_tokens=60_000, output_tokens=30_000),
+        load=Open(rate_rps=1),
+        in_flight=500.0,
+        async_scheduling=False,
+    )
+    reasons = "; ".join(found.unlike)
+    for each in ("L40S", "input tokens", "output tokens", "in flight", "TP is", "closed loops", "async_scheduling"):
+        assert reasons.count(each) == 1, each
+    split = band(engine="trtllm", label="pd-spread-p1xtp4-d1xtp4", workload=Workload(input_tokens=60_000))
+    assert "input tokens" in "; ".join(split.unlike) and len(split.unlike) > 1
+    hardware = computed("H100", "vllm", "0.18").with_values({"overhead_gb": 19.0})
+    (full,) = predicted(hardware, "2,40000,1024,64,128")
+    note = str(full[csv_predictions.NOTE])
+    assert "near saturation" in note and "input tokens, not 40000" in note
+
+
+def test_a_plan_of_tables_names_lengths_that_no_public_point_has() -> None:
+    long = Workload(input_tokens=60_000, output_tokens=1000)
+    deployment = Deployment(model="gpt-oss-120b", topology=parse_label("collocated-1xtp4"))
+    scenario = Scenario(computed("H200", "vllm", "0.18"), GPT_OSS, long, Slo(tpot_s=0.02))
+    outside = scenario.outside(deployment)
+    assert [each.dimension for each in outside] == ["no fit", "errors"] and "60000" in outside[1].text
 
 
 def test_a_row_of_another_version_than_the_plan_has_no_band() -> None:

@@ -313,6 +313,14 @@ def test_a_run_is_compared_as_its_own_model_under_another_name(
     assert "is of openai/gpt-oss-120b, predicted as gpt-oss-20b" in capsys.readouterr().err
 
 
+def test_tables_without_errors_claim_none_in_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = run(tmp_path / "run", gpu="H100", version="0.11.0", loads=(4,))
+    for hardware, told in ((["H100", "--engine-version", "0.24"], False), (["h100-vllm-0.11"], True)):
+        assert cli_plan.main(["--compare", runs, "--hardware", *hardware]) == 0
+        out = capsys.readouterr().out
+        assert "run is extrapolated: " in out and ("come from other runs" in out) is told
+
+
 def test_a_stack_that_is_faster_than_its_tables_is_found_in_few_rounds() -> None:
     """Its host time goes to 0 in the first round, from where the next one must still see what the host's time does."""
     hurried = Correction(host_ms=0.0, factor=0.85, prefill_factor=1.0, sequence_us=SEQUENCE_US)
@@ -361,7 +369,7 @@ def test_a_level_that_the_stack_cannot_have_is_named() -> None:
 def test_what_contradicts_the_stack_leaves_a_file_without_errors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = [run(tmp_path / "true"), run(tmp_path / "wrong", label="collocated-1xtp2", loads=(4,), faster=0.02)]
+    runs = [run(tmp_path / "true"), run(tmp_path / "wrong", label="collocated-1xtp2", loads=(4,), faster=0.1)]
     doubtful, again = tmp_path / "doubtful.yaml", tmp_path / "again.yaml"
     assert cli_calibrate.main(["--runs", *runs, "--start", "H200", "--out", str(doubtful)]) == 0
     out, error = capsys.readouterr()

@@ -16,6 +16,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.model_files import CONFIG, MODELOPT
 from pdlab.core.model_size import kv_bytes_per_token_layer
 from pdlab.sim import aic
+from pdlab.sim.computed_hardware import computed
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.step_source import Tabulated
 from pdlab.sim.step_time import StepCosts
@@ -216,7 +217,8 @@ LLAMA_FP8 = "nvidia--Llama-3.1-70B-Instruct-FP8"
 def _model_folder(name: str, folder: Path) -> Path:
     source = Path(str(importlib.util.find_spec("aiconfigurator_core").origin)).parent / "model_configs"  # type: ignore[union-attr]
     for file in (CONFIG, MODELOPT):
-        (folder / file).write_bytes((source / f"{name}_{file}").read_bytes())
+        if (packaged := source / f"{name}_{file}").exists():
+            (folder / file).write_bytes(packaged.read_bytes())
     return folder
 
 
@@ -346,3 +348,21 @@ def test_a_model_without_the_keys_of_a_config_is_refused() -> None:
 
 def test_fitted_constants_stay_the_first_choice() -> None:
     assert isinstance(steps_of(load_hardware("h100-vllm-0.11"), GPT_OSS, Pool(tp=4)), StepCosts)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("aiconfigurator_core") is None, reason="needs the extra perf")
+@pytest.mark.parametrize(
+    ("name", "gpu", "fix"),
+    [
+        # Its experts' width of 1,536 over 8 ranks is no multiple of the 128 columns that share a scale.
+        ("MiniMaxAI--MiniMax-M2.5", "H200", "name another TP, or other formats (--quant)"),
+        ("openai--gpt-oss-120b", "A100-80G", "--table-mode HYBRID takes what is missing"),
+    ],
+)
+def test_a_refusal_names_a_fix_that_mends_it(name: str, gpu: str, fix: str, tmp_path: Path) -> None:
+    """Similar tables help where measured ones are missing, and not where the package builds no such model."""
+    shape = require_shape(str(_model_folder(name, tmp_path)))
+    with pytest.raises(UsageError) as refused:
+        steps_of(computed(gpu), shape, Pool(tp=8))
+    assert fix in str(refused.value)
+    assert ("HYBRID" in str(refused.value)) is ("HYBRID" in fix)

@@ -10,6 +10,7 @@ from support.model_folders import GPT_OSS_120B, model_folder
 from pdlab.core.catalog import known_gpus, require_shape
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool, parse_label
 from pdlab.core.errors import UsageError
+from pdlab.core.files import CONFIGS
 from pdlab.core.model_size import kv_bytes_per_token_layer
 from pdlab.core.workload import Closed, Level, Workload
 from pdlab.plan.step_findings import step_findings
@@ -104,7 +105,7 @@ def test_a_fit_keeps_the_windows_of_its_runs() -> None:
 
 def test_a_gpu_type_has_its_memory_and_the_rest_as_at_home() -> None:
     hardware = computed("h200", "vllm", "0.29")
-    assert (hardware.name, hardware.gpu_type, hardware.gpus_per_node) == ("h200-vllm-0.29", "H200", 8)
+    assert (hardware.name, hardware.gpu_type, hardware.gpus_per_node) == ("h200-vllm-0.29-tables", "H200", 8)
     assert hardware.steps is not None
     assert (hardware.steps.system, hardware.steps.version) == ("h200_sxm", "0.24.0")
     assert hardware.value("memory_gb") == known_gpus()["H200"].memory_gb[0]
@@ -114,6 +115,11 @@ def test_a_gpu_type_has_its_memory_and_the_rest_as_at_home() -> None:
     more = 4 * 0.9 * (hardware.value("memory_gb") - home.value("memory_gb")) * 1e9
     grown = kv_pool_bytes(hardware, GPT_OSS, TP4) - kv_pool_bytes(home, GPT_OSS, TP4)
     assert grown == pytest.approx(more, rel=0.01)
+
+
+def test_tables_have_no_name_of_a_fit() -> None:
+    fits = {path.stem for path in (CONFIGS / "catalog").glob("*.yaml")}
+    assert "h100-vllm-0.11" in fits and computed("H100", "vllm", "0.11").name not in fits
 
 
 def test_every_gpu_type_with_tables_can_be_computed() -> None:

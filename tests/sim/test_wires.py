@@ -95,10 +95,6 @@ def test_a_network_that_no_kv_cache_crosses_is_none() -> None:
         assert [each.code for each in findings] == ["network_not_fitted"] * crosses
 
 
-def test_tokens_of_experts_cross_the_same_nics() -> None:
-    assert on_nodes(H100, [node("roce", 1, 100)]).value("alltoall_gb_per_s") == pytest.approx(12.5 / 8)
-
-
 def test_a_pack_without_nvlink_has_the_rate_of_pcie() -> None:
     l40s = H100.model_copy(update={"gpu_type": "L40S"})
     assert pack(l40s).prefill_bytes_per_s == 32e9 < pack(H100).prefill_bytes_per_s
