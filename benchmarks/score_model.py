@@ -114,6 +114,16 @@ class ScoredStack(Frozen):
     in_doubt: bool = False
     """Its tables are: other stacks are not predicted by it, and it has no band."""
 
+    def means(self, point: PublicPoint) -> bool:
+        """Whether it is the entry of the point's stack, if no entry before it is."""
+        stack = point.stack
+        wanted = (point.model_id, point.precision, stack.engine, stack.mode)
+        return (
+            wanted == (self.model, self.precision, self.engine, self.serving)
+            and stack.gpu in self.gpus
+            and (not self.versions or stack.version in self.versions)
+        )
+
 
 def write_models() -> None:
     """Write the numbers of all models that are scored, by the names of their stacks."""
@@ -146,10 +156,14 @@ class Scored(Frozen):
     points: tuple[Any, ...]
 
 
+def scored_stacks() -> tuple[ScoredStack, ...]:
+    """Of scored_stacks.yaml."""
+    return TypeAdapter(tuple[ScoredStack, ...]).validate_python(parse_yaml(STACKS.read_text(encoding="utf-8")))
+
+
 def chosen(tables: list[Path], most: int, serving: Serving = "collocated") -> Iterator[tuple[Stack, Scored]]:
     """The stacks that are scored, with a sample of their points."""
-    entries = parse_yaml(STACKS.read_text(encoding="utf-8"))
-    known = TypeAdapter(tuple[ScoredStack, ...]).validate_python(entries)
+    known = scored_stacks()
     points: list[PublicPoint] = []
     for path in tables:
         points += read_points(path.read_text(encoding="utf-8"), str(path)).points
@@ -158,15 +172,8 @@ def chosen(tables: list[Path], most: int, serving: Serving = "collocated") -> It
     if serving == "collocated":  # a plan gives no band to others
         few = [each for each in few if all(pool.dp == pool.pp == 1 for pool in each.row.deployment.pools.values())]
     for stack, members in sample([each for each in few if each.stack.mode == serving], most).items():
-        first = members[0]
-        for entry in known:
-            wanted = (entry.model, entry.precision, entry.engine, entry.serving)
-            fits = wanted == (first.model_id, first.precision, stack.engine, serving) and stack.gpu in entry.gpus
-            if fits and (not entry.versions or stack.version in entry.versions):
-                break
-        else:
-            continue
-        if len(members) < FEWEST:
+        entry = next((each for each in known if each.means(members[0])), None)
+        if entry is None or len(members) < FEWEST:
             continue
         hardware = bare_hardware(stack, entry.quant, entry.mode)
         shape = as_served(shape_of(entry), hardware)

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from score_model import scored_stacks
 from stack_scores import scoring
 from stack_scores.chance import BandedLevel, points_in_band, sum_of
 from stack_scores.components import is_represented
@@ -43,6 +44,7 @@ from pdlab.plan.pd_catalog import public_pd
 from pdlab.plan.stack_prior import LEAST_STACKS, EffectSds, ErrorComponents, Stack, prior_of
 from pdlab.sim import aic
 from pdlab.sim.hardware import Hardware
+from pdlab.sim.kv_transfer import wire_rate
 from pdlab.sim.simulator import simulate
 from pdlab.sim.step_source import Correction, Tabulated
 
@@ -288,6 +290,26 @@ def test_a_ratio_counts_with_its_best_point() -> None:
     assert lost_by_ratio([slow, of_ratio(1, 1, 4, 4), of_ratio(1, 2, 5, 5)]) == [0]
     assert rank_of([slow, of_ratio(1, 1, 4, 5), of_ratio(1, 2, 5, 9)]) == 1
     assert rank_of([slow]) is None
+
+
+@pytest.mark.parametrize(
+    ("gpu", "version", "kvcache"),
+    # By requests that waited for memory (decision 043).
+    [("B200", "0.19", "fp8"), ("B300", "0.19", "fp8"), ("B200", "0.17", None), ("H100", "0.18", None)],
+)
+def test_a_stack_has_the_formats_of_its_version(gpu: str, version: str, kvcache: str | None) -> None:
+    point = points_of("a", "h100")[0]._replace(
+        stack=Stack("MiniMax-M2.5 fp8", gpu, "vllm", version, "collocated"), model_id="MiniMaxAI/MiniMax-M2.5"
+    )
+    entry = next(each for each in scored_stacks() if each.means(point))
+    assert entry.quant.get("kvcache") == kvcache
+
+
+def test_engines_of_pd_have_the_network_of_their_nodes() -> None:
+    for gpu in ("H200", "GB200"):
+        assert wire_rate(hardware(Stack("m", gpu, "trtllm", "1.2", "pd")), "srd") == (50.0, False), (
+            "400 Gbit/s for each GPU"
+        )
 
 
 TABLES = os.environ.get("PDLAB_PUBLIC_TABLES", "")
