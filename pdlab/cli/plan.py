@@ -32,6 +32,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import command
 from pdlab.core.files import write_output
 from pdlab.core.gpu_count import COUNT_HELP, DEFAULT_COUNT, Count
+from pdlab.core.hybrid_kv import OFFLOADING
 from pdlab.core.output_paths import check_folder, check_picture, check_writable, distinct
 from pdlab.core.settings import (
     AboveZero,
@@ -566,6 +567,8 @@ def _scenario(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> 
         hardware = with_scattered_blocks(hardware, shape, blocks.extra_s_per_token)
     elif hardware.engine != "vllm":  # copies of single blocks were seen with vLLM alone
         hardware = with_scattered_blocks(hardware, shape, 0.0)
+    if settings.kv_offload_gb:
+        hardware = hardware.beside_connectors((OFFLOADING,))
     return Scenario(
         hardware=hardware,
         shape=shape,

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pdlab.core.deployment import Deployment
+from pdlab.core.text import version_numbers
 from pdlab.core.version import STACK
 
 TURNED_OFF = "disable_hybrid_kv_cache_manager"  # the engine argument
@@ -22,17 +23,19 @@ SUPPORTING = frozenset(
         *("OffloadingConnector", "SimpleCPUOffloadConnector", "DecodeBenchConnector", "ExampleHiddenStatesConnector"),
     }
 )
+OFFLOADING = "OffloadingConnector"  # of --kv-offload-gb
 SEVERAL = "MultiConnector"  # supports it if all of its connectors do
 
 
 def is_hybrid(arguments: Mapping[str, Any], connectors: Sequence[str] = (), version: str = STACK["vllm"]) -> bool:
     """Whether engines with these arguments keep windows alone. ``connectors``: KV connectors that the arguments do not
-    name. ``version``: of vLLM."""
+    name. ``version``: of vLLM; that of pdlab's stack if it is no number."""
     if arguments.get(TURNED_OFF):
         return False
     beside = {*connectors, *_connectors_in(arguments.get("kv_transfer_config"))}
-    major_minor = tuple(map(int, version.split(".")[:2]))
-    return major_minor >= (BESIDE_CONNECTORS_SINCE if beside else SINCE) and beside <= SUPPORTING
+    numbers = version_numbers(version) or version_numbers(STACK["vllm"])  # "current"
+    assert numbers is not None
+    return numbers >= (BESIDE_CONNECTORS_SINCE if beside else SINCE) and beside <= SUPPORTING
 
 
 def _connectors_in(config: Mapping[str, Any] | None) -> Iterator[str]:
@@ -51,5 +54,5 @@ def connectors_of(deployment: Deployment) -> tuple[str, ...]:
     transport = deployment.transport
     names: list[str] = [transport.connector] if transport is not None else []
     if deployment.kv_offload_gb is not None:
-        names.append("OffloadingConnector")
+        names.append(OFFLOADING)
     return (*names, *(str(each["kv_connector"]) for each in deployment.kv_connectors))

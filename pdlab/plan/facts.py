@@ -206,9 +206,14 @@ class Ranking:
 
     @property
     def falls_behind(self) -> bool:
-        """Whether there is no SLO to miss, and a shown load is more than a deployment serves."""
-        shown = [row.candidate for row in self.rows if row.candidate.best is None]
-        return any(not each.best_or_nearest.keeps_up and each.best_or_nearest.stress <= 1 for each in shown)
+        """Whether a shown load is more than a deployment serves, although its requests are within the SLO."""
+        shown = [row.candidate.best_or_nearest for row in self.rows if row.candidate.best is None]
+        return any(not each.keeps_up and each.stress <= 1 for each in shown)
+
+    @property
+    def misses_slo(self) -> bool:
+        """Whether a ranked deployment misses the SLO at every simulated load."""
+        return any(each.best is None and each.best_or_nearest.stress > 1 for each in self.ranked)
 
     @property
     def experimental(self) -> bool:

@@ -134,7 +134,7 @@ def fluid_plan(
     if scenario.slo.ttft_s is None or scenario.slo.tpot_s is None:
         raise UsageError("--fluid compares requests/s within bounds: give --slo-ttft-ms and --slo-tpot-ms")
     trace = scenario.trace
-    shapes = engine_shapes(scenario.hardware, scenario.shape, gpus, scenario.longest)
+    shapes = engine_shapes(scenario.hardware.of_pd(), scenario.shape, gpus, scenario.longest)
     pools = [
         pool.model_copy(update={"replicas": gpus // pool.gpus})
         for pool in shapes

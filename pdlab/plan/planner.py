@@ -350,7 +350,10 @@ def sized_deployment(
 
 def _matcher(scenario: Scenario) -> RateMatcher:
     slo = scenario.slo
-    return RateMatcher(scenario.hardware, scenario.shape, scenario.workload, scenario.prefix_hit_rate, slo.ttft_s)
+    longest = sum(scenario.longest.longest)
+    return RateMatcher(
+        scenario.hardware, scenario.shape, scenario.workload, scenario.prefix_hit_rate, slo.ttft_s, longest
+    )
 
 
 # --- uncertainty --------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from pdlab.core.deployment import Deployment, Fluid, Pool
 from pdlab.core.workload import Workload
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.step_source import StepSource
-from pdlab.sim.step_time import kv_capacity_tokens
+from pdlab.sim.step_time import kv_capacity_tokens, why_not_held
 from pdlab.sim.steps import steps_of
 
 
@@ -77,7 +77,8 @@ class UnitRate(NamedTuple):
 
 class RateMatcher:
     """Rates of engine shapes for one model, GPU and workload; every figure is computed once. ``prefix_hit_rate``: share
-    of each prompt that is in the prefix cache. ``ttft_s``: the bound on TTFT (None: none)."""
+    of each prompt that is in the prefix cache. ``ttft_s``: the bound on TTFT (None: none).
+    ``longest_tokens``: of one request, prompt and answer, where it is longer than those of the workload."""
 
     def __init__(
         self,
@@ -86,13 +87,16 @@ class RateMatcher:
         workload: Workload,
         prefix_hit_rate: float = 0.0,
         ttft_s: float | None = None,
+        longest_tokens: float = 0,
     ) -> None:
         self.hardware, self.shape, self.ttft_s = hardware, shape, ttft_s
         apart = hardware.of_pd()
         # Engines that only prefill or only decode may have other step times.
-        self.of_pd = self if apart == hardware else RateMatcher(apart, shape, workload, prefix_hit_rate, ttft_s)
+        self.of_pd = (
+            self if apart == hardware else RateMatcher(apart, shape, workload, prefix_hit_rate, ttft_s, longest_tokens)
+        )
         self.tokens, self.outputs = workload.typical
-        self.longest = sum(workload.longest)
+        self.longest = max(sum(workload.longest), int(longest_tokens))
         hit = int(self.tokens * prefix_hit_rate) // hardware.block_tokens * hardware.block_tokens
         self.computed = max(self.tokens - hit, 1)
         self.costs = lru_cache(maxsize=None)(self._costs)
@@ -108,7 +112,7 @@ class RateMatcher:
 
     def _holds(self, pool: Pool) -> bool:
         """Whether the KV cache of the longest request fits one engine."""
-        return kv_capacity_tokens(self.hardware, self.shape, pool) >= self.longest
+        return not why_not_held(self.hardware, self.shape, pool, self.longest)
 
     def hold_apart(self, unit: ReplicaUnit) -> bool:
         """Whether the longest request fits the engines of a P:D unit, which may keep more of it than collocated ones:

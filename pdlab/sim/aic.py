@@ -622,7 +622,7 @@ def _check_format(compiled: _Compiled, folder: Path, of: Mapping[str, str], sour
             raise UsageError(
                 f"{what}: a decode step takes {eight_ms:.1f} ms with the tables of {part}={kept}, {sixteen_ms:.1f} ms "
                 f"with those of {PLAIN}, so the former are in doubt; name another format (--quant {part}="
-                f"{DOUBTED[kept]}) or another engine"
+                f"{DOUBTED[kept]}), another TP or another engine"
             )
 
 

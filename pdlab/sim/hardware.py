@@ -296,9 +296,9 @@ class Hardware(Frozen):
     def serving(self, deployment: Deployment) -> Hardware:
         """The hardware with the values of that deployment's engines."""
         made = self.of_pd() if isinstance(deployment.topology, Disaggregated) else self
-        return made._beside_connectors(connectors_of(deployment))
+        return made.beside_connectors(connectors_of(deployment))
 
-    def _beside_connectors(self, connectors: Sequence[str]) -> Hardware:
+    def beside_connectors(self, connectors: Sequence[str]) -> Hardware:
         """The hardware of engines with these KV connectors. What was fitted stays."""
         if self.steps is None or not self.hybrid_kv:
             return self
@@ -307,7 +307,7 @@ class Hardware(Frozen):
 
     def of_pd(self) -> Hardware:
         """The hardware with the values of P:D engines."""
-        made = self._beside_connectors((Transport().connector,))
+        made = self.beside_connectors((Transport().connector,))
         if self.beside:
             made = made.model_copy(update={"beside": tuple(each.of_pd() for each in self.beside)})
         if self.apart is None:
@@ -365,9 +365,13 @@ def load_hardware(name_or_path: str, others: Mapping[str, Sequence[str]] = Mappi
     """A file of configs/catalog/ by name, or a YAML file. It has no ``fit`` and no ``error`` if it was changed after
     the fit. ``others``: other values that the caller accepts, with examples, for the message. Raises UsageError."""
     hardware = load_yaml(find_config("catalog", name_or_path, "hardware", others), Hardware)
-    if hardware.fit is not None and hardware.fit.digest == digest_of(hardware):
+    if hardware.fit is None or hardware.fit.digest != digest_of(hardware):
+        hardware = hardware.model_copy(update={"fit": None, "error": None})
+    steps = hardware.steps
+    if steps is None or steps.engine != "vllm" or "hybrid_kv" in hardware.model_fields_set:
         return hardware
-    return hardware.model_copy(update={"fit": None, "error": None})
+    # With tables windows are the engine's, and not of a fit; files of older versions of pdlab lack them.
+    return hardware.model_copy(update={"hybrid_kv": is_hybrid({}, version=steps.engine_version or steps.version)})
 
 
 TO_SD = 1.4826  # median absolute error -> standard deviation of a normal one

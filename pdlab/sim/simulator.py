@@ -336,7 +336,7 @@ class System(Stepping):
                 f"one request of {counted(longest, 'token')} is too long for the step times of {self.hardware.name}, "
                 f"which are extrapolated to {held:.0f} tokens; use shorter requests"
             )
-        for pool in self.deployment.pools.values():
+        for pool in self.deployment.served_pools.values():
             if why := why_not_held(self.hardware, self.shape, pool, longest):
                 raise UsageError(
                     f"an engine of {pool.degrees} does not hold {self.shape.name} with one request of "

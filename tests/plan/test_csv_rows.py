@@ -181,6 +181,16 @@ def test_a_full_memory_of_a_stated_share_is_near_saturation() -> None:
         assert bool(saturation(levels, hardware, shape, row.deployment)) is full
 
 
+def test_a_request_fits_the_memory_that_is_stated() -> None:
+    """More than the hardware's own share holds a longer request; less holds none, and the row says so."""
+    shares = {"": 90000, "0.98": 90000, "0.84": 5000}
+    rows = [f"1,1,{tokens},50,fresh,{share}" for share, tokens in shares.items()]
+    text = "\n".join(["tp,conc,isl,osl,prompts,gpu_memory_utilization", *rows])
+    own, more, less = csv_predictions.predict(read(text, "in.csv").requested, HARDWARE)
+    assert not own["predicted_mean_ttft_ms"] and more["predicted_mean_ttft_ms"]
+    assert not less["predicted_mean_ttft_ms"] and "weights take" in less["prediction_note"]
+
+
 @pytest.mark.parametrize("cell", ["0", "-1", "2.5", "many"])
 def test_a_number_of_sequences_is_a_whole_one(cell: str) -> None:
     with pytest.raises(UsageError, match=f"line 2: max_num_seqs '{cell}'"):

@@ -14,6 +14,7 @@ from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Deployment, Disaggregated, Pool, Role, parse_label
 from pdlab.core.errors import PlacementError
 from pdlab.core.nodes import ClusterNode, ClusterView, Nic
+from pdlab.core.schema import to_yaml
 from pdlab.core.workload import Workload
 from pdlab.deploy.serve_config import engine_kwargs
 from pdlab.placement.solver import cpus_per_group
@@ -22,10 +23,11 @@ from pdlab.plan.engine_arguments import measured_as_launched
 from pdlab.plan.planned_nodes import planned_nodes
 from pdlab.plan.planner import Candidate, Plan, plan
 from pdlab.sim.argument_effects import with_added
+from pdlab.sim.computed_hardware import computed
 from pdlab.sim.engine_host import host_of
 from pdlab.sim.hardware import Hardware, load_hardware
 from pdlab.sim.kv_transfer import on_nodes
-from pdlab.sim.step_time import step_costs
+from pdlab.sim.step_time import kv_capacity_tokens, step_costs
 
 WITHOUT_RAY = HARDWARE.model_copy(update={"direct": host_of("vllm").direct})
 SLO = {"ttft_s": 2.0, "tpot_s": 0.012}
@@ -193,3 +195,62 @@ class TestArgumentsOfALaunch:
         assert pool.engine_kwargs["gpu_memory_utilization"] == 0.94
         others = sweep.model_copy(update={"launched": False})
         assert measured_as_launched(others, HARDWARE, SHAPE) == others
+
+
+@pytest.mark.usefixtures("tabulated")
+class TestLongRequests:
+    """vLLM 0.18 keeps windows alone only without a KV connector: P:D engines of TP 1 hold shorter requests."""
+
+    WORDS = ("--hardware", "H100", "--engine-version", "0.18", "--gpus", "2")
+
+    def trace(self, folder: Path) -> str:
+        lengths = [1000] * 39 + [115_000]
+        rows = [f"{number},{tokens},20" for number, tokens in enumerate(lengths)]
+        file = folder / "trace.csv"
+        file.write_text("arrival_s,input_tokens,output_tokens\n" + "\n".join(rows) + "\n")
+        return str(file)
+
+    def test_one_of_a_trace_leaves_out_what_does_not_hold_it(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert cli_plan.main([*self.WORDS, "--workload", self.trace(tmp_path)]) == 0
+        out = capsys.readouterr().out
+        assert "collocated-1xtp1" in out or "collocated-1xtp2" in out
+        assert "pd-pack-p1xtp1-d1xtp1" not in out
+
+    def test_fluid_engines_have_a_connector(self, capsys: pytest.CaptureFixture[str]) -> None:
+        bounds = ["--slo-ttft-ms", "60000", "--slo-tpot-ms", "100"]
+        words = ["--hardware", "H100", "--engine-version", "0.18", "--gpus", "4", "--fluid"]
+        assert cli_plan.main([*words, "--itl", "115000", "--otl", "20", *bounds]) == 0
+        assert "xtp2" in capsys.readouterr().out
+
+    def test_host_memory_has_a_connector_too(self) -> None:
+        alone = computed("H100", "vllm", "0.18")
+        beside = alone.beside_connectors(("OffloadingConnector",))
+        held = [kv_capacity_tokens(each, SHAPE, Pool(tp=2)) for each in (alone, beside)]
+        assert held[0] == pytest.approx(2 * held[1], rel=0.01)
+
+
+def test_a_rate_that_nobody_serves_is_explained_as_it_is_sorted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli_plan.main(["--gpus", "2", "--rate", "40"]) == 0
+    assert "sorted by requests/s per GPU" in capsys.readouterr().out
+    assert cli_plan.main(["--gpus", "2", "--rate", "40", "--slo-ttft-ms", "60000", "--slo-tpot-ms", "60"]) == 0
+    assert "sorted by requests/s per GPU" not in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("tabulated")
+def test_tables_in_a_file_have_the_windows_of_their_engine(tmp_path: Path) -> None:
+    """A file that does not say it, as older ones, is of the engine and version that it names."""
+    for version, hybrid in (("0.24", True), ("0.11", False)):
+        made = computed("H200", "vllm", version)
+        silent = tmp_path / f"{version}.yaml"
+        silent.write_text(to_yaml(made.model_copy(update={"hybrid_kv": False})))
+        assert "hybrid_kv" not in silent.read_text()
+        assert load_hardware(str(silent)).hybrid_kv is hybrid is made.hybrid_kv
+    assert load_hardware("h100-vllm-0.11").hybrid_kv is False
+    current = computed("H200").steps
+    assert current is not None
+    unknown = computed("H200").model_copy(
+        update={"steps": current.model_copy(update={"version": "current", "engine_version": None})}
+    )
+    assert unknown.of_pd().hybrid_kv is True
