@@ -14,6 +14,7 @@ from typing import Any
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool, Routing, Transport
 from pdlab.core.environment import secret_values
+from pdlab.core.hybrid_kv import TURNED_OFF, is_hybrid
 from pdlab.core.nodes import WIRE_OF_NIC, ClusterView, Placement, Role
 from pdlab.core.schema import Frozen
 from pdlab.core.served_model import in_bucket
@@ -210,6 +211,11 @@ def engine_kwargs(deployment: Deployment, role: Role, shape: ModelShape | None, 
         merged["kv_transfer_config"] = _kv_transfer_config(deployment, deployment.transport, role, cpu=cpu)
         if deployment.transport.kv_guard:
             merged["scheduler_cls"] = KV_GUARD_SCHEDULER
+        # A store beside prefill's connector may turn the manager off there; vLLM moves KV only between equal engines.
+        if role == "decode" and not is_hybrid(
+            {"kv_transfer_config": _kv_transfer_config(deployment, deployment.transport, "prefill", cpu=cpu)}
+        ):
+            merged.setdefault(TURNED_OFF, True)
     elif deployment.decode_bench:
         merged |= decode_bench_kwargs()
     elif stores := _stores(deployment, cpu=cpu):

@@ -12,6 +12,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.workload import Workload
 from pdlab.deploy.pool_agreement import check_pools
 from pdlab.deploy.prepared import prepare_deployment
+from pdlab.deploy.serve_config import engine_kwargs
 
 EAGLE = {"method": "eagle3", "model": "org/draft", "num_speculative_tokens": 3}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
@@ -132,9 +133,13 @@ def test_it_is_refused_before_anything_is_placed() -> None:
         prepare_deployment(deployment, local_cluster(2), GPT_OSS, "m", Workload())
 
 
-def test_a_store_that_turns_off_the_hybrid_cache_of_prefill_alone() -> None:
-    deployment = pd({}, {}).model_copy(update={"kv_connectors": ({"kv_connector": "LMCacheConnectorV1"},)})
-    text = complaint(deployment)
-    assert text is not None and text.startswith("engine argument disable_hybrid_kv_cache_manager: prefill has true,")
-    both = {"disable_hybrid_kv_cache_manager": True}
-    assert complaint(pd(both, both).model_copy(update={"kv_connectors": deployment.kv_connectors})) is None
+def test_a_store_that_turns_off_the_hybrid_cache_of_prefill_turns_off_that_of_decode() -> None:
+    """vLLM turns it off for a connector that does not support it, and moves KV only between engines that agree."""
+    off, stores = "disable_hybrid_kv_cache_manager", ({"kv_connector": "LMCacheConnectorV1"},)
+    deployment = pd({}, {}).model_copy(update={"kv_connectors": stores})
+    assert complaint(deployment) is None
+    assert engine_kwargs(deployment, "decode", GPT_OSS, cpu=False)[off] is True
+    assert off not in engine_kwargs(pd({}, {}), "decode", GPT_OSS, cpu=False)
+    own = pd({}, {off: False}).model_copy(update={"kv_connectors": stores})
+    text = complaint(own)
+    assert text is not None and text.startswith(f"engine argument {off}: prefill has true,"), "what is given counts"
