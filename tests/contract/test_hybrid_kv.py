@@ -9,7 +9,7 @@ import pytest
 from contract.conftest import quietly
 
 from pdlab.core.deployment import KV_STORES, Deployment, parse_label
-from pdlab.core.hybrid_kv import SEVERAL, SUPPORTING, is_hybrid
+from pdlab.core.hybrid_kv import SEVERAL, SUPPORTING, TURNED_OFF, is_hybrid
 from pdlab.deploy.serve_config import engine_kwargs
 
 FACTORY = "vllm.distributed.kv_transfer.kv_connector.factory"
@@ -50,6 +50,10 @@ def test_the_connectors_that_support_it_are_vllms() -> None:
 )
 def test_engines_of_a_deployment(label: str, more: dict[str, Any]) -> None:
     deployment = Deployment.model_validate({"topology": parse_label(label), **more})
+    found = []
     for role in deployment.pools:
         arguments = engine_kwargs(deployment, role, None, cpu=False)
-        assert is_hybrid(arguments) is by_vllm(arguments["kv_transfer_config"]), role
+        kept = not arguments.get(TURNED_OFF) and by_vllm(arguments["kv_transfer_config"])
+        assert is_hybrid(arguments) is kept, role
+        found.append(kept)
+    assert len(set(found)) == 1, "vLLM moves KV only between engines that agree"
