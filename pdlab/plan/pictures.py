@@ -14,14 +14,14 @@ from pdlab.plan import TEMPLATES
 from pdlab.plan.extrapolation import OutsideFit
 from pdlab.plan.open_loop import under_rates
 from pdlab.plan.planner import Candidate, Plan, outside
-from pdlab.plan.scenario import Scenario
+from pdlab.plan.scenario import LoadResult, Scenario
 from pdlab.plan.step_findings import step_findings
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.level import SimulatedLevel, to_run
 
 if TYPE_CHECKING:
     from pdlab.plan.accuracy import MeasuredSweep
-    from pdlab.results.schema import Experiment
+    from pdlab.results.schema import Experiment, Run, Summary
 
 PREDICTED = "predicted"
 LEAST_DRAWN = 5  # candidates
@@ -45,10 +45,33 @@ def drawn_candidates(plan: Plan, top: int) -> list[Candidate]:
 
 
 def candidate_curve(candidate: Candidate, scenario: Scenario) -> PredictedCurve:
-    """The loads of a candidate as an experiment of simulated runs."""
+    """The loads of a candidate as an experiment of simulated runs, with the figures of the ranking."""
     deployment, levels = candidate.deployment, [outcome.level for outcome in candidate.outcomes]
     experiment = _experiment(deployment.label, deployment, scenario.workload, levels)
-    return PredictedCurve(experiment, outside(candidate, scenario))
+    runs = tuple(
+        run.model_copy(update={"steady": _ranked(outcome, run)})
+        for run, outcome in zip(experiment.runs, candidate.outcomes, strict=True)
+    )
+    return PredictedCurve(experiment.model_copy(update={"runs": runs}), outside(candidate, scenario))
+
+
+def _ranked(outcome: LoadResult, run: Run) -> Summary:
+    """The figures by which a load is ranked, in the place of those of a measured run's steady window."""
+    from pdlab.results.metrics import distribution
+
+    ttft_s, tpot_s, e2el_s = outcome.columns
+    tokens_per_s = outcome.requests_per_s * run.whole.input_tokens_per_s / run.whole.requests_per_s
+    return run.whole.model_copy(
+        update={
+            "completed": len(e2el_s),
+            "requests_per_s": outcome.requests_per_s,
+            "input_tokens_per_s": tokens_per_s,
+            "output_tokens_per_s": outcome.output_tokens_per_s,
+            "ttft": distribution(ttft_s),
+            "tpot": distribution(tpot_s) if run.whole.tpot is not None else None,
+            "e2el": distribution(e2el_s),
+        }
+    )
 
 
 def simulated_as_measured(

@@ -20,6 +20,7 @@ from pdlab.deploy.serve_config import engine_kwargs
 from pdlab.placement.solver import cpus_per_group
 from pdlab.plan.accuracy import MeasuredSweep
 from pdlab.plan.engine_arguments import measured_as_launched
+from pdlab.plan.pictures import candidate_curve
 from pdlab.plan.planned_nodes import planned_nodes
 from pdlab.plan.planner import Candidate, Plan, plan
 from pdlab.sim.argument_effects import with_added
@@ -254,3 +255,17 @@ def test_tables_in_a_file_have_the_windows_of_their_engine(tmp_path: Path) -> No
         update={"steps": current.model_copy(update={"version": "current", "engine_version": None})}
     )
     assert unknown.of_pd().hybrid_kv is True
+
+
+def test_a_picture_has_the_figures_of_the_ranking() -> None:
+    """Of levels of few waves, a count of completions in a window would be another figure."""
+    own = scenario(**SLO)
+    for candidate in planned(8, concurrencies=(16, 64)).candidates[:3]:
+        runs = candidate_curve(candidate, own).experiment.runs
+        assert len(runs) == 2
+        for run, outcome in zip(runs, candidate.outcomes, strict=True):
+            assert run.steady is not None and run.steady.ttft is not None and run.steady.tpot is not None
+            assert run.steady.requests_per_s == outcome.requests_per_s
+            assert run.steady.output_tokens_per_s == outcome.output_tokens_per_s
+            assert run.steady.ttft.mean_s == pytest.approx(outcome.ttft_s)
+            assert run.steady.tpot.mean_s == pytest.approx(outcome.tpot_s)
