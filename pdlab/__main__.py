@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from pdlab.core.commands import PDLAB, SCRIPTS, module_of
-from pdlab.core.exit_code import INTERRUPTED, exit_code
+from pdlab.core.exit_code import INTERRUPTED, exit_code, forget_interrupts
 from pdlab.core.files import CHECKOUT
 from pdlab.core.help_pages import HELP, HELP_ALL, parser_of, store_page, stored_page
 from pdlab.core.text import choices
@@ -57,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(list(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:  # while the command was imported
         print("interrupted", file=sys.stderr)
+        forget_interrupts()
         return INTERRUPTED
 
 

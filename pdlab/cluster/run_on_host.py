@@ -18,7 +18,7 @@ from pathlib import Path
 from pdlab.cluster.namespaces import spawn_in
 from pdlab.core import errors
 from pdlab.core.errors import PdlabError
-from pdlab.core.exit_code import INTERRUPTED
+from pdlab.core.exit_code import INTERRUPTED, forget_interrupts
 from pdlab.core.failure import attach_logs, attached_logs
 
 # Both sides block these signals until they can handle them. A child that is interrupted during its imports would end
@@ -68,6 +68,8 @@ def answering(work: Callable[[str], None]) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
+    finally:
+        forget_interrupts()
     return 0
 
 

@@ -105,6 +105,8 @@ def exit_code(
             return _failed(error, text, UsageError.exit_code)
         write_failure(cut(f"{type(error).__name__}: {error}"), error)
         raise
+    finally:
+        forget_interrupts()
 
 
 def _failed(error: Exception, text: str, code: int) -> int:
@@ -145,6 +147,16 @@ def stop_by_signals() -> None:
     SIGINT."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def forget_interrupts() -> None:
+    """Let this process end with its own exit code after it has handled a KeyboardInterrupt.
+
+    CPython notes a KeyboardInterrupt that leaves a text run by ``exec``, and dataclasses are made of such texts. With
+    that note ``python -m`` ends by SIGINT, whatever its exit code (CPython 3.11, Py_RunMain). Each text that is run
+    clears the note (run_eval_code_obj there).
+    """
+    exec("")
 
 
 @contextlib.contextmanager

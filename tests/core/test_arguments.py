@@ -51,6 +51,30 @@ def without_notes(stderr: str) -> list[str]:
     return [line for line in stderr.splitlines() if not line.startswith("note: ")]
 
 
+# The interrupt arrives in a text that `exec` runs, as it does while a dataclass is made.
+IN_A_TEXT = "exec('os.kill(os.getpid(), signal.SIGINT)\\nfor _ in range(99): pass')"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        f"from pdlab.core.exit_code import exit_code; sys.exit(exit_code(lambda: {IN_A_TEXT}))",
+        f"from pdlab.cluster.run_on_host import answering; sys.exit(answering(lambda _: {IN_A_TEXT}))",
+        f"from pdlab import __main__; __main__._module = lambda _: {IN_A_TEXT}; sys.exit(__main__.main(['plan']))",
+    ],
+    ids=["command", "on a host", "imports"],
+)
+def test_the_code_of_an_interrupt_wherever_it_arrives(program: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(f"import os, signal, sys\n{program}\n")
+    out = os.open(os.devnull, os.O_WRONLY)
+    done = subprocess.run(
+        [sys.executable, "-m", "program", str(out)], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        pass_fds=(out,), stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+    os.close(out)
+    assert done.returncode == INTERRUPTED
+
+
 @pytest.mark.parametrize("fault", [BrokenPipeError, ConnectionResetError])
 def test_a_fault_of_another_pipe_or_connection_is_no_input(fault: type[OSError]) -> None:
     def run() -> int:
