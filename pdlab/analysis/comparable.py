@@ -26,7 +26,15 @@ be another one differs by more. Rates and latencies may differ by about the same
 COMPARED_LOADS: tuple[LoadKind, ...] = ("concurrency", "rate", "replay")
 HAVE = "the experiments have "
 Obstacle = Literal["model", "workload", "rehearsal", "device", "size"]
-OBSTACLES: tuple[Obstacle, ...] = ("model", "workload", "rehearsal", "device", "size")
+# What two experiments must have alike, in words; in the order in which reasons are given.
+PROPERTIES: dict[Obstacle, str] = {
+    "model": "model",
+    "workload": "workload",
+    "rehearsal": "kind of engine",
+    "device": "kind of device",
+    "size": "size",
+}
+OBSTACLES: tuple[Obstacle, ...] = tuple(PROPERTIES)
 
 
 class Group(NamedTuple):
@@ -144,6 +152,28 @@ def one_model(first: str | None, second: str | None) -> bool:
     if first is None or second is None:
         return first is second
     return same_model(first, second)
+
+
+def phase_obstacles(first: Curve, second: Curve) -> list[Obstacle]:
+    """What prevents one P:D ratio over both; empty if nothing does.
+
+    The modes differ, because a phase is measured apart. Output lengths count unless one of the two is prefill-only,
+    whose answers have one token.
+    """
+    prompts_only = any(each.mode == "prefill-only" for curve in (first, second) for each in workloads_of(curve))
+    return _whole_service(first, prompts_only).obstacles(_whole_service(second, prompts_only))
+
+
+def _whole_service(curve: Curve, prompts_only: bool) -> ComparisonKey:
+    """The key of the requests that the levels would be with both phases."""
+    key = _workload_key(each.model_copy(update={"mode": "mixed"}) for each in workloads_of(curve))
+    workloads = key._replace(means=key.means[:1]) if prompts_only else key
+    return nature(curve, View())._replace(workloads=workloads, workload="")
+
+
+def property_words(curve: Curve, obstacle: Obstacle) -> str:
+    """That property of a curve in words: ``5000:250``, ``on GPUs``."""
+    return _words([curve], obstacle)
 
 
 def workloads_of(curve: Curve) -> tuple[Workload, ...]:

@@ -5,34 +5,40 @@ length). A deployment of p and d replicas serves at most min(p r_P, d r_D), and 
 rate-matched ratio P:D is therefore r_D : r_P (DistServe, Zhong et al., OSDI 2024, section 4). r_D depends on the batch
 and so on the accepted TPOT: one line per level. Neither phase includes the KV transfer, so this is an upper bound,
 printed beside measured deployments.
+
+Every figure is the mean over the valid repeats of a level (`pdlab.analysis.curves`). The phases and the deployments
+beside them must be comparable (`pdlab.analysis.comparable.phase_obstacles`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from statistics import fmean
 from typing import NamedTuple
 
-from pdlab.analysis.comparable import near, one_model
-from pdlab.analysis.curves import model_of
+from pdlab.analysis.comparable import COMPARED_LOADS, PROPERTIES, phase_obstacles, property_words
+from pdlab.analysis.curves import Curve, Point, curves
+from pdlab.core.bounds import Metric
 from pdlab.core.deployment import Disaggregated, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen
 from pdlab.core.text import aligned, counted, listed, ms
-from pdlab.results.schema import Experiment, Run, Summary, note_texts
+from pdlab.core.workload import WorkloadMode
+from pdlab.results.schema import Experiment, note_texts
 
 MOST_REPLICAS = 8
 
 
 class PhaseRate(Frozen):
-    """One level of a phase: ``per_replica_rps`` requests/s of one replica, mean over ``repeats`` valid repeats."""
+    """One closed-loop level of a phase: ``per_replica_rps`` requests/s of one replica, mean over ``repeats`` valid
+    repeats. ``whole``: of the whole run, because some repeat has no steady window."""
 
     value: float
     per_replica_rps: float
     tpot_p50_s: float | None
     ttft_p50_s: float | None
     repeats: int
+    whole: bool
 
 
 class RatioAtLevel(Frozen):
@@ -46,7 +52,8 @@ class RatioAtLevel(Frozen):
 
 
 class MeasuredDeployment(Frozen):
-    """A measured PD deployment: its replicas and the highest requests/s per GPU among its valid levels."""
+    """A measured PD deployment: its replicas and its level of the most requests/s per GPU, mean over ``repeats`` valid
+    repeats. ``whole``: see `PhaseRate`."""
 
     name: str
     label: str
@@ -54,29 +61,36 @@ class MeasuredDeployment(Frozen):
     decode: int
     best_rps_per_gpu: float
     at: str
+    repeats: int
     tpot_p50_s: float | None
+    whole: bool
 
 
-def rates(experiment: Experiment, mode: str) -> tuple[PhaseRate, ...]:
+class Measured(NamedTuple):
+    """``deployments``: best first. ``left_out``: reason -> the others, each with what it has in its place."""
+
+    deployments: tuple[MeasuredDeployment, ...]
+    left_out: dict[str, list[str]]
+
+
+def rates(experiment: Experiment, mode: WorkloadMode) -> tuple[PhaseRate, ...]:
     """Requests/s per replica of each closed-loop level. Raises UsageError for another phase or without a valid
     level."""
-    pool = _pool(experiment)
-    runs = [r for r in experiment.runs if r.workload.mode == mode and r.validity.valid and r.key.kind == "concurrency"]
-    if not runs:
-        raise UsageError(f"{experiment.name}: no valid closed-loop level of mode {mode}")
-    levels = []
-    for value in sorted({run.key.value for run in runs}):
-        windows = [_window(run) for run in runs if run.key.value == value]
-        levels.append(
-            PhaseRate(
-                value=value,
-                per_replica_rps=fmean(w.requests_per_s for w in windows) / pool.ranks,
-                tpot_p50_s=_mean_or_none(w.tpot.p50_s if w.tpot else None for w in windows),
-                ttft_p50_s=_mean_or_none(w.ttft.p50_s if w.ttft else None for w in windows),
-                repeats=len(windows),
-            )
+    return _rates(_phase(experiment, mode), _pool(experiment))
+
+
+def _rates(curve: Curve, pool: Pool) -> tuple[PhaseRate, ...]:
+    return tuple(
+        PhaseRate(
+            value=point.value,
+            per_replica_rps=point.requests_per_s / pool.replicas,
+            tpot_p50_s=_p50_s(point, "tpot"),
+            ttft_p50_s=_p50_s(point, "ttft"),
+            repeats=point.repeats,
+            whole=point.window == "whole",
         )
-    return tuple(levels)
+        for point in curve.points
+    )
 
 
 class ImpliedRatios(NamedTuple):
@@ -89,35 +103,22 @@ class ImpliedRatios(NamedTuple):
 def implied(prefill: Experiment, decode: Experiment) -> ImpliedRatios:
     """The ratios of replicas that the rates of the two phases imply.
 
-    Raises UsageError if the two are of different models or prompt lengths.
+    Raises UsageError if the two may not be compared, or if one has no valid level of its phase.
     """
-    if not _of_one_model(prefill, decode):
-        names = " and ".join(each.model or "a model that is not known" for each in (prefill, decode))
-        raise UsageError(f"{prefill.name} and {decode.name} are of {names}: the phases must be of one model")
-    p_workload, d_workload = prefill.runs[0].workload, decode.runs[0].workload
-    if not near(p_workload.input_tokens, d_workload.input_tokens):
-        raise UsageError(
-            f"{prefill.name} has {counted(p_workload.input_tokens, 'input token')}, {decode.name} "
-            f"{d_workload.input_tokens}: the phases must be of the same workload"
-        )
-    if p_workload.lengths != d_workload.lengths:
-        raise UsageError(
-            f"{prefill.name} has lengths {p_workload.lengths.flag_value}, "
-            f"{decode.name} {d_workload.lengths.flag_value}: the phases must be of the same workload"
-        )
-    best = max(rates(prefill, "prefill-only"), key=lambda rate: rate.per_replica_rps)
-    p_gpus, d_gpus = _pool(prefill).gpus_per_replica, _pool(decode).gpus_per_replica
+    p_curve, d_curve = _phase(prefill, "prefill-only"), _phase(decode, "decode-only")
+    for obstacle in phase_obstacles(p_curve, d_curve):
+        has = " and ".join(f"{each.name} ({property_words(each, obstacle)})" for each in (p_curve, d_curve))
+        raise UsageError(f"{has}: the phases must be of one {PROPERTIES[obstacle]}; measure both with the same")
+    p_pool, d_pool = _pool(prefill), _pool(decode)
+    best = max(_rates(p_curve, p_pool), key=lambda rate: rate.per_replica_rps)
     levels = []
-    for rate in rates(decode, "decode-only"):
+    for rate in _rates(d_curve, d_pool):
         quotient = rate.per_replica_rps / best.per_replica_rps
         ratio = nearest(quotient)
         p, d = ratio.numerator, ratio.denominator
         served = min(p * best.per_replica_rps, d * rate.per_replica_rps)
-        levels.append(
-            RatioAtLevel(
-                decode=rate, prefill_per_decode=quotient, ratio=ratio, rps_per_gpu=served / (p * p_gpus + d * d_gpus)
-            )
-        )
+        gpus = p * p_pool.gpus_per_replica + d * d_pool.gpus_per_replica
+        levels.append(RatioAtLevel(decode=rate, prefill_per_decode=quotient, ratio=ratio, rps_per_gpu=served / gpus))
     return ImpliedRatios(best, tuple(levels))
 
 
@@ -132,40 +133,50 @@ def nearest(prefill_per_decode: float) -> Fraction:
     return min(sorted(options), key=distance)
 
 
-def _of_one_model(first: Experiment, second: Experiment) -> bool:
-    return one_model(model_of(first), model_of(second))
+def measured(experiments: Iterable[Experiment], phases: tuple[Experiment, Experiment] | None = None) -> Measured:
+    """The PD deployments among them; with ``phases`` (prefill, decode) those that may be compared with both.
 
-
-def measured(experiments: Iterable[Experiment], phase: Experiment | None = None) -> tuple[MeasuredDeployment, ...]:
-    """The PD deployments among them, best first; with ``phase`` only those of its model."""
-    deployments = []
+    Raises UsageError for a phase without a valid level.
+    """
+    beside = [] if phases is None else [_phase(phases[0], "prefill-only"), _phase(phases[1], "decode-only")]
+    deployments: list[MeasuredDeployment] = []
+    left_out: dict[str, list[str]] = {}
     for experiment in experiments:
-        if phase is not None and not _of_one_model(experiment, phase):
-            continue
         deployment = experiment.manifest.deployment
-        runs = [run for run in experiment.runs if run.validity.valid and run.workload.mode == "mixed"]
-        if deployment is None or not isinstance(deployment.topology, Disaggregated) or not runs:
+        if deployment is None or not isinstance(deployment.topology, Disaggregated):
+            left_out.setdefault("not a recorded deployment with prefill and decode apart", []).append(experiment.name)
             continue
-        best = max(runs, key=lambda run: _window(run).requests_per_s)
-        window = _window(best)
+        curve = _of_mode(experiment, "mixed")
+        points = [point for point in curve.points if point.kind in COMPARED_LOADS]
+        if not points:
+            left_out.setdefault("without a valid level of mode mixed", []).append(experiment.name)
+            continue
+        obstacles = [obstacle for phase in beside for obstacle in phase_obstacles(curve, phase)]
+        if obstacles:
+            reason = f"not of the {PROPERTIES[obstacles[0]]} of the phases"
+            left_out.setdefault(reason, []).append(f"{experiment.name} ({property_words(curve, obstacles[0])})")
+            continue
+        best = max(points, key=lambda point: point.requests_per_s)
         deployments.append(
             MeasuredDeployment(
                 name=experiment.name,
                 label=deployment.label,
-                prefill=deployment.topology.prefill.ranks,
-                decode=deployment.topology.decode.ranks,
-                best_rps_per_gpu=window.requests_per_s / deployment.gpus,
-                at=best.key.stem,
-                tpot_p50_s=window.tpot.p50_s if window.tpot else None,
+                prefill=deployment.topology.prefill.replicas,
+                decode=deployment.topology.decode.replicas,
+                best_rps_per_gpu=best.requests_per_s / deployment.gpus,
+                at=_load_name(best),
+                repeats=best.repeats,
+                tpot_p50_s=_p50_s(best, "tpot"),
+                whole=best.window == "whole",
             )
         )
-    return tuple(sorted(deployments, key=lambda m: -m.best_rps_per_gpu))
+    return Measured(tuple(sorted(deployments, key=lambda m: -m.best_rps_per_gpu)), left_out)
 
 
 IMPLIED_HEAD = (
     "concurrency", "TPOT p50 ms", "requests/s per replica", "P per D", "nearest P:D", "requests/s per GPU, at most"
 )  # fmt: skip
-MEASURED_HEAD = ("P:D", "requests/s per GPU", "at", "TPOT p50 ms", "deployment")
+MEASURED_HEAD = ("P:D", "requests/s per GPU", "at", "repeats", "TPOT p50 ms", "deployment")
 
 
 def report(prefill: Experiment, decode: Experiment, measured_experiments: Sequence[Experiment]) -> str:
@@ -188,23 +199,27 @@ def report(prefill: Experiment, decode: Experiment, measured_experiments: Sequen
         for item in levels
     ]
     lines += [f"  {line}" for line in aligned([IMPLIED_HEAD, *implied_rows])]
+    deployments, left_out = measured(measured_experiments, (prefill, decode))
     measured_rows = [
         (
             f"{deployment.prefill}:{deployment.decode}",
             f"{deployment.best_rps_per_gpu:.2f}",
             deployment.at,
+            str(deployment.repeats),
             ms(deployment.tpot_p50_s),
             f"{deployment.name} ({deployment.label})",
         )
-        for deployment in measured(measured_experiments, prefill)
+        for deployment in deployments
     ]
     if measured_rows:
-        lines += ["measured", *(f"  {line}" for line in aligned([MEASURED_HEAD, *measured_rows], left=(0, 2, 4)))]
-    others = [each.name for each in measured_experiments if not _of_one_model(each, prefill)]
-    if others:
-        lines.append(f"note: left out, not of the model of {prefill.name}: {listed(others)}")
-    for note in note_texts(decode.runs):
-        lines.append(f"note: {note}")
+        lines += ["measured", *(f"  {line}" for line in aligned([MEASURED_HEAD, *measured_rows], left=(0, 2, 5)))]
+    lines += [f"note: left out, {reason}: {listed(names)}" for reason, names in left_out.items()]
+    whole = [f"{prefill.name} at concurrency {best.value:g}"] * best.whole
+    whole += [f"{decode.name} at concurrency {item.decode.value:g}" for item in levels if item.decode.whole]
+    whole += [f"{deployment.name} at {deployment.at}" for deployment in deployments if deployment.whole]
+    if whole:
+        lines.append(f"note: figures of the whole run, ramp-up and drain included: {listed(whole)}")
+    lines += [f"note: {note}" for note in note_texts(decode.runs)]
     lines.append("note: neither phase includes the KV transfer, and real batches mix lengths")
     return "\n".join(lines)
 
@@ -218,10 +233,26 @@ def _pool(experiment: Experiment) -> Pool:
     return next(iter(deployment.pools.values()))
 
 
-def _window(run: Run) -> Summary:
-    return run.steady or run.whole
+def _phase(experiment: Experiment, mode: WorkloadMode) -> Curve:
+    """The valid closed-loop levels of that mode. Raises UsageError without one."""
+    _pool(experiment)
+    curve = _of_mode(experiment, mode)
+    points = tuple(point for point in curve.points if point.kind == "concurrency")
+    if not points:
+        raise UsageError(f"{experiment.name}: no valid closed-loop level of mode {mode}")
+    return curve.model_copy(update={"points": points})
 
 
-def _mean_or_none(values: Iterable[float | None]) -> float | None:
-    known_values = [value for value in values if value is not None]
-    return fmean(known_values) if known_values else None
+def _of_mode(experiment: Experiment, mode: WorkloadMode) -> Curve:
+    """The valid levels of that mode. Raises StoreError if GPUs are unknown."""
+    runs = tuple(run for run in experiment.runs if run.validity.valid and run.workload.mode == mode)
+    return curves([experiment.model_copy(update={"runs": runs})])[0]
+
+
+def _load_name(point: Point) -> str:
+    return f"concurrency {point.load}" if point.kind == "concurrency" else point.load
+
+
+def _p50_s(point: Point, metric: Metric) -> float | None:
+    value_ms = point.ms(metric, "p50")
+    return None if value_ms is None else value_ms / 1000

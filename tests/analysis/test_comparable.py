@@ -26,6 +26,7 @@ from pdlab.core.lengths import Uniform
 from pdlab.core.workload import Workload, WorkloadMode
 from pdlab.report import verdicts
 from pdlab.results.published_folders import load_experiment
+from pdlab.results.schema import Experiment
 
 MIXED = Workload(input_tokens=5000, output_tokens=250)
 
@@ -199,14 +200,25 @@ def test_every_two_of_a_group_are_within_the_tolerance(lengths: list[tuple[int, 
             assert max(means) <= min(means) * (1 + LENGTH_TOLERANCE) + 1e-9
 
 
+def of_mode(experiment: Experiment, mode: WorkloadMode) -> Experiment:
+    runs = tuple(
+        run.model_copy(update={"workload": run.workload.model_copy(update={"mode": mode})}) for run in experiment.runs
+    )
+    return experiment.model_copy(update={"runs": runs})
+
+
 def test_the_phases_of_two_models_imply_no_ratio(tmp_path: Path) -> None:
     phases: list[tuple[WorkloadMode, tuple[int, int]]] = [("prefill-only", (1000, 1)), ("decode-only", (1000, 100))]
-    made = [published(tmp_path / f"{mode}_1xtp8", f"org/{i}", 3, tokens) for i, (mode, tokens) in enumerate(phases)]
-    prefill, decode = map(load_experiment, made)
-    with pytest.raises(UsageError, match=r"org/0 and org/1"):
+    made = [published(tmp_path / f"{mode[0]}_1xtp8", f"org/{i}", 3, tokens) for i, (mode, tokens) in enumerate(phases)]
+    prefill, decode, other = (
+        of_mode(load_experiment(folder), mode)
+        for folder, (mode, _) in zip([*made, made[1]], [*phases, phases[0]], strict=True)
+    )
+    with pytest.raises(UsageError, match=r"p_1xtp8 \(org/0\) and d_1xtp8 \(org/1\): the .* model"):
         implied(prefill, decode)
     pd = load_experiment(published(tmp_path / "1xtp4-1xtp4", "org/2", 3))
-    assert len(measured([pd])) == 1 and measured([pd], prefill) == ()
+    assert len(measured([pd]).deployments) == 1
+    assert measured([pd], (other, decode)) == ((), {"not of the model of the phases": ["1xtp4-1xtp4 (org/2)"]})
 
 
 # References
