@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from statistics import fmean
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,9 @@ from pdlab.results.slo import Bracket, bracket_at, within
 
 How = Literal["requests", "percentiles", "search"]
 Loop = Literal["open", "closed"]
+WhyUnknown = Literal["gaps", "search", "levels", "figures"]
+"""Why a capacity is unknown: bounds on gaps without a search, a search that decided no rate, no valid level, or a level
+without both its requests and the SLO's percentile."""
 
 
 class Capacity(Frozen):
@@ -87,11 +90,18 @@ class Capacity(Frozen):
         return Interval(low=low * one, high=high * one, level=level, basis="search")
 
 
+class UnknownCapacity(NamedTuple):
+    """A configuration whose capacity within an SLO is unknown, and why."""
+
+    label: str
+    why: WhyUnknown
+
+
 class SloRanking(Frozen):
     """Capacities of one kind of loop by throughput, highest first; the first is compared with each other one.
 
     ``missed``: meet the SLO at no measured level. ``unsure``: the same, but the SLO is within the noise of one of their
-    levels, whose throughput is not clearly below the best. ``unknown``: have neither requests nor the percentile.
+    levels, whose throughput is not clearly below the best. ``unknown``: nothing answers the SLO for them.
     ``elsewhere``: were measured only in the other kind of loop. ``group``: distinguishes these experiments from others
     that they may not be compared with.
     """
@@ -103,7 +113,7 @@ class SloRanking(Frozen):
     ranking: tuple[Ranked, ...]
     missed: tuple[str, ...] = ()
     unsure: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()
+    unknown: tuple[UnknownCapacity, ...] = ()
     elsewhere: tuple[str, ...] = ()
 
     @property
@@ -175,14 +185,15 @@ def goodput_at(point: Point, slo: Slo) -> Estimate | None:
     return share._replace(value=value, standard_error=error)
 
 
-def capacity(curve: Curve, slo: Slo, view: View, loop: Loop) -> Capacity | Literal["missed", "unknown", "elsewhere"]:
-    """The most that the curve serves within the SLO in that kind of loop; by a search if there was one."""
+def capacity(curve: Curve, slo: Slo, view: View, loop: Loop) -> Capacity | Literal["missed", "elsewhere"] | WhyUnknown:
+    """The most that the curve serves within the SLO in that kind of loop; by a search if there was one. Else why it has
+    none."""
     searches = tuple(search for search in curve.searches if search.slo == slo)
     if searches and curve.points and loop == "open":
         return _searched(curve, searches, view)
     lines = {kind: points for kind, points in curve.lines().items() if (kind == "concurrency") == (loop == "closed")}
     if not lines:
-        return "elsewhere" if curve.points else "unknown"
+        return "elsewhere" if curve.points else "levels"
     capacities: list[Capacity] = []
     known = False
     metric = view.throughput_metric
@@ -202,14 +213,18 @@ def capacity(curve: Curve, slo: Slo, view: View, loop: Loop) -> Capacity | Liter
         capacities.append(Capacity(label=curve.label, throughput=most, requests_per_gpu_s=rate, how=how, capped=capped))
     if capacities:
         return max(capacities, key=lambda each: each.throughput.value)
-    return "missed" if known else "unknown"
+    if known:
+        return "missed"
+    if slo.of_gaps:
+        return "gaps"
+    return "figures" if any(point.valid for points in lines.values() for point in points) else "levels"
 
 
-def _searched(curve: Curve, searches: tuple[SloSearch, ...], view: View) -> Capacity | Literal["missed", "unknown"]:
+def _searched(curve: Curve, searches: tuple[SloSearch, ...], view: View) -> Capacity | Literal["missed", "search"]:
     """The answer of finished and unfinished searches. The measured requests convert a rate into tokens."""
     best = [search.best_rps for search in searches if search.best_rps is not None]
     if not best:
-        return "missed" if any(search.high_rps is not None for search in searches) else "unknown"
+        return "missed" if any(search.high_rps is not None for search in searches) else "search"
     served = [point for point in curve.points if point.requests_per_s > 0]
     each = fmean(point.tokens_per_s(view.throughput_metric) / point.requests_per_s for point in served)
     one, rate = each * curve.scale(view), fmean(best)
@@ -270,7 +285,11 @@ def slo_ranking(curves: Sequence[Curve], slo: Slo, view: View, loop: Loop, group
         ranking=ranking,
         missed=tuple(label for label in missed if label not in unsure),
         unsure=unsure,
-        unknown=tuple(label for label, answer in answers if answer == "unknown"),
+        unknown=tuple(
+            UnknownCapacity(label, answer)
+            for label, answer in answers
+            if not isinstance(answer, Capacity) and answer != "missed" and answer != "elsewhere"
+        ),
         elsewhere=tuple(label for label, answer in answers if answer == "elsewhere"),
     )
 

@@ -58,15 +58,25 @@ class Repeats(NamedTuple):
     reference: int
 
 
+class LeftOut(NamedTuple):
+    """Numbers of loads of two deployments that are not compared. ``of_one``: valid in only one of the two. ``unlike``:
+    valid in both, with requests that may not be compared. ``incomplete``: valid in both, but not in all compared
+    repeats."""
+
+    of_one: int = 0
+    unlike: int = 0
+    incomplete: int = 0
+
+
 class PairComparison(Frozen):
     """One deployment against another, the ``reference``. ``loads``: those compared, of the whole deployment or
-    ``per_gpu``; ``left_out``: number of other loads of the two."""
+    ``per_gpu``. ``left_out``: the other loads of the two."""
 
     label: str
     reference: str
     loads: tuple[float, ...]
     per_gpu: bool
-    left_out: int
+    left_out: LeftOut
     repeats: Repeats
     ratios: tuple[Ratio, ...]
 
@@ -187,7 +197,7 @@ class _SharedLoads(NamedTuple):
 
     loads: tuple[float, ...]
     per_gpu: bool
-    left_out: int
+    left_out: LeftOut
     levels: tuple[dict[float, Point], dict[float, Point]]
     repeats: tuple[set[int], set[int]]
 
@@ -426,7 +436,8 @@ def _shared(first: _ValidLevels, second: _ValidLevels, view: View) -> _SharedLoa
     both = (first, second)
     per_gpu = view.normalized and _per_gpu(both, view)
     levels = first.by_load(view, per_gpu=per_gpu), second.by_load(view, per_gpu=per_gpu)
-    common = sorted(load for load in levels[0].keys() & levels[1].keys() if alike_at(levels[0][load], levels[1][load]))
+    in_both = levels[0].keys() & levels[1].keys()
+    common = sorted(load for load in in_both if alike_at(levels[0][load], levels[1][load]))
     repeats = _repeats([levels[0][load] for load in common]), _repeats([levels[1][load] for load in common])
     loads = tuple(
         load
@@ -435,7 +446,12 @@ def _shared(first: _ValidLevels, second: _ValidLevels, view: View) -> _SharedLoa
     )
     if not loads:
         return None
-    return _SharedLoads(loads, per_gpu, len(levels[0].keys() | levels[1].keys()) - len(loads), levels, repeats)
+    left_out = LeftOut(
+        of_one=len(levels[0].keys() ^ levels[1].keys()),
+        unlike=len(in_both) - len(common),
+        incomplete=len(common) - len(loads),
+    )
+    return _SharedLoads(loads, per_gpu, left_out, levels, repeats)
 
 
 def _pair_comparison(

@@ -184,7 +184,8 @@ class VizSettings(Settings):
     )
     slo: tuple[str, ...] = setting(
         (),
-        "report the highest throughput within an SLO: ttft_ms=2000,tpot_ms=50[,e2el_ms=N]; repeatable",
+        "report the highest throughput within an SLO: ttft_ms=2000,tpot_ms=50[,e2el_ms=N]; itl_p99_ms=N and stall_ms=N "
+        "only for an SLO that an experiment searched for; repeatable",
         ANSWERED,
         several="times",
         value="BOUNDS",

@@ -30,7 +30,7 @@ def slo_section(ranked: SloRanking, curves: Sequence[Curve], view: View) -> Sect
         *(each.label for each in ranked.capacities),
         *ranked.missed,
         *ranked.unsure,
-        *ranked.unknown,
+        *(each.label for each in ranked.unknown),
         *ranked.elsewhere,
     }
     shown = [curve for curve in curves if curve.label in members or curve.published is not None]

@@ -131,7 +131,7 @@ def test_percentiles_stand_in_where_no_request_was_kept() -> None:
     assert most.how == "percentiles"
     # The worst of both ratios goes from 0.5 (TPOT) to 1.8 (TTFT); it is 1 after 0.5 / 1.3 of the way.
     assert most.throughput.value == pytest.approx(10 * (1 + 0.5 / 1.3))
-    assert capacity(known, Slo(ttft_s=1, quantile=0.95), View(), "closed") == "unknown"
+    assert capacity(known, Slo(ttft_s=1, quantile=0.95), View(), "closed") == "figures"
 
 
 def test_the_pick_names_the_best_only_beyond_the_noise() -> None:
@@ -173,10 +173,14 @@ def test_what_misses_and_what_is_unknown_is_reported() -> None:
         curve("blind", point(1, 1)),
     ]
     picked = slo_ranking(curves, SLO, View(), "closed")
-    assert (picked.missed, picked.unknown) == (("bad",), ("blind",))
+    assert (picked.missed, picked.unknown) == (("bad",), (("blind", "figures"),))
     text = verdicts.slo_sentence(picked, curves, View())
     assert "good gives about" in text
-    assert "not met by bad" in text and "not known for blind" in text and "good might give more" in text
+    assert (
+        "not met by bad" in text
+        and "not known for blind (a level has neither its requests nor that percentile)" in text
+        and "good might give more" in text
+    )
     table = sections.slo_section(picked, curves, View()).text
     assert ">= 10.0" in table and "requests counted" in table
 
@@ -315,7 +319,9 @@ def test_searches_that_found_nothing_or_no_end() -> None:
     never = with_search("never", searched("n", {0.5: 0.1, 1.0: 0.1}))
     assert capacity(never, SLO, View(), "open") == "missed"
     unknown = with_search("unknown", searched("u", {}))
-    assert capacity(unknown, SLO, View(), "open") == "unknown"
+    assert capacity(unknown, SLO, View(), "open") == "search"
+    nothing = slo_ranking([unknown], SLO, View(), "open")
+    assert "not known for unknown (its search decided no rate)" in verdicts.slo_sentence(nothing, [unknown], View())
     open_ended = with_search("open", searched("o", {7.0: 0.99}))
     most = capacity(open_ended, SLO, View(), "open")
     assert not isinstance(most, str) and most.capped and most.bracket_rps == (7.0, None)
@@ -336,10 +342,19 @@ def test_searches_that_found_nothing_or_no_end() -> None:
 def test_bounds_on_gaps_are_answered_by_a_search_alone() -> None:
     slo = Slo(stall_s=0.5, quantile=0.9)
     level = point(2, 2, [shared(0.95)])
-    assert capacity(curve("a", level), slo, View(), "closed") == "unknown"
+    alone = [curve("a", level)]
+    assert capacity(alone[0], slo, View(), "closed") == "gaps"
+    text = verdicts.slo_sentence(slo_ranking(alone, slo, View(), "closed"), alone, View())
+    assert "not known for a (only a search for that SLO judges bounds on gaps)" in text
     assert share_at(level, slo) is None and goodput_at(level, slo) is None
     most = capacity(with_search("a", searched("a", {7.0: 0.99, 7.7: 0.6}, slo=slo)), slo, View(), "open")
     assert not isinstance(most, str) and most.bracket_rps == (7.0, 7.7)
+
+
+def test_without_a_valid_level_nothing_is_known() -> None:
+    invalid = [curve("a", point(2, 2, [shared(0.95)]).model_copy(update={"valid": False}))]
+    text = verdicts.slo_sentence(slo_ranking(invalid, SLO, View(), "closed"), invalid, View())
+    assert "not known for a (no valid level)" in text
 
 
 def test_published_tables_are_never_picked() -> None:

@@ -10,13 +10,13 @@ import pytest
 from support import curves as made
 
 from pdlab.analysis.crossovers import group_crossovers
-from pdlab.analysis.curves import Curve, Sample
-from pdlab.analysis.headline import MOST_SPELLED, Headline, PairComparison, compared, headlines
+from pdlab.analysis.curves import Curve, Point, Sample
+from pdlab.analysis.headline import MOST_SPELLED, Headline, LeftOut, PairComparison, compared, headlines
 from pdlab.analysis.ranking import bounds_rankings
 from pdlab.analysis.view import View
 from pdlab.core.bounds import parse_bounds
 from pdlab.core.deployment import Deployment, parse_label
-from pdlab.core.workload import LoadKind
+from pdlab.core.workload import LoadKind, Workload
 from pdlab.report import verdicts
 
 TRIALS = 400
@@ -106,7 +106,7 @@ def test_the_ratio_is_the_geometric_mean_over_the_shared_loads_alone() -> None:
     base = curve("collocated-2xtp1", {1: [sample(0, 100, 10, 1)], 2: [sample(0, 100, 10, 1)], 9: [sample(0, 1, 1, 1)]})
     other = curve("pd-pack-p1xtp1-d1xtp1", {1: [sample(0, 200, 40, 1)], 2: [sample(0, 50, 10, 1)]})
     each = only(headline(base, other))
-    assert (each.loads, each.left_out, each.per_gpu, each.repeats) == ((1, 2), 1, False, (1, 1))
+    assert (each.loads, each.left_out, each.per_gpu, each.repeats) == ((1, 2), LeftOut(of_one=1), False, (1, 1))
     assert [round(ratio.comparison.ratio, 6) for ratio in each.ratios if ratio.comparison] == [1.0, 2.0, 1.0]
     assert {ratio.comparison.basis for ratio in each.ratios if ratio.comparison} == {"assumed"}
 
@@ -116,7 +116,7 @@ def test_deployments_of_different_sizes_are_compared_at_equal_loads_per_gpu() ->
     large = curve("collocated-4xtp1", {4: [sample(0, 200, 10, 1)], 8: [sample(0, 250, 10, 1)]}, gpus=4)
     each = only(headline(small, large))
     throughput = each.ratio("throughput")
-    assert each.per_gpu and each.loads == (1.0,) and each.left_out == 2
+    assert each.per_gpu and each.loads == (1.0,) and each.left_out == LeftOut(of_one=2)
     assert throughput and throughput.ratio == pytest.approx(1)
     assert headlines([small, large], View(normalized=False)) == []
 
@@ -131,7 +131,24 @@ def test_a_repeat_that_has_hardly_begun_costs_no_load_and_a_load_without_all_rep
     assert (each.loads, each.repeats) == ((1, 2, 4), (2, 3))
     lost = curve("pd-pack-p1xtp1-d1xtp1", {1: level(0, 1, 2), 2: level(0, 2), 4: level(0, 1, 2)})
     each = only(headline(whole, lost))
-    assert (each.loads, each.left_out, each.repeats) == ((1, 4), 1, (3, 3))
+    assert (each.loads, each.left_out, each.repeats) == ((1, 4), LeftOut(incomplete=1), (3, 3))
+    text = verdicts.headline([whole, lost], View())
+    assert "(left out: 1 load valid in both, but not in all repeats), 3 repeats each" in text
+
+
+def test_a_load_whose_requests_differ_is_left_out_as_such() -> None:
+    def levels(*inputs: int) -> list[Point]:
+        return [
+            made.point(load, sample(0, 100, 10, 1), workloads=(Workload(input_tokens=tokens, output_tokens=100),))
+            for load, tokens in zip((1, 2, 4), inputs, strict=False)
+        ]
+
+    base = made.curve("collocated-2xtp1", *levels(1000, 1000, 1400), gpus=2)
+    other = made.curve("pd-pack-p1xtp1-d1xtp1", *levels(1000, 1400), gpus=2)
+    each = only(headline(base, other))
+    assert (each.loads, each.left_out) == ((1,), LeftOut(of_one=1, unlike=1))
+    text = verdicts.headline([base, other], View())
+    assert "(left out: 1 load valid in only one of the two; 1 load with unlike requests)" in text
 
 
 def test_closed_loops_never_meet_open_ones_and_invalid_levels_do_not_enter() -> None:

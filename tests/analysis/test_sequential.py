@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pdlab.analysis.headline import Headline, PairComparison, Ratio
+from pdlab.analysis.headline import Headline, LeftOut, PairComparison, Ratio
 from pdlab.analysis.intervals import Array, compare, of_repeats
 from pdlab.analysis.power import LookSchedule
 from pdlab.analysis.sequential import LookVerdict, judge, scatter
@@ -22,7 +22,7 @@ def headline(first: Array, second: Array) -> Headline:
         reference="base",
         loads=(1,),
         per_gpu=False,
-        left_out=0,
+        left_out=LeftOut(),
         repeats=(len(first), len(second)),
         ratios=(ratio,),
     )

@@ -218,7 +218,7 @@ def test_a_file_is_recognised_by_what_is_in_it(name: str, tmp_path: Path) -> Non
 
 def test_what_is_not_read_is_named(tmp_path: Path) -> None:
     written(tmp_path, {"x.json": {"hello": 1}})
-    with pytest.raises(StoreError, match=r"no known benchmark client.*begins with: hello"):
+    with pytest.raises(StoreError, match=r"no known benchmark client.*its first keys are hello"):
         read_file(tmp_path / "x.json")
     (tmp_path / "t.csv").write_text("Scenario,Division,Units,Result\nOffline,Closed,Tokens/s,1\n")
     assert read_file(tmp_path / "t.csv").skipped
@@ -499,3 +499,21 @@ def test_the_requests_of_aiperf_without_their_summary_are_a_level(tmp_path: Path
     assert run.whole.tpot is not None and run.whole.tpot.mean_s == pytest.approx(0.02)
     with pytest.raises(StoreError, match="neither a request rate nor max_concurrency"):
         runs_of(written(tmp_path / "y", {"profile_export.jsonl": lines}))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "begin"),
+    [
+        ("a.csv", "Organization,Model,Result\nX,m,3\n", "the columns of its first row are Organization, Model, Result"),
+        ("a.csv", "a,b,c,d,e\n1,2,3,4,5\n", "the columns of its first row are a, b, c, d, ..."),
+        ("a.json", json.dumps([{"x" * 99: 1}]), f"the columns of its first row are {'x' * 40}"),
+        ("a.json", "[1]", "it is a list of other values than rows"),
+        ("a.yaml", "text", "it is a single value"),
+        ("a.json", "{}", "it is empty"),
+    ],
+)
+def test_a_file_of_no_known_client_is_named_by_its_columns(tmp_path: Path, name: str, content: str, begin: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(StoreError) as refused:
+        read_file(tmp_path / name)
+    assert f"({begin})" in str(refused.value)

@@ -18,6 +18,7 @@ import yaml
 
 from pdlab.core.errors import StoreError
 from pdlab.core.schema import parse_yaml, yaml_fault
+from pdlab.core.text import printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     Column = NDArray[np.float64]
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".yaml", ".yml", ".parquet")
+MOST_NAMES, MOST_OF_A_NAME = 4, 40  # of an unknown file's columns, and characters of each, in the message about it
 SUMMARY_OF_LOADGEN = "mlperf_log_summary.txt"
 # In the order in which a file is offered to them: the first that recognises its content reads it.
 READERS = (
@@ -91,11 +93,26 @@ def read_file(file: Path) -> FileReading:
             ) from error
         if reading is not None:
             return reading._replace(levels=tuple(map(_without_none, reading.levels)), sha256=sha256)
-    keys = ", ".join(list(content)[:4]) if isinstance(content, dict) else f"a {type(content).__name__}"
     raise StoreError(
-        f"{file}: no known benchmark client writes such a file (it begins with: {keys or 'nothing'}); "
+        f"{file}: no known benchmark client writes such a file ({_begin(content)}); "
         "docs/results-of-others.md lists those that are read; move the file elsewhere"
     )
+
+
+def _begin(content: Any) -> str:
+    """What the parsed file is, in words: the first keys of its dictionary, or of its first row."""
+    if not content:
+        return "it is empty"
+    if isinstance(content, dict):
+        return f"its first keys are {_first_names(content)}"
+    if isinstance(content, list) and isinstance(content[0], dict):
+        return f"the columns of its first row are {_first_names(content[0])}"
+    return f"it is {'a list of other values than rows' if isinstance(content, list) else 'a single value'}"
+
+
+def _first_names(row: dict[Any, Any]) -> str:
+    names = [printable(str(name))[:MOST_OF_A_NAME] for name in row]
+    return ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
 
 
 def _without_none(level: RawLevel) -> RawLevel:
