@@ -1022,6 +1022,11 @@ CODES: dict[str, FindingCode] = {
         "step times of {gpu} come from tables of {engine} {tables}, not of {planned}; they are sums over single "
         "operations",
     ),
+    "launches_another_stack": _of_plan(
+        "the plan is of the stack that pdlab launches",
+        "pdlab launches vllm {launched} on Ray {ray}, and this plan is of {stack}; --hardware {gpu} --engine-version "
+        "{launched} plans for that",
+    ),
     "unlike_public_stacks": _of_plan(
         "a public stack has the plan's model, GPU and engine version",
         "extrapolated from the public stacks: they lack {unseen}",
