@@ -4,13 +4,14 @@ A kind of engine is a way to fit the model: TP within a node. If no TP degree fi
 over two nodes (for tables of step times), and DP with expert parallel over whole nodes. Every pair of a prefill kind
 and a decode kind makes units of P:D replicas. P and D have no common factor, because 2:2 is two copies of 1:1. A unit
 runs in as many copies as fit. Collocated pools fill a node, or all GPUs if these are no multiple of a node. Rate
-matching (`pdlab.plan.rate_matching`) compares the units. The best ones are placed (`pdlab.placement.copies`).
+matching (`pdlab.plan.rate_matching`) compares the units: by requests/s per planned GPU, or for a requested rate by
+requests/s on the fewest GPUs that may serve it. The best ones are placed (`pdlab.placement.copies`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,19 +36,25 @@ SLO_SHARES = (0.7, 0.85, 1.0)  # TPOT bounds at which units are compared, as sha
 STEP_MULTIPLES = (1.15, 1.5, 2.0, 4.0)  # without an SLO on TPOT: multiples of the fastest decode step
 PER_BOUND = 8  # units kept per TPOT bound
 PER_SHAPES = 2  # units kept per TPOT bound and pair of kinds
+# With a requested rate. A deployment may serve so much more than rate matching says; sizes to look at are up to this
+# many times the fewest GPUs, each a sixth above the one before; units kept per size and TPOT bound.
+MAY_SERVE = 1.15
+SIZES_TO, SIZE_STEPS, PER_SIZE = 2, 6, 2
 
 
 @dataclass(frozen=True, slots=True)
 class SizedDeployment:
     """A deployment, and the number of copies that fit. ``matched_rps``: requests/s of one copy by rate matching.
-    ``in_flight``: its requests in flight at that rate, by Little's law. ``fewer``: a given rate may be served by fewer
-    replicas of it."""
+    ``in_flight``: its requests in flight at that rate, by Little's law. ``node_replicas``: a given rate may be served
+    by pools of other numbers of its replicas, and so many of them fill a node; 0: it may not. ``replica_rps``:
+    requests/s of one replica of a pool that fills a node, by rate matching; 0 if ``node_replicas`` is 0."""
 
     deployment: Deployment
     copies: int
     matched_rps: float
     in_flight: float
-    fewer: bool = False
+    node_replicas: int = 0
+    replica_rps: float = 0.0
 
 
 def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Workload) -> list[Pool]:
@@ -123,11 +130,22 @@ def units(shapes: Sequence[Pool], gpus: int, node: int, shape: ModelShape) -> It
                         yield ReplicaUnit(prefill, prefills, decode, decodes)
 
 
+def gpus_of_type(unit: ReplicaUnit) -> int:
+    """The GPUs of a unit, or of two types the larger number of one of them."""
+    if unit.decode is None or unit.decode.gpu_type == unit.prefill.gpu_type:
+        return unit.gpus
+    return max(unit.prefill.gpus * unit.prefills, unit.decode.gpus * unit.decodes)
+
+
 def most_copies(unit: ReplicaUnit, gpus: int) -> int:
     """The most copies of a unit on ``gpus`` GPUs of each of its types."""
-    if unit.decode is None or unit.decode.gpu_type == unit.prefill.gpu_type:
-        return gpus // unit.gpus
-    return min(gpus // (unit.prefill.gpus * unit.prefills), gpus // (unit.decode.gpus * unit.decodes))
+    return gpus // gpus_of_type(unit)
+
+
+def fewest_copies(rate_rps: float, served_rps: float) -> int:
+    """The fewest copies, or replicas, that may serve a rate. ``served_rps``: of one of them by rate matching; 0: one of
+    them is worth a try."""
+    return max(math.ceil(rate_rps / (MAY_SERVE * served_rps)), 1) if served_rps else 1
 
 
 def _accepted(topology: Collocated | Disaggregated, shape: ModelShape) -> bool:
@@ -165,19 +183,28 @@ def shortlist(
     shapes: Sequence[Pool],
     tpot_s: float | None,
     placement: PlacementKind | None,
+    rate_rps: float | None = None,
+    shapes_of_node: Sequence[Pool] = (),
 ) -> Shortlist:
     """The deployments to simulate. All of them fit the nodes of the view.
 
     They are all collocated units; for each TPOT bound of `bounds` the units with the most requests/s per GPU, at most
     `PER_SHAPES` of each pair of kinds; and the best unit of each pair of kinds that serves at least half as much as the
-    best unit. ``placement``: of PD deployments (None: pack if the unit fits one node, else spread).
+    best unit. ``placement``: of PD deployments (None: pack if the unit fits one node, else spread). ``rate_rps``: the
+    requested rate, over all GPUs; if they may serve it, the units of P:D are those with the most requests/s on the
+    fewest GPUs that may, and on up to `SIZES_TO` times as many. ``shapes_of_node``: the kinds of engines if the planned
+    GPUs were a node (empty: ``shapes``).
     """
     node = matcher.hardware.gpus_per_node
-    every = [
-        unit
-        for unit in units(shapes, gpus, node, matcher.shape)
-        if unit.decode is None or ((placement != "pack" or unit.gpus <= node) and matcher.hold_apart(unit))
-    ]
+
+    def holding(kinds: Sequence[Pool], most_gpus: int) -> list[ReplicaUnit]:
+        return [
+            unit
+            for unit in units(kinds, most_gpus, node, matcher.shape)
+            if unit.decode is None or ((placement != "pack" or unit.gpus <= node) and matcher.hold_apart(unit))
+        ]
+
+    every = holding(shapes, gpus)
     chosen: dict[ReplicaUnit, SizedDeployment] = {}
     refused: set[ReplicaUnit] = set()
 
@@ -193,7 +220,34 @@ def shortlist(
     for unit in every:
         if unit.decode is None:
             take(unit)
-    targets = bounds(matcher, shapes, tpot_s)
+    kinds = shapes_of_node or shapes
+    targets = bounds(matcher, shapes if rate_rps is None else kinds, tpot_s)
+    sizes = [] if rate_rps is None else _sizes(matcher, every, gpus, targets[-1], rate_rps)
+    if sizes:
+        # Units larger than the planned GPUs count as kept: others in their place would be kept by a small plan alone.
+        fitting = set(every)
+        _take_best_of_sizes(
+            matcher, holding(kinds, sizes[-1]), sizes, targets, lambda unit: unit not in fitting or take(unit)
+        )
+    else:
+        _take_best(matcher, every, gpus, targets, take)
+    if not chosen:
+        place(_deployment(matcher, model, every[0], placement), view)  # raises the reason
+    whole = (_deployment(matcher, model, unit, placement) for unit in every if unit.decode is None)
+    cannot = next((each for each in whole if not fits(each, view)), None)
+    why = why_not(cannot, view) if cannot is not None else ""
+    return Shortlist(list(chosen.values()), len(every), len(refused), why)
+
+
+def _take_best(
+    matcher: RateMatcher,
+    every: Sequence[ReplicaUnit],
+    gpus: int,
+    targets: Sequence[float],
+    take: Callable[[ReplicaUnit], bool],
+) -> None:
+    """Take the units of P:D that serve most per planned GPU at each TPOT bound of ``targets``. ``take``: whether a unit
+    has a place."""
     for bound_s in targets:
         last_bound = bound_s == targets[-1]
         order: list[tuple[float, int, int, ReplicaUnit]] = []
@@ -211,12 +265,50 @@ def shortlist(
             best_of_kind = last_bound and not already and value <= order[0][0] / 2
             if (among_best or best_of_kind) and take(unit):
                 kept_per_kind[unit.kind] = already + 1
-    if not chosen:
-        place(_deployment(matcher, model, every[0], placement), view)  # raises the reason
-    whole = (_deployment(matcher, model, unit, placement) for unit in every if unit.decode is None)
-    cannot = next((each for each in whole if not fits(each, view)), None)
-    why = why_not(cannot, view) if cannot is not None else ""
-    return Shortlist(list(chosen.values()), len(every), len(refused), why)
+
+
+def _sizes(matcher: RateMatcher, every: Sequence[ReplicaUnit], gpus: int, bound_s: float, rate_rps: float) -> list[int]:
+    """Numbers of GPUs, of each type, at which to look for units of P:D that serve the rate, in ascending order. The
+    first is the fewest GPUs that may serve it at the TPOT bound. Empty: all GPUs do not serve it."""
+    fewest = gpus + 1
+    for unit in every:
+        if unit.decode is not None and (rps := matcher.serves(unit, bound_s).rps):
+            fewest = min(fewest, fewest_copies(rate_rps, rps) * gpus_of_type(unit))
+    if fewest > gpus:
+        return []
+    sizes = [fewest]
+    while sizes[-1] < SIZES_TO * fewest:
+        sizes.append(min(sizes[-1] + max(sizes[-1] // SIZE_STEPS, 1), SIZES_TO * fewest))
+    return sizes
+
+
+def _take_best_of_sizes(
+    matcher: RateMatcher,
+    every: Sequence[ReplicaUnit],
+    sizes: Sequence[int],
+    targets: Sequence[float],
+    take: Callable[[ReplicaUnit], bool],
+) -> None:
+    """Take the units of P:D that serve most on each number of GPUs at each TPOT bound of ``targets``: `PER_SIZE` of
+    different kinds. They do not depend on how many GPUs are planned beyond these. ``take``: whether a unit has a
+    place."""
+    for bound_s in targets:
+        served = [
+            (rps, unit) for unit in every if unit.decode is not None and (rps := matcher.serves(unit, bound_s).rps)
+        ]
+        for size in sizes:
+            order = sorted(
+                (-rps * copies, unit.gpus, number)
+                for number, (rps, unit) in enumerate(served)
+                if (copies := most_copies(unit, size))
+            )
+            kept: set[UnitKind] = set()
+            for _, _, number in order:
+                unit = served[number][1]
+                if unit.kind not in kept and take(unit):
+                    kept.add(unit.kind)
+                if len(kept) == PER_SIZE:
+                    break
 
 
 def on_two_types(deployment: Deployment, hardware: Hardware) -> Deployment | None:
@@ -254,7 +346,11 @@ def _sized(
         deployment = _deployment(matcher, model, placed, placement)
         if copies := min(copies_of(deployment, view, view_gpus(view, gpus)), most_copies(placed, gpus)):
             rps, in_flight = matcher.serves(placed, tpot_s or math.inf)
-            return SizedDeployment(deployment, copies, rps, in_flight, fewer=unit.decode is None)
+            if unit.decode is not None:
+                return SizedDeployment(deployment, copies, rps, in_flight)
+            fills = max(matcher.hardware.gpus_per_node // unit.prefill.gpus, 1)
+            of_node_rps = matcher.serves(unit._replace(prefills=fills), tpot_s or math.inf).rps
+            return SizedDeployment(deployment, copies, rps, in_flight, fills, of_node_rps / fills)
     return None
 
 

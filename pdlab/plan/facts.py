@@ -26,7 +26,7 @@ from pdlab.plan.candidates import MOST_REPLICAS
 from pdlab.plan.engine_arguments import as_planned, by_hand
 from pdlab.plan.extrapolation import OutsideFit
 from pdlab.plan.fluid_pools import FluidPlan, ServedRate
-from pdlab.plan.planner import Candidate, Plan, ThroughputGain, gain, outside
+from pdlab.plan.planner import Candidate, Plan, ThroughputGain, gain, merit, outside
 from pdlab.plan.prediction_intervals import factors_90
 from pdlab.plan.rate_matching import RateMatcher, Rates
 from pdlab.plan.scattered_blocks import check_line
@@ -320,7 +320,7 @@ def _other_case(plan: Plan, scenario: Scenario) -> OtherCase | None:
     first, label = plan.candidates[0], plan.candidates[0].deployment.label
     otherwise = {candidate.deployment.label: candidate for candidate in plan.otherwise}
     rest = [candidate for candidate in plan.candidates if candidate.deployment.label not in otherwise]
-    best = max([*plan.otherwise, *rest], key=lambda candidate: candidate.served_per_gpu)
+    best = max([*plan.otherwise, *rest], key=lambda each: merit(each, plan.rate_rps, each.total_gpus))
     if not best.best or not first.best or best.deployment.label == label:
         return None
     return OtherCase(best, otherwise.get(label, first), merged=scenario.scattered)

@@ -9,7 +9,8 @@
    arrivals is searched (`pdlab.plan.open_loop`). The search for candidates ends when no closed loop is left that
    reaches more than the best goodput.
 4. **Rank** the confirmed ones by goodput per GPU. The others are not ranked, because the capacity of a closed loop is
-   another figure. If closed loops were requested, or no SLO was given, closed-loop capacities are ranked instead.
+   another figure. If closed loops were requested, or no SLO was given, closed-loop capacities are ranked instead. For
+   a requested rate the fewest GPUs rank first.
 5. **Compare** with collocated: the gain, and the interval that the errors of the model allow.
 
 KV pools are simulated as they are after some minutes: wrapped, with free blocks that lie apart. The cost of such blocks
@@ -23,15 +24,16 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
-from pdlab.core.deployment import Collocated, Deployment, PlacementKind
+from pdlab.core.deployment import Collocated, Deployment, PlacementKind, Pool
 from pdlab.core.gpu_count import Count
 from pdlab.core.nodes import ClusterView
 from pdlab.core.workload import Closed, Slo
 from pdlab.placement.copies import copies_of
 from pdlab.plan import open_loop
-from pdlab.plan.candidates import SizedDeployment, engine_shapes, shortlist
+from pdlab.plan.candidates import SizedDeployment, engine_shapes, fewest_copies, shortlist
 from pdlab.plan.extrapolation import OutsideFit
 from pdlab.plan.prediction_intervals import factors_90
 from pdlab.plan.rate_matching import RateMatcher, unit_of
@@ -130,12 +132,12 @@ class Plan:
         """The candidate that serves most per GPU, if GPUs are counted by ``count``."""
         counting = replace(scenario, count=count)
 
-        def served_per_gpu(candidate: Candidate) -> float:
+        def merit_of(candidate: Candidate) -> tuple[float, float]:
             filled = self.rate_rps is None
             counted = counting.counted_gpus(candidate.deployment, candidate.copies, self.gpus, filled=filled)
-            return candidate.served_per_gpu * candidate.total_gpus / counted
+            return merit(candidate, self.rate_rps, counted)
 
-        return max(self.candidates, key=served_per_gpu)
+        return max(self.candidates, key=merit_of)
 
     @property
     def loop(self) -> Literal["open", "closed"]:
@@ -144,6 +146,15 @@ class Plan:
     def best_candidate(self, *, collocated: bool) -> Candidate | None:
         """The best collocated or the best PD candidate."""
         return next((each for each in self.candidates if each.collocated is collocated), None)
+
+
+def merit(candidate: Candidate, rate_rps: float | None, counted_gpus: float) -> tuple[float, float]:
+    """By which candidates are ranked, higher first: requests/s within the SLO per counted GPU. Of candidates for a
+    requested rate, the one with the fewest GPUs is first, because all of them serve it. (0, 0): it misses the SLO."""
+    per_gpu = candidate.served_per_gpu * candidate.total_gpus / counted_gpus
+    if rate_rps is None or candidate.best is None:
+        return per_gpu, 0.0
+    return 1 / counted_gpus, per_gpu
 
 
 def ladder(scenario: Scenario, sized: SizedDeployment) -> tuple[LoadResult, ...]:
@@ -202,23 +213,18 @@ def evaluate(
 
 
 def _for_rate(scenario: Scenario, sized: SizedDeployment, gpus: int | None, rate_rps: float) -> Candidate:
-    """The fewest copies that serve the rate within the SLO, or the fewest replicas of a collocated pool that may have
-    fewer; all of them if even they miss it."""
+    """The fewest copies that serve the rate within the SLO, or the fewest replicas of a collocated deployment that may
+    have other pools; all of them if even they miss it. More copies, or replicas, serve more."""
     topology = sized.deployment.topology
-    replicas = topology.pool.replicas if sized.fewer and isinstance(topology, Collocated) else 1
-    most = replicas * sized.copies
-    per_replica_rps = 1.15 * sized.matched_rps / replicas
-    least = min(max(math.ceil(rate_rps / per_replica_rps), 1), most) if per_replica_rps else 1
+    pooled = sized.node_replicas > 0 and isinstance(topology, Collocated)
+    most = sized.copies * (sized.deployment.pools["collocated"].replicas if pooled else 1)
 
-    def whole(number: int) -> int:
-        """As many replicas, or more, that are one pool or whole copies of it."""
-        return number if number < replicas else min(-(-number // replicas) * replicas, most)
-
-    def with_replicas(number: int) -> Candidate:
-        deployment, copies = sized.deployment, -(-number // replicas)
-        if number < replicas:
-            pool = deployment.pools["collocated"].model_copy(update={"replicas": number})
-            deployment = deployment.with_topology(pool=pool)
+    def with_number(number: int) -> Candidate:
+        deployment, copies = sized.deployment, number
+        if pooled:
+            replicas = pool_replicas(number, sized.node_replicas)
+            pool = deployment.pools["collocated"].model_copy(update={"replicas": replicas})
+            deployment, copies = deployment.with_topology(pool=pool), number // replicas
         load = scenario.at_rate(rate_rps / copies)
         outcome = scenario.outcome(deployment, load)
         if outcome.meets and scenario.trace is None:  # in a level that is long for such requests it may fall behind
@@ -226,12 +232,30 @@ def _for_rate(scenario: Scenario, sized: SizedDeployment, gpus: int | None, rate
         total = scenario.counted_gpus(deployment, copies, gpus, filled=False)
         return Candidate(deployment, copies, (outcome,), _best([outcome]), total)
 
-    number = whole(least)
-    candidate = with_replicas(number)
-    while candidate.best is None and number < most:
-        number = whole(number + max(number // 8, 1))
-        candidate = with_replicas(number)
-    return candidate
+    number = min(fewest_copies(rate_rps, sized.replica_rps if pooled else sized.matched_rps), most)
+    misses, serves = 0, most + 1
+    found: Candidate | None = None
+    while True:
+        candidate = with_number(number)
+        if candidate.best is not None:
+            serves, found = number, candidate
+        else:
+            misses = number
+        if serves - misses <= 1:
+            return found or candidate
+        step = max(number // 8, 1)
+        if found is None:
+            number = min(number + step, most)
+        else:
+            number = (misses + serves) // 2 if misses else max(number - step, 1)
+
+
+def pool_replicas(number: int, node_replicas: int) -> int:
+    """The replicas of each of the equal pools that have ``number`` replicas together. A pool fills a node if it can;
+    else it is as large as can be, and smaller than two nodes."""
+    if number % node_replicas == 0:
+        return node_replicas
+    return next(each for each in range(2 * node_replicas - 1, 0, -1) if number % each == 0)
 
 
 def plan(
@@ -253,7 +277,10 @@ def plan(
     the GPUs.
     """
     shapes = engine_shapes(scenario.hardware, scenario.shape, gpus, scenario.longest)
-    short = shortlist(_matcher(scenario), model, view, gpus, shapes, scenario.slo.tpot_s, placement)
+    of_node: list[Pool] = []
+    if rate_rps is not None and gpus < scenario.hardware.gpus_per_node:
+        of_node = engine_shapes(scenario.hardware, scenario.shape, scenario.hardware.gpus_per_node, scenario.longest)
+    short = shortlist(_matcher(scenario), model, view, gpus, shapes, scenario.slo.tpot_s, placement, rate_rps, of_node)
     chosen = [replace(sized, deployment=scenario.with_offload(sized.deployment)) for sized in short.deployments]
     cases = [(scenario, sized) for sized in chosen]
     otherwise = replace(scenario, scattered=not scenario.scattered)
@@ -274,7 +301,7 @@ def plan(
             candidates[number] = under_poisson(cases[number][0], candidates[number])
             confirmed.add(number)
     ranked, in_other_case, screened = (
-        tuple(sorted(some, key=_rank_key))
+        tuple(sorted(some, key=partial(_rank_key, rate_rps=rate_rps)))
         for some in (
             [candidates[number] for number in assumed if number in confirmed],
             [candidates[number] for number in range(len(chosen), len(cases)) if number in confirmed],
@@ -331,11 +358,12 @@ def under_poisson(scenario: Scenario, candidate: Candidate) -> Candidate:
     return replace(candidate, goodput_rps=goodput_rps, rates=rates, best=below[-1] if below else None)
 
 
-def _rank_key(candidate: Candidate) -> tuple[float, float, float, int, str]:
+def _rank_key(candidate: Candidate, rate_rps: float | None) -> tuple[float, float, float, float, int, str]:
     label, shown = candidate.deployment.label, candidate.best_or_nearest
     if candidate.best is None:  # without bounds all are alike but for what they serve
-        return 0.0, shown.stress, -round(candidate.shown_per_gpu, 6), candidate.deployment.gpus, label
-    return -round(candidate.served_per_gpu, 6), shown.stress, 0.0, candidate.deployment.gpus, label
+        return 0.0, 0.0, shown.stress, -round(candidate.shown_per_gpu, 6), candidate.deployment.gpus, label
+    first, second = merit(candidate, rate_rps, candidate.total_gpus)
+    return -round(first, 6), -round(second, 6), shown.stress, 0.0, candidate.deployment.gpus, label
 
 
 def sized_deployment(
