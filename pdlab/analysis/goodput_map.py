@@ -1,7 +1,8 @@
 """Goodput per GPU over a grid of bounds on TTFT and TPOT, and the best configuration in each cell.
 
 Goodput is of open loops (DistServe, Zhong et al., OSDI 2024): only levels at request rates count. Between two levels
-the share within the bounds is a straight line; nothing is extended beyond the levels.
+the share within the bounds is a straight line; nothing is extended beyond the levels. Goodput is at most what a level
+serves at which a queue grows: a short level may meet loose bounds only because it ends.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ ALIKE = 0.05  # configurations within this relative difference count as equal (s
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RateLevel:
-    """One open-loop level: ``served_rps`` requests/s of the whole deployment, and the latencies of its requests in
-    seconds (TPOT NaN for one token); ``failed``: requests without an answer."""
+    """One open-loop level: ``rate_rps`` requests/s arrive at the whole deployment. ``ttft_s``, ``tpot_s``: of its
+    requests (TPOT NaN for one token). ``failed``: requests without an answer. ``behind_rps``: the served requests/s if
+    a queue grows; None: the level keeps up."""
 
-    served_rps: float
+    rate_rps: float
     ttft_s: Array
     tpot_s: Array
     failed: int = 0
+    behind_rps: float | None = None
 
     def share(self, slo: Slo) -> float:
         """Share of its requests within every bound."""
@@ -96,10 +99,14 @@ def goodput_map(
 
 
 def cell(served: RateSweep, slo: Slo) -> Cell:
-    """`crossing` of the levels, per GPU."""
-    levels = sorted(served.levels, key=lambda level: level.served_rps)
-    most, more = crossing([ShareAtRate(level.served_rps, level.share(slo)) for level in levels], slo.quantile)
-    return Cell(most / served.gpus, more)
+    """`crossing` of the levels, per GPU, at most what the lowest level serves that does not keep up."""
+    levels = sorted(served.levels, key=lambda level: level.rate_rps)
+    most_rps, more = crossing([ShareAtRate(level.rate_rps, level.share(slo)) for level in levels], slo.quantile)
+    # At still higher rates a longer queue says nothing new.
+    behind_rps = next((level.behind_rps for level in levels if level.behind_rps is not None), None)
+    if behind_rps is None:
+        return Cell(most_rps / served.gpus, more)
+    return Cell(min(most_rps, behind_rps) / served.gpus)
 
 
 class ShareAtRate(NamedTuple):
@@ -127,7 +134,8 @@ def crossing(levels: Sequence[ShareAtRate], quantile: float) -> tuple[float, boo
 
 
 def measured(loaded: Loaded) -> RateSweep | None:
-    """The valid open-loop levels of an experiment whose requests were kept; None if there is none."""
+    """The valid open-loop levels of an experiment whose requests were kept; None if there is none. A level whose queue
+    grows is not valid."""
     from pdlab.analysis.curves import gpus_of
 
     experiment = loaded.experiment

@@ -246,6 +246,8 @@ def parse_lengths(text: str) -> Fixed | Uniform | Lognormal | Pairs | Mixes:
     number = r"(\d+\.?\d*|\.\d+)"
     try:
         if kind == "uniform" and (match := re.fullmatch(rf"{number}-{number}", rest)):
+            if float(match[1]) == float(match[2]) == 1:
+                return FIXED  # the same requests, so the same label
             return Uniform(low=float(match[1]), high=float(match[2]))
         if kind == "lognormal" and (match := re.fullmatch(rf"{number}(,median)?(?:,max=(\d{{1,9}}))?", rest)):
             return Lognormal(
@@ -255,7 +257,7 @@ def parse_lengths(text: str) -> Fixed | Uniform | Lognormal | Pairs | Mixes:
             )
     except ValueError as error:
         rule = {
-            "uniform": "shares of the nominal length from 0 to 10, the smaller one first",
+            "uniform": "two different shares of the nominal length from 0 to 10, the smaller one first",
             "lognormal": "a sigma above 0 and at most 3, and at least 2 tokens",
         }[kind]
         raise UsageError(f"{text!r}: {kind} takes {rule}") from error

@@ -7,6 +7,7 @@ of a closed loop is another figure: its clients wait for the server, so it has n
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from pdlab.analysis.goodput_map import RateLevel, RateSweep, ShareAtRate, crossing
@@ -102,19 +103,28 @@ def _between(low: LoadResult, high: LoadResult, most_rps: float) -> float:
     return float(low.load.value * (high.load.value / low.load.value) ** min(max(part, 0.25), 0.75))
 
 
-def under_rates(scenario: Scenario, deployment: Deployment, most_rps: float, gpus: float) -> RateSweep:
+def under_rates(
+    scenario: Scenario,
+    deployment: Deployment,
+    most_rps: float,
+    gpus: float,
+    stays_s: float = 0.0,
+    searched: Sequence[LoadResult] = (),
+) -> RateSweep:
     """One copy under growing request rates, for the goodput map. ``most_rps``: the highest requests/s of its closed
-    loops. ``gpus``: the counted GPUs of one copy."""
-    outcomes = [scenario.outcome(deployment, scenario.at_rate(share * most_rps)) for share in MAP_RATES]
+    loops. ``gpus``: the counted GPUs of one copy. ``stays_s``: approximate E2EL of a request. ``searched``: the levels
+    of its goodput's search, which are in the map too."""
+    outcomes = [scenario.outcome(deployment, scenario.at_rate(share * most_rps), stays_s) for share in MAP_RATES]
     return RateSweep(
         label=deployment.label,
         origin="simulated",
         gpus=gpus,
         output_tokens=scenario.workload.mean_tokens.output,
-        levels=tuple(map(_rate_level, outcomes)),
+        levels=tuple(map(_rate_level, [*outcomes, *searched])),
     )
 
 
 def _rate_level(outcome: LoadResult) -> RateLevel:
     ttft_s, tpot_s, _ = outcome.columns
-    return RateLevel(outcome.load.value, ttft_s, tpot_s)
+    behind_rps = None if outcome.keeps_up else outcome.requests_per_s
+    return RateLevel(outcome.load.value, ttft_s, tpot_s, behind_rps=behind_rps)

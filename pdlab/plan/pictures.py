@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -121,9 +122,12 @@ def simulated_sweeps(plan: Plan, scenario: Scenario, top: int, measured: Collect
     sweeps = []
     for candidate in drawn_candidates(plan, top):
         if candidate.deployment.label not in measured:
-            most_rps = max(outcome.requests_per_s for outcome in candidate.outcomes)
+            most = max(candidate.outcomes, key=lambda outcome: outcome.requests_per_s)
+            stays_s = statistics.fmean(most.columns[2].tolist())
             gpus = candidate.total_gpus / candidate.copies
-            sweeps.append(under_rates(scenario, candidate.deployment, most_rps, gpus))
+            sweeps.append(
+                under_rates(scenario, candidate.deployment, most.requests_per_s, gpus, stays_s, candidate.rates)
+            )
     return sweeps
 
 

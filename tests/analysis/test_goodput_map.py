@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,18 @@ def test_it_is_where_the_share_crosses_the_quantile_per_gpu() -> None:
 
 def test_a_rate_that_meets_above_one_that_misses_does_not_count() -> None:
     assert cell(served(level(4, 0.5, 0.01), level(8, 5.0, 0.01), level(16, 0.5, 0.01)), SLO).goodput < 4
+
+
+def test_a_queue_that_grows_bounds_goodput_by_what_is_served() -> None:
+    """A short level of too many requests is within loose bounds only because it ends."""
+    short = replace(level(16, 0.5, 0.01), behind_rps=9.0)
+    assert cell(served(level(4, 0.5, 0.01), short), SLO) == Cell(4.5), "9 of 2 GPUs, and there is no more"
+    later = replace(level(32, 0.5, 0.01), behind_rps=7.0)
+    assert cell(served(level(4, 0.5, 0.01), short, later), SLO) == Cell(4.5)
+    # Half-way to a level with a share of 0.8 are 10 requests/s, of which 9 are served.
+    mixed = replace(level(16, 0.5, 0.01, within=0.8), behind_rps=9.0)
+    assert cell(served(level(4, 0.5, 0.01), mixed), SLO) == Cell(4.5)
+    assert cell(served(level(4, 5.0, 0.01), short), SLO) == Cell(0.0)
 
 
 def test_who_failed_is_within_nothing_and_one_token_has_no_tpot() -> None:
@@ -93,4 +106,4 @@ def test_measured_levels_at_request_rates_alone_are_taken(tmp_path: Path) -> Non
     mapped = measured(loaded)
     assert mapped is not None and (mapped.label, mapped.origin, mapped.gpus) == (deployment.label, "measured", 1)
     (only,) = mapped.levels
-    assert only.served_rps == pytest.approx(5, rel=0.05) and only.share(Slo(ttft_s=0.2, tpot_s=0.06)) == 1
+    assert only.rate_rps == pytest.approx(5, rel=0.05) and only.share(Slo(ttft_s=0.2, tpot_s=0.06)) == 1

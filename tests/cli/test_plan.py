@@ -710,7 +710,7 @@ class TestHandOver:
     @pytest.mark.parametrize("load", ["--concurrency 64", "--rate 9"])
     def test_an_explanation_has_the_figures_of_the_ranking(self, load: str, capsys: pytest.CaptureFixture[str]) -> None:
         """Phases before the first token are its TTFT. A closed loop sends its first wave at once, and it waits long."""
-        label = "collocated-1xtp8"
+        label = "pd-pack-p3xtp1-d2xtp2" if "rate" in load else "collocated-1xtp8"
         assert plan.main(["--gpus", "8", *load.split()]) == 0
         row = next(line for line in capsys.readouterr().out.splitlines() if label in line).split()
         ttft_ms, tpot_ms = float(row[8].replace(",", "")), float(row[9])

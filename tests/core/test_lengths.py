@@ -189,3 +189,14 @@ def test_a_file_may_stand_beside_the_one_that_names_it(tmp_path: Path) -> None:
     assert relative_to_folder({"lengths": "file:pairs.csv"}, tmp_path) == {"lengths": f"file:{path}"}
     for other in ({"lengths": "file:other.csv"}, {"lengths": "uniform:0.8-1.0"}, {"lengths": 3}, {}, "text", None):
         assert relative_to_folder(other, tmp_path) == other
+
+
+@pytest.mark.parametrize("text", ["uniform:1.0-1.0", "uniform:1-1"])
+def test_lengths_from_once_to_once_the_nominal_ones_are_fixed(text: str) -> None:
+    """So are their label and what they compare with."""
+    assert parse_lengths(text) == parse_lengths("fixed")
+
+
+def test_two_equal_shares_are_refused_as_such() -> None:
+    with pytest.raises(UsageError, match="takes two different shares"):
+        parse_lengths("uniform:0.8-0.8")

@@ -96,7 +96,7 @@ def test_requests_in_flight_are_shared_by_gpu() -> None:
 @pytest.mark.parametrize("cpus", [4, 8, 12])
 def test_nodes_of_few_cpus_have_fewer_engines_of_either_kind(cpus: int) -> None:
     view = view_of(cpus)
-    found = planned(8, view, rate_rps=0.5)
+    found = planned(8, view, rate_rps=5.0)
     assert {each.collocated for each in found.candidates} == {True, False}
     for each in found.candidates:
         pools = each.deployment.pools.values()

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 from support.plans import HARDWARE, SHAPE, scenario
 
+from pdlab.analysis.goodput_map import RateSweep, cell
 from pdlab.core.deployment import Deployment, Pool, parse_label
 from pdlab.core.gpu_count import DEFAULT_COUNT
 from pdlab.core.lengths import Uniform
-from pdlab.core.workload import Closed, Level, Open, Workload
+from pdlab.core.workload import Closed, Level, Open, Slo, Workload
 from pdlab.plan import open_loop, planner
-from pdlab.plan.planner import evaluate, sized_deployment, under_poisson
+from pdlab.plan.pictures import simulated_sweeps
+from pdlab.plan.planner import Candidate, Plan, evaluate, sized_deployment, under_poisson
 from pdlab.plan.rate_matching import RateMatcher
 from pdlab.plan.scenario import Scenario, judged
 from pdlab.results.slo import stresses
@@ -140,3 +142,30 @@ def test_figures_of_a_closed_loop_keep_littles_law(label: str, concurrency: int)
     outcome = scenario().outcome(Deployment(topology=parse_label(label)), Closed(concurrency=concurrency))
     stays_s = outcome.ttft_s + (scenario().workload.output_tokens - 1) * outcome.tpot_s
     assert outcome.requests_per_s * stays_s == pytest.approx(concurrency, rel=1e-6)
+
+
+def with_sweep(under: Scenario, label: str) -> tuple[Candidate, RateSweep]:
+    """A deployment by its goodput, and its sweep for the map."""
+    deployment = Deployment(topology=parse_label(label))
+    candidate = under_poisson(under, evaluate(under, sized_deployment(under, deployment), 8))
+    (sweep,) = simulated_sweeps(Plan((candidate,), 1, under.slo, None, gpus=8), under, 1, ())
+    return candidate, sweep
+
+
+@pytest.mark.parametrize("label", ["pd-pack-p3xtp1-d5xtp1", "pd-pack-p3xtp1-d2xtp2"])
+def test_the_map_and_the_ranking_have_one_goodput_at_the_bounds_of_the_slo(label: str) -> None:
+    bounded = replace(scenario(ttft_s=2.0, tpot_s=0.012), gaps=False)
+    candidate, sweep = with_sweep(bounded, label)
+    assert cell(sweep, bounded.slo).goodput == pytest.approx(candidate.served_per_gpu, rel=0.03)
+
+
+@pytest.mark.parametrize("label", ["collocated-8xtp1", "pd-pack-p1xtp2-d2xtp1"])
+def test_no_bound_is_so_loose_that_the_map_has_more_than_is_served(label: str) -> None:
+    """An overloaded level is within bounds of 40 s and 200 ms, because it ends."""
+    loose = Slo(ttft_s=40.0, tpot_s=0.2)
+    candidate, sweep = with_sweep(replace(scenario(ttft_s=10.0, tpot_s=0.05), gaps=False), label)
+    level = Level(load=Closed(concurrency=1200), num_requests=6000, seed=3)
+    (full,) = simulate(candidate.deployment, [level], Workload(), HARDWARE, SHAPE, seed=3, scattered=True)
+    served_rps = 3600 / float(np.diff(np.sort(full.finish_s)[[1199, 4799]])[0])
+    assert cell(sweep, loose).goodput * candidate.deployment.gpus <= 1.08 * served_rps
+    assert not cell(sweep, loose).more
