@@ -152,7 +152,7 @@ def with_sweep(under: Scenario, label: str) -> tuple[Candidate, RateSweep]:
     return candidate, sweep
 
 
-@pytest.mark.parametrize("label", ["pd-pack-p3xtp1-d5xtp1", "pd-pack-p3xtp1-d2xtp2"])
+@pytest.mark.parametrize("label", ["pd-pack-p1xtp4-d2xtp2", "pd-pack-p1xtp2-d1xtp2"])
 def test_the_map_and_the_ranking_have_one_goodput_at_the_bounds_of_the_slo(label: str) -> None:
     bounded = replace(scenario(ttft_s=2.0, tpot_s=0.012), gaps=False)
     candidate, sweep = with_sweep(bounded, label)
