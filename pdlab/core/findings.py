@@ -1194,6 +1194,11 @@ CODES: dict[str, FindingCode] = {
         "a folder holds one curve",
         "{folder} holds {curves:#curve}, its files differ in more than their load: {parts}",
     ),
+    "unmarked_repeats": _of_report(
+        "files of one load that differ in a number in their names count repeats",
+        "{folder}: files whose names differ only in numbers or letters are averaged as repeats ({names}); join "
+        "a setting with its word (batched2048), or count repeats (_r1, _r2)",
+    ),
     "drawn_once": _of_report("no result is there twice", "identical results are drawn once: {names}"),
     "other_latency": _of_report(
         "some level has the latency of the view", "no level has the {lacks}: the {has} is shown"
