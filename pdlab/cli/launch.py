@@ -25,7 +25,7 @@ from pdlab.core.files import cache_dir, write_output
 from pdlab.core.nodes import NODE_NAME_LABEL, ClusterView, Role
 from pdlab.core.output_paths import check_writable
 from pdlab.core.served_model import served_model, where_checked
-from pdlab.core.settings import declared, flag_names, parse
+from pdlab.core.settings import declared, flag_names, not_given, parse
 from pdlab.core.vllm_limits import check_context, check_divisibility
 from pdlab.deploy import serving_path
 from pdlab.deploy.cpu_engine.tiny_model import tiny_model_folder
@@ -115,6 +115,8 @@ def _start(request: LaunchRequest) -> None:
 def _shutdown(settings: LaunchSettings) -> int:
     if settings.mode or settings.config or settings.dry_run or settings.target:
         raise UsageError("--shutdown stops what is served: leave out the mode, --config, --dry-run and --export")
+    others = {each.name for each in declared(LaunchSettings)} - {"shutdown", "host", "port"}
+    not_given(settings, sorted(others), "--shutdown, which stops what is served")
     from pdlab.deploy import launch
 
     launch.shutdown(host=settings.host, port=settings.port)
