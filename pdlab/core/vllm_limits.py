@@ -8,9 +8,8 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import FLAG_PREFIX, Deployment, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import Placement, Role
+from pdlab.core.request_lengths import configured_length, length_flag
 from pdlab.core.text import counted
-
-LENGTH_STEP = 1024  # of every max_model_len that pdlab chooses or proposes
 
 
 def check_request_fits(shape: ModelShape, request_tokens: int) -> None:
@@ -115,17 +114,17 @@ def check_experts_on_cpu(deployment: Deployment, shape: ModelShape | None, place
 
 def check_context(deployment: Deployment, shape: ModelShape | None) -> None:
     """Raises UsageError if the requested context is longer than the model's: vLLM's engines refuse it."""
-    all_engine_kwargs = [deployment.engine_kwargs, *(pool.engine_kwargs for pool in deployment.pools.values())]
-    for context_tokens in (
-        deployment.max_model_len,
-        *(engine_kwargs.get("max_model_len") for engine_kwargs in all_engine_kwargs),
-    ):
-        if context_tokens == 0:
-            raise UsageError("--max-model-len 0: must be at least 1; leave it out for the model's own")
-        if shape is not None and isinstance(context_tokens, int) and context_tokens > shape.max_context:
+    for role, pool in deployment.pools.items():
+        value = configured_length(deployment, pool, None, cpu=False)
+        if value is None:
+            continue
+        tokens, flag = int(value), length_flag(deployment, role)
+        if tokens == 0:
+            raise UsageError(f"{flag}0: must be at least 1; leave it out for the model's own")
+        if shape is not None and tokens > shape.max_context:
             raise UsageError(
-                f"--max-model-len {context_tokens}: {shape.name} has a context of "
-                f"{counted(shape.max_context, 'token')}; give at most that"
+                f"{flag}{tokens}: {shape.name} has a context of {counted(shape.max_context, 'token')}; give at most "
+                "that"
             )
 
 

@@ -142,7 +142,9 @@ def test_a_model_without_experts_has_no_expert_parallel(line: str, message: str)
 @pytest.mark.parametrize("known", [True, False])
 def test_experts_are_balanced_only_where_vllm_can(line: str, message: str, known: bool) -> None:
     with pytest.raises(UsageError, match=message):
-        check_divisibility(made(*shlex.split(f"--collocated {line}")), resolve_model("gpt-oss-120b").shape if known else None)
+        check_divisibility(
+            made(*shlex.split(f"--collocated {line}")), resolve_model("gpt-oss-120b").shape if known else None
+        )
 
 
 def test_a_plan_waits_for_what_was_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
