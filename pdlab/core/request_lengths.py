@@ -7,7 +7,9 @@ from typing import Any
 
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import FLAG_PREFIX, Deployment, Pool
+from pdlab.core.errors import UsageError
 from pdlab.core.nodes import Role
+from pdlab.core.text import counted
 from pdlab.core.workload import Workload
 
 ARGUMENT = "max_model_len"
@@ -19,9 +21,23 @@ LENGTH_STEP = 1024  # of every max_model_len that pdlab chooses or proposes
 LEAST_MODEL_LEN = 8192
 
 
-def length_for(workload: Workload) -> int:
-    """The max_model_len that pdlab chooses for a workload."""
-    return max(LEAST_MODEL_LEN, -(-sum(workload.longest) // LENGTH_STEP) * LENGTH_STEP)
+def length_for(workload: Workload, shape: ModelShape | None) -> int:
+    """The max_model_len that pdlab chooses for a workload. Raises UsageError if the model's context is shorter."""
+    needed = sum(workload.longest)
+    length = max(LEAST_MODEL_LEN, -(-needed // LENGTH_STEP) * LENGTH_STEP)
+    if shape is None:
+        return length
+    check_request_fits(shape, needed)
+    return min(length, shape.max_context)
+
+
+def check_request_fits(shape: ModelShape, request_tokens: int) -> None:
+    """Raises UsageError if a request is longer than the model's context."""
+    if request_tokens > shape.max_context:
+        raise UsageError(
+            f"{shape.name} takes {counted(shape.max_context, 'token')} of context; a request has {request_tokens}: "
+            "shorten it"
+        )
 
 
 def request_tokens(role: Role, workload: Workload) -> int:

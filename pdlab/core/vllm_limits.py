@@ -12,15 +12,6 @@ from pdlab.core.request_lengths import configured_length, length_flag
 from pdlab.core.text import counted
 
 
-def check_request_fits(shape: ModelShape, request_tokens: int) -> None:
-    """Raises UsageError if a request is longer than the model's context."""
-    if request_tokens > shape.max_context:
-        raise UsageError(
-            f"{shape.name} takes {counted(shape.max_context, 'token')} of context; a request has {request_tokens}: "
-            "shorten it"
-        )
-
-
 def check_divisibility(deployment: Deployment, shape: ModelShape | None) -> list[str]:
     """Check vLLM 0.29's rules on TP, PP and EP. Returns warnings. Raises UsageError.
 

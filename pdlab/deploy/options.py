@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ipaddress
 import os
 import re
@@ -42,6 +43,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterView, LinkShape
 from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.request_lengths import configured_length, length_flag, length_for, request_tokens, served_length
+from pdlab.core.served_model import served_model
 from pdlab.core.settings import (
     FlagsOf,
     LocalNodes,
@@ -415,7 +417,10 @@ def _holding(deployment: Deployment, workload: Workload) -> Deployment:
     given = [configured_length(deployment, pool, None, cpu=False) for pool in deployment.pools.values()]
     if None not in given:
         return deployment
-    return deployment.model_copy(update={"max_model_len": length_for(workload)})
+    shape = None
+    with contextlib.suppress(UsageError):  # a wrong model has its own message, which comes later
+        shape = served_model(deployment).shape
+    return deployment.model_copy(update={"max_model_len": length_for(workload, shape)})
 
 
 def chooses_backend(settings: LaunchSettings) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,20 @@ def test_max_model_len_follows_the_workload_unless_it_is_given(line: str, length
 def test_a_workload_longer_than_the_given_length_is_refused() -> None:
     with pytest.raises(UsageError, match="5250 tokens, max_model_len is 4096"):
         deployment_from(parse(LaunchSettings, ["--collocated", "--itl", "5000", "--max-model-len", "4096"]))
+
+
+def test_a_workload_gets_no_more_than_the_models_context(tmp_path: Path) -> None:
+    known = resolve_model("tiny-llama").shape
+    assert known is not None and known.config is not None
+    short = {**known.config, "max_position_embeddings": 4100}
+    (tmp_path / "config.json").write_text(json.dumps(short))
+
+    def length(*words: str) -> int | None:
+        return deployment_from(parse(LaunchSettings, ["--collocated", "--model", str(tmp_path), *words])).max_model_len
+
+    assert length("--itl", "1000") == length("--itl", "4050", "--otl", "50") == 4100
+    with pytest.raises(UsageError, match=r"takes 4100 tokens of context; a request has 4101: shorten it$"):
+        length("--itl", "4051", "--otl", "50")
 
 
 @pytest.mark.parametrize(
