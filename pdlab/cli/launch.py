@@ -21,7 +21,7 @@ from pdlab.core.exit_code import exit_code
 from pdlab.core.files import cache_dir, write_output
 from pdlab.core.nodes import NODE_NAME_LABEL, ClusterView, Role
 from pdlab.core.output_paths import check_writable
-from pdlab.core.settings import declared, flag_names, parse
+from pdlab.core.settings import declared, flag_names, not_given, parse
 from pdlab.deploy import serving_path
 from pdlab.deploy.dry_run import describe
 from pdlab.deploy.export_options import ExportOptions
@@ -101,6 +101,8 @@ def _start(request: LaunchRequest) -> None:
 def _shutdown(settings: LaunchSettings) -> int:
     if settings.mode or settings.config or settings.dry_run or settings.target:
         raise UsageError("--shutdown stops what is served: leave out the mode, --config, --dry-run and --export")
+    others = {each.name for each in declared(LaunchSettings)} - {"shutdown", "host", "port"}
+    not_given(settings, sorted(others), "--shutdown, which stops what is served")
     from pdlab.deploy import launch
 
     launch.shutdown(host=settings.host, port=settings.port)

@@ -53,6 +53,7 @@ from pdlab.core.settings import (
     Text,
     flag_names,
     given_flags,
+    not_given,
     serving_port,
     setting,
 )
@@ -296,7 +297,17 @@ class LaunchSettings(ExportOptions, LaunchOptions):
         advanced=True,
     )
 
+    def check(self) -> None:
+        super().check()
+        if self.target is not None:
+            not_given(self, _OF_A_START, f"{self.target[0]}, which starts nothing")
 
+
+# Settings of a start that are in no export.
+_OF_A_START = (
+    *("rehearse", "rehearsal", "two_hosts", "link"),
+    *("accept_open_cluster", "accept_wire", "wait", "detach", "timeout_s"),
+)
 # Which flags belong to which modes: the part (or the field) of the settings, and what the error in another mode has.
 _PD_FIELDS = (
     "accept_wire",
