@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, get_args
 from pydantic import Field, InstanceOf
 
 from pdlab.analysis.intervals import MIN_BEYOND, SURE_BEYOND, Estimate, carried, is_tail, of_repeats
-from pdlab.analysis.requests import Requests
+from pdlab.analysis.requests import Requests, judged
 from pdlab.analysis.shrinkage import RepeatStudy
 from pdlab.analysis.ttft_breakdown import TtftSplit, mean_split, split
 from pdlab.analysis.view import GPUS_PER_NODE, CountedRole, ThroughputMetric, View
@@ -438,7 +438,7 @@ def _splits(runs: Iterable[Run]) -> dict[tuple[LoadKind, float], TtftSplit]:
 def _sample(run: Run, summary: Summary, requests: Requests | None) -> Sample:
     return Sample(
         repeat=run.key.repeat,
-        count=summary.completed,
+        count=judged(run, summary, requests),
         requests_per_s=summary.requests_per_s,
         input_tokens_per_s=summary.input_tokens_per_s,
         output_tokens_per_s=summary.output_tokens_per_s,

@@ -23,11 +23,11 @@ from pydantic_core import from_json
 from pdlab.analysis.intervals import Array, Estimate, blocks, of_blocks, of_requests
 from pdlab.core.errors import StoreError, reason_of
 from pdlab.core.text import counted
-from pdlab.core.workload import Load
+from pdlab.core.workload import Closed, Load
 from pdlab.results.level_data import LevelData
 from pdlab.results.metrics import LoadWindow, steady_window
 from pdlab.results.readers import RequestTimes
-from pdlab.results.schema import PERCENTILES, Run
+from pdlab.results.schema import PERCENTILES, Run, Summary
 from pdlab.results.store import Store
 
 Latency = Literal["ttft", "tpot", "e2el"]
@@ -100,6 +100,22 @@ class Requests:
             return Estimate(value=value)
         gap = of_blocks(np.diff(self.finish_s, prepend=0.0), cut, 1 / value)
         return gap._replace(value=value, standard_error=(gap.relative_error or 0.0) * value)
+
+
+def judged(run: Run, summary: Summary, requests: Requests | None = None) -> int:
+    """Number of requests behind the latencies of that window of the run.
+
+    In a steady window it is not the number of finishes. A level that does not have it has that of its ``requests``.
+    Without them a closed loop has the least that it can be: up to N of the finishes were in flight when the window
+    opened.
+    """
+    if summary.judged is not None:
+        return summary.judged
+    if run.origin == "imported" or summary is not run.steady:
+        return summary.completed
+    if requests is not None:
+        return len(requests)
+    return max(0, summary.completed - run.load.concurrency) if isinstance(run.load, Closed) else summary.completed
 
 
 def load_requests(folder: Path, run: Run) -> Requests | None:

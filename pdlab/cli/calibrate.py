@@ -23,7 +23,7 @@ from pdlab.core.files import write_output
 from pdlab.core.output_paths import check_writable, distinct
 from pdlab.core.schema import to_yaml
 from pdlab.core.settings import Settings, Text, not_given, setting, written_numbers
-from pdlab.core.text import choices, counted
+from pdlab.core.text import choices, counted, version_numbers
 from pdlab.plan.accuracy import (
     METRICS,
     coverage,
@@ -308,6 +308,12 @@ def _scheduled_as(start: Hardware, version: str | None) -> Hardware:
     return start.model_copy(update={"constants": constants})
 
 
+def _newest_ray(experiments: Sequence[MeasuredSweep]) -> str | None:
+    """The newest version of Ray of the runs; None: no run records one. Each run is simulated with its own."""
+    versions = [each.ray_version for each in experiments if each.ray_version is not None]
+    return max(versions, key=lambda version: version_numbers(version) or (0, 0), default=None)
+
+
 def _data_sheet_constants(start: Hardware, sheet: dict[str, float]) -> dict[str, Constant]:
     return {
         name: Constant(value=value, unit=start.constants[name].unit, basis="published", source="--data-sheet")
@@ -428,7 +434,7 @@ def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Expe
     loaded, experiments = _not_in_the_start(settings, start, loaded, experiments)
     _print_doubts(shape, experiments)
     result = calibrated(with_stack_prior(start, shape), shape, experiments)
-    hardware = start.with_correction(result.correction)
+    hardware = start.with_correction(result.correction).with_ray(_newest_ray(experiments))
     for each in step_findings(start)[:1]:
         print(f"Note: {each.text}.")
     print(calibration_text(result))
@@ -509,6 +515,7 @@ def main(settings: CalibrateSettings) -> int:
     shape = _shape(settings.model, experiments)
     experiments = [measured_as_launched(each, start, shape) for each in experiments]
     _same_arguments(start, shape, experiments)
+    start = start.with_ray(_newest_ray(experiments))
     if settings.cross_validate and len(experiments) < 3:
         raise UsageError(f"--cross-validate needs at least 3 experiments, got {len(experiments)}")
     made_on = None

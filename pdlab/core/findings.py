@@ -1022,6 +1022,11 @@ CODES: dict[str, FindingCode] = {
         "step times of {gpu} come from tables of {engine} {tables}, not of {planned}; they are sums over single "
         "operations",
     ),
+    "launches_another_stack": _of_plan(
+        "the plan is of the stack that pdlab launches",
+        "pdlab launches vllm {launched} on Ray {ray}, and this plan is of {stack}; --hardware {gpu} --engine-version "
+        "{launched} plans for that",
+    ),
     "unlike_public_stacks": _of_plan(
         "a public stack has the plan's model, GPU and engine version",
         "extrapolated from the public stacks: they lack {unseen}",
@@ -1188,6 +1193,11 @@ CODES: dict[str, FindingCode] = {
     "several_curves": _of_report(
         "a folder holds one curve",
         "{folder} holds {curves:#curve}, its files differ in more than their load: {parts}",
+    ),
+    "unmarked_repeats": _of_report(
+        "files of one load that differ in a number in their names count repeats",
+        "{folder}: files whose names differ only in numbers or letters are averaged as repeats ({names}); join "
+        "a setting with its word (batched2048), or count repeats (_r1, _r2)",
     ),
     "drawn_once": _of_report("no result is there twice", "identical results are drawn once: {names}"),
     "other_latency": _of_report(

@@ -46,9 +46,10 @@ class MeasuredSweep(Frozen):
     for each level. ``prompts``: whether levels repeat the prompts of earlier levels. ``trace``: the requests that each
     level replayed (None: no replay). ``warmed``: a warm-up ran before the first level. ``launched``: a
     launch of pdlab started its engines, or simulated ones. ``nodes``: of its cluster, whose
-    network its KV cache crossed (none: unknown, or this machine). ``speculation``: the measured speculative decoding,
-    as a mean over the levels (None: none, or unknown). ``doubts``: the levels that are left out or
-    have impossible figures, and why, as sentences. ``assumed``: whether ``prompts`` are assumed."""
+    network its KV cache crossed (none: unknown, or this machine). ``ray_version``: of its Ray Serve (None: unknown, or
+    without Ray). ``speculation``: the measured speculative decoding, as a mean over the levels (None: none, or
+    unknown). ``doubts``: the levels that are left out or have impossible figures, and why, as sentences. ``assumed``:
+    whether ``prompts`` are assumed."""
 
     name: str
     deployment: Deployment
@@ -60,6 +61,7 @@ class MeasuredSweep(Frozen):
     warmed: bool = False
     launched: bool = False
     nodes: tuple[ClusterNode, ...] = ()
+    ray_version: str | None = None
     speculation: Speculation | None = None
     doubts: tuple[str, ...] = ()
     assumed: bool = False
@@ -69,9 +71,9 @@ class MeasuredSweep(Frozen):
         return on_nodes(hardware, self.nodes) if self.nodes and not hardware.cpu else hardware
 
     def as_measured(self, hardware: Hardware) -> Hardware:
-        """The hardware of the experiment's nodes, with its speculative decoding, if that is known. Speculative decoding
-        that the hardware has is kept."""
-        on_them = self.on_its_nodes(hardware)
+        """The hardware of the experiment's nodes, with the routing of its Ray and its speculative decoding, if these
+        are known. Speculative decoding that the hardware has is kept."""
+        on_them = self.on_its_nodes(hardware).with_ray(self.ray_version)
         if self.speculation is None or on_them.speculation is not None:
             return on_them
         return on_them.with_speculation(self.speculation)

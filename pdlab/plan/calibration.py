@@ -108,6 +108,7 @@ def measured_sweep(
         prompts=prompts or assumed if closed else "fresh",
         trace=trace,
         nodes=tuple(cluster.engine_nodes) if cluster is not None else (),
+        ray_version=manifest.versions.get("ray"),
         warmed=manifest.origin == "measured",  # sweeps of pdlab begin with a warm-up
         launched=manifest.origin != "imported",
         speculation=_speculation(runs),

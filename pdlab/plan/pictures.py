@@ -64,6 +64,7 @@ def _ranked(outcome: LoadResult, run: Run) -> Summary:
     return run.whole.model_copy(
         update={
             "completed": len(e2el_s),
+            "judged": len(e2el_s),
             "requests_per_s": outcome.requests_per_s,
             "input_tokens_per_s": tokens_per_s,
             "output_tokens_per_s": outcome.output_tokens_per_s,

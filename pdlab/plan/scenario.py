@@ -20,7 +20,7 @@ from pdlab.core.workload import Closed, Level, Open, Slo, Workload
 from pdlab.placement.copies import whole_node_gpus
 from pdlab.plan.extrapolation import OutsideFit, Platform, in_flight_per_gpu, outside_fit
 from pdlab.plan.scattered_blocks import ScatteredBlocks
-from pdlab.plan.step_findings import step_findings
+from pdlab.plan.step_findings import launched_stack, step_findings
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.kv_transfer import depends_on_age
 from pdlab.sim.level import SimulatedLevel, Trace
@@ -178,11 +178,11 @@ class Scenario:
     ) -> tuple[Finding, ...]:
         """The findings of `pdlab.plan.step_findings` for deployments and their levels. Raises UsageError."""
         findings = step_findings(self.hardware, self.shape, deployments, [each.level for each in results])
-        if self.hardware.steps is None:
-            return findings
-        from pdlab.plan.stack_bands import unlike_public_stacks
+        if self.hardware.steps is not None:
+            from pdlab.plan.stack_bands import unlike_public_stacks
 
-        return (*findings, *unlike_public_stacks(self.hardware, self.shape))
+            findings = (*findings, *unlike_public_stacks(self.hardware, self.shape))
+        return (*findings, *launched_stack(self.hardware)) if deployments else findings
 
     def depends(self, deployment: Deployment) -> bool:
         """Whether scattered blocks that are copied one by one change this deployment's figures."""

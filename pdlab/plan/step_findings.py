@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pdlab.core.catalog import ModelShape, format_only_in_name
 from pdlab.core.deployment import Deployment, Disaggregated, Pool
 from pdlab.core.findings import Finding, found
+from pdlab.core.version import STACK
 from pdlab.plan.extrapolation import major_minor
 from pdlab.sim.aic import literal_version
 from pdlab.sim.hardware import Hardware, NodeWires, TableMode
@@ -58,6 +59,24 @@ def step_findings(
             )
         )
     return tuple(findings)
+
+
+def launched_stack(hardware: Hardware) -> tuple[Finding, ...]:
+    """Whether pdlab launches another version of vLLM than that of the hardware, or with Ray what is planned without.
+    Other engines are not launched, and the version of an unknown fit is unknown."""
+    launched, planned = major_minor(STACK["vllm"]), hardware.engine_version
+    same = planned == launched and hardware.direct is None
+    if planned is None or same or hardware.engine != "vllm" or hardware.gpu_type is None:
+        return ()
+    return (
+        found(
+            "launches_another_stack",
+            launched=launched,
+            ray=major_minor(STACK["ray"]),
+            stack=hardware.stack,
+            gpu=hardware.gpu_type,
+        ),
+    )
 
 
 def _of_network(hardware: Hardware, wires: NodeWires) -> Iterable[Finding]:

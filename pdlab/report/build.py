@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,13 +26,17 @@ from pdlab.core.bounds import Bounds, parse_bounds
 from pdlab.core.command_lines import command_line
 from pdlab.core.errors import UsageError
 from pdlab.core.findings import Finding, found
+from pdlab.core.text import listed
 from pdlab.core.workload import Replay, Slo, parse_slo
 from pdlab.report import replays, soaks, timelines, ttft_parts, whole_nodes
 from pdlab.report.load import Results
 from pdlab.report.replays import ReplayedLevel
 from pdlab.report.soaks import SoakRun
 from pdlab.report.timelines import Timeline
+from pdlab.results.published_curves import unmarked_repeats
 from pdlab.results.store import bounds_in_files
+
+MOST_NAMED = 3  # files of one load in a note
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +148,7 @@ def build_report(
     )
     if given_slos:
         results = results.with_every_request()
-    notes = [*results.notes]
+    notes = [*results.notes, *_unmarked_repeats(results)]
     curves = _curves(results, published, notes)
     shown = tuple(curve for curve in curves if curve.has_role(view))
     if not shown:
@@ -178,6 +182,17 @@ def bounds_of_files(results: Results, view: View) -> list[Bounds]:
     """The latency bounds in the experiments' files, each once. Raises UsageError."""
     entries = bounds_in_files(results.folders.given)
     return list(dict.fromkeys(parse_bounds(each.text, view.statistic, f"{each.folder}, at:") for each in entries))
+
+
+def _unmarked_repeats(results: Results) -> Iterator[Finding]:
+    """Folders of others that have repeats by numbers in names, which may be settings, with the files of one load."""
+    named: dict[Path, list[tuple[str, ...]]] = {}
+    for each in results.loaded:
+        if each.sourced is not None:
+            named.setdefault(each.folder, []).extend(unmarked_repeats(each.sourced.runs))
+    for folder, files in named.items():
+        if files:
+            yield found("unmarked_repeats", folder=str(folder), names=listed(files[0][:MOST_NAMED]))
 
 
 def _curves(results: Results, published: Sequence[Path], notes: list[Finding]) -> list[Curve]:

@@ -11,6 +11,7 @@ from pdlab.analysis import loading
 from pdlab.analysis.curves import gpus_of, short_labels
 from pdlab.analysis.intervals import carried
 from pdlab.analysis.loading import Loaded
+from pdlab.analysis.requests import judged
 from pdlab.core.bounds import METRICS, Statistic
 from pdlab.core.errors import UsageError
 from pdlab.core.findings import CODES, Finding, found
@@ -187,10 +188,11 @@ def _row(label: str, source: Loaded, run: Run) -> Row:
         "input_tokens_per_s": summary.input_tokens_per_s,
         "output_tokens_per_s": summary.output_tokens_per_s,
     }
+    judging = judged(run, summary, source.requests.get(run.key))
     for metric in METRICS:
         latency = summary.latencies.get(metric)
         seconds = latency.statistics_s if latency else {}
         for statistic in get_args(Statistic):
-            value_s = seconds.get(statistic) if carried(statistic, summary.completed) else None
+            value_s = seconds.get(statistic) if carried(statistic, judging) else None
             row[f"{metric}_{statistic}_ms"] = None if value_s is None else 1000 * value_s
     return row

@@ -333,6 +333,7 @@ def _summary(duration_s: float, finished: Column, output_tokens: float, judged: 
     return Summary(
         duration_s=duration_s,
         completed=len(finished),
+        judged=len(judged),
         requests_per_s=len(finished) * per_s,
         input_tokens_per_s=float(finished.sum()) * per_s,
         output_tokens_per_s=output_tokens * per_s,

@@ -130,6 +130,15 @@ def separated(levels: Sequence[PublishedLevel]) -> SeparatedCurves:
     return SeparatedCurves(tuple(curves), tuple(differences))
 
 
+def unmarked_repeats(levels: Iterable[PublishedLevel]) -> list[tuple[str, ...]]:
+    """The levels of one curve that count as repeats of one load though numbers or letters in their names differ, which
+    may be settings: for each load their paths."""
+    by_load: dict[Hashable, dict[tuple[str, ...], str]] = defaultdict(dict)
+    for level in levels:
+        by_load[level.run.key.kind, level.run.key.value].setdefault(level.name.counts, level.shown)
+    return [tuple(names.values()) for names in by_load.values() if len(names) > 1]
+
+
 def _values(level: PublishedLevel) -> dict[str, str]:
     """The values in a file that must be equal in repeats, as text."""
     values = {_MODEL: level.run.model} if level.run.model else {}

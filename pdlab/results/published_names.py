@@ -57,6 +57,12 @@ _LOAD = re.compile(
 _REPEAT = re.compile(r"(?<![a-z0-9])(?:r|run|rep|repeat|trial|iter|seed|try|attempt|take)[-_=]?\d{1,3}(?![a-z0-9])")
 _DATE = re.compile(r"(?<!\d)\d{4}-\d\d-\d\d(?:[t_ -]?\d\d[-:.]?\d\d[-:.]?\d\d)?z?")
 _DAY = re.compile(r"(?<!\d)(20[123]\d)-?(\d\d)-?(\d\d)(?!\d)")
+# A version as one word: v0.11, vllm-0.11.0; a time such as 12.30.45 has no word before it.
+_VERSION = re.compile(
+    r"(?:(?<![a-z0-9])v|(?<=[a-z])[-_]?v?(?=\d+\.\d+\.\d))(?P<version>\d+(?:\.\d+){1,2}(?:rc\d+)?)(?!\.?\d)"
+)
+_DAY_AND_TIME = re.compile(rf"{_DAY.pattern}(?:[-_t]?\d{{4,6}}(?!\d))?")
+_SETTING = re.compile(r"\d{1,5}|[a-z]\d{0,2}")  # not a hash
 _NO_NAME = re.compile(r"\d+|[a-z]\d{0,2}|(?=[a-f]*\d)[0-9a-f]{6,}")  # a number, a letter, a hash
 
 
@@ -81,7 +87,8 @@ class FileName(NamedTuple):
 
     ``deployment``: the words that name a deployment. ``topology``: its configuration, if these words give it in full.
     ``repeat``: the name counts repeats, such as _r1 and run2. ``day``: its first date, at midnight UTC. ``words``: all
-    other names; no numbers, single letters or hashes.
+    other names, versions included; no numbers, single letters or hashes. ``counts``: these numbers and letters, which
+    may be settings or may count repeats.
     """
 
     concurrency: int | None
@@ -93,6 +100,7 @@ class FileName(NamedTuple):
     repeat: bool
     words: tuple[str, ...]
     day: datetime | None = None
+    counts: tuple[str, ...] = ()
 
 
 def parse_name(name: str) -> FolderName:
@@ -120,7 +128,9 @@ def parse_file_name(stem: str) -> FileName:
     repeat = _REPEAT.search(rest) is not None
     for known in (_MODE, _LENGTHS, _LOAD, _REPEAT, _DEPLOYMENT):
         rest = known.sub(" ", rest)
-    words = dict.fromkeys(word for word in re.split(r"[^a-z0-9]+", rest) if word and not _NO_NAME.fullmatch(word))
+    versions = [match["version"] for match in _VERSION.finditer(rest)]
+    others = re.split(r"[^a-z0-9]+", _DAY_AND_TIME.sub(" ", _VERSION.sub(" ", rest)))
+    words = dict.fromkeys([*(word for word in others if word and not _NO_NAME.fullmatch(word)), *versions])
     return FileName(
         concurrency=int(level["concurrency"]) if level else None,
         rate_rps=float(level["rate"]) if level and level["rate"] else None,
@@ -130,6 +140,7 @@ def parse_file_name(stem: str) -> FileName:
         topology=_topology(stem) if deployment else None,
         repeat=repeat,
         words=tuple(words),
+        counts=tuple(word for word in others if _SETTING.fullmatch(word)),
         day=_day_in(stem),
     )
 

@@ -148,11 +148,14 @@ class Distribution(Frozen):
 class Summary(Frozen):
     """Figures of one window of a run. None: unknown (imported runs) or undefined (TPOT of one token).
 
-    Rates are per second over ``duration_s``, of the whole deployment, not normalised.
+    Rates are per second over ``duration_s``, of the whole deployment, not normalised. ``completed``: requests that
+    finished in the window. ``judged``: requests behind the latencies; None: not recorded
+    (`pdlab.analysis.requests.judged`).
     """
 
     duration_s: float
     completed: int
+    judged: int | None = Field(default=None, ge=0)
     requests_per_s: float
     input_tokens_per_s: float
     output_tokens_per_s: float

@@ -14,6 +14,7 @@ from pdlab.core.catalog import BYTES_PER_VALUE, GpuType, ModelShape, known_gpu, 
 from pdlab.core.errors import UsageError
 from pdlab.core.hybrid_kv import is_hybrid
 from pdlab.core.text import choices, counted
+from pdlab.core.version import STACK
 from pdlab.sim import aic
 from pdlab.sim.engine_host import host_of
 from pdlab.sim.hardware import (
@@ -22,6 +23,8 @@ from pdlab.sim.hardware import (
     StepTables,
     TableMode,
     load_hardware,
+    routers_beside,
+    routers_count_ends,
     steps_in_flight,
 )
 from pdlab.sim.step_source import Correction
@@ -96,10 +99,12 @@ def computed(
             source=host.source,
         ),
     )
+    # The router is Ray's, whatever the engine.
+    routing = routers_beside(planned) if engine == "vllm" else routers_count_ends(STACK["ray"])
     own = {
         "memory_gb": Constant(value=type_.memory_gb[0], unit="GB", basis="published", source=type_.source),
         **({"steps_in_flight": steps_in_flight(planned)} if engine == "vllm" else {}),
-        **(_without_ray(home) if bare else {}),
+        **(_without_ray(home) if bare else {"routers_count_ends": routing}),
     }
     assumed = {
         each: constant.model_copy(

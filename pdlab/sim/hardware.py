@@ -16,7 +16,7 @@ from pdlab.core.errors import UsageError
 from pdlab.core.hybrid_kv import connectors_of, is_hybrid
 from pdlab.core.nodes import GpuLink, WireKind
 from pdlab.core.schema import Frozen, load_yaml
-from pdlab.core.text import counted
+from pdlab.core.text import counted, version_numbers
 from pdlab.sim.engine_host import DirectRouting, host_of, is_asynchronous
 from pdlab.sim.step_source import NO_CORRECTION, Correction
 
@@ -267,6 +267,13 @@ class Hardware(Frozen):
             return self.steps.engine
         return self.fit.engine if self.fit is not None else "vllm"
 
+    @property
+    def engine_version(self) -> str | None:
+        """Major and minor version of the engine; None: the runs of the fit are unknown."""
+        if self.steps is not None:
+            return self.steps.engine_version or ".".join(self.steps.version.split(".")[:2])
+        return self.fit.version if self.fit is not None else None
+
     def value(self, name: str) -> float:
         """Raises UsageError when the file has no such constant."""
         try:
@@ -281,6 +288,23 @@ class Hardware(Frozen):
         """
         constant = self.constants.get("steps_in_flight")
         return round(constant.value) if constant is not None else 0
+
+    @property
+    def routers_count_ends(self) -> bool:
+        """Whether Ray Serve routes as since 2.55 (`routers_count_ends`); False if the file does not say so, because its
+        runs were of an earlier Ray, or its constants were fitted with that routing."""
+        constant = self.constants.get("routers_count_ends")
+        return constant is not None and constant.value > 0
+
+    def with_ray(self, version: str | None) -> Hardware:
+        """The same hardware with the routing of that version of Ray (None: unknown). Engines without Ray stay as they
+        are."""
+        if version is None or version_numbers(version) is None or self.direct is not None:
+            return self
+        routing = routers_count_ends(version)
+        if self.routers_count_ends == bool(routing.value):
+            return self
+        return self.model_copy(update={"constants": self.constants | {"routers_count_ends": routing}})
 
     def with_values(self, values: Mapping[str, float]) -> Hardware:
         """The same hardware with some constants replaced (their basis stays)."""
@@ -332,6 +356,25 @@ def steps_in_flight(version: str) -> Constant:
         basis="published",
         source=f"vLLM {version} schedules {'asynchronously' if asynchronous else 'one step at a time'} by default",
     )
+
+
+def routers_count_ends(ray_version: str) -> Constant:
+    """The `Hardware.routers_count_ends` of that version of Ray. Since 2.55 a router counts down when a request of its
+    own ends (decrement_queue_len_cache of its request router). In P:D it then chooses the decode replica,
+    which calls prefill (pd_server.py of Ray Serve LLM; 2.54 had a proxy that chose both)."""
+    return _counting((version_numbers(ray_version) or (0, 0)) >= (2, 55), f"Ray {ray_version}; since 2.55")
+
+
+def routers_beside(vllm_version: str) -> Constant:
+    """The same of the newest Ray for that version of vLLM: Ray Serve LLM 2.55 and later require vLLM 0.18 or later, and
+    2.54 requires 0.15 (their wheels' metadata)."""
+    newer = (version_numbers(vllm_version) or (0, 0)) >= (0, 18)
+    return _counting(newer, f"vLLM {vllm_version}: Ray {'2.55 or later' if newer else '2.54 or earlier'}")
+
+
+def _counting(counts: bool, source: str) -> Constant:
+    unit = "1: routers count the ends of their requests, and in P:D decode calls prefill; 0: neither"
+    return Constant(value=1 if counts else 0, unit=unit, basis="published", source=source)
 
 
 def _names(hardware: Hardware) -> str:

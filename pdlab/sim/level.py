@@ -379,6 +379,7 @@ def _summary(
     return Summary(
         duration_s=closes_s - opens_s,
         completed=len(finished),
+        judged=len(judged),
         requests_per_s=len(finished) * per_s,
         input_tokens_per_s=sum(level.input_tokens[i] for i in finished) * per_s,
         output_tokens_per_s=tokens * per_s,

@@ -6,9 +6,10 @@ remembers neither replica, or if Ray's time limit for its memory has passed, it 
 takes that one, however long its queue, and polls the other one for the next time (`_select_from_candidate_replicas` of
 Ray Serve's request router). Many routers, or few requests, thus spread load almost at random.
 
-With direct streaming the answering replica is the next one in turn, whatever its queue (Ray Serve LLM's
-`RoundRobinRouter`). A decode replica calls prefill with its own router, as above. In the versions of Ray with direct
-streaming, routers also count down when one of their requests ends (`decrement_queue_len_cache` of 2.60).
+Since Ray 2.55 routers also count down when one of their requests ends (``decrement_queue_len_cache``), and in P:D the
+ingress' router chooses the decode replica, which calls prefill with a router of its own. With direct streaming, which
+came with these versions, the answering replica is the next one in turn, whatever its queue (Ray Serve LLM's
+`RoundRobinRouter`).
 
 A pool may have a policy of its own (`PolicyRouter`): each of its routers takes the replicas in turn, or all of them
 know the replica of a session. Without Ray replicas are taken in turn, and the engine chooses the rank (`DirectRouter`).

@@ -142,6 +142,7 @@ class System(Stepping):
     # Python 3.11 calls methods of an object with more than 30 attributes slowly, unless it has slots.
     __slots__ = (
         "all_engines",
+        "answered_by",
         "block_tokens",
         "blocks",
         "caches",
@@ -149,6 +150,7 @@ class System(Stepping):
         "closed",
         "contention",
         "count",
+        "counts_ends",
         "decode",
         "decode_routing",
         "deployment",
@@ -225,7 +227,10 @@ class System(Stepping):
         # With direct streaming one router picks the replica that answers, and each decode replica calls prefill itself.
         self.front_routing = self._routing(pools.get("prefill", of_front), count, prefills="prefill" in pools)
         self.decode_routing = self._routing(pools.get("decode", of_front), count, prefills=False)
-        self.chosen_by: dict[int, int] = {}  # request -> the router that chose its prefill engine, and counts its end
+        self.counts_ends = hardware.routers_count_ends
+        # request -> the router that chose its first engine, or the one that answers, and counts its end there
+        self.chosen_by: dict[int, int] = {}
+        self.answered_by: dict[int, int] = {}
         self.gap_s = value("client_gap_ms") * 1e-3
         self.outputs_kept = 0
 
@@ -383,20 +388,27 @@ class System(Stepping):
 
     def _chosen(self, request: int, now_s: float) -> tuple[Engine, Engine]:
         """The engine that a prompt enters, and the one that streams its answer."""
-        if self.in_turn is not None:
-            if self.decode_routing is None:
-                index, decoder = self.in_turn.choose(self.decode)
-            else:
-                decoder = self.decode_routing.choose(self.decode, self._session(request))
-                index = self.decode.index(decoder)
+        if self.in_turn is not None or self.counts_ends:
+            index, decoder = self._answering(request, now_s)
+            if not self.links:
+                return decoder, decoder
             self.chosen_by[request] = index
-            return self._front_engine(request, now_s, index) if self.links else decoder, decoder
-        if self.front_routing is None:
-            engine = self.router.choose(self.front, now_s)
-        else:
-            engine = self.front_routing.choose(self.front, self._session(request))
+            return self._front_engine(request, now_s, index), decoder
+        engine = self._front_engine(request, now_s)
         # The decode replica is not chosen yet: any one of them shows how busy they are.
         return engine, self.decode[self.sequence % len(self.decode)] if self.links else engine
+
+    def _answering(self, request: int, now_s: float) -> tuple[int, Engine]:
+        """The index and the engine of the replica that answers, for Ray Serve LLM that chooses it at the arrival."""
+        if self.decode_routing is not None:
+            decoder = self.decode_routing.choose(self.decode, self._session(request))
+        elif self.in_turn is not None:
+            return self.in_turn.choose(self.decode)
+        else:
+            several = len(self.decode) > 1
+            router = self.answered_by[request] = int(self.random.random() * self.router.count) if several else 0
+            decoder = self.router.choose(self.decode, now_s, router)
+        return self.decode.index(decoder), decoder
 
     def _session(self, request: int) -> str | None:
         return self.requests[request].session if self.requests else None
@@ -410,7 +422,7 @@ class System(Stepping):
     def _decode_engine(self, engine: Engine, request: int, now_s: float) -> Engine:
         """The engine that decodes a request which ``engine`` has prefilled."""
         self.router.leaves(engine, self.chosen_by.get(request), now_s)
-        if self.in_turn is not None:
+        if self.in_turn is not None or self.counts_ends:
             return self.target[request][1]
         if self.decode_routing is None:
             return self.router.choose(self.decode, now_s)
@@ -475,7 +487,7 @@ class System(Stepping):
         self.fetch(decoder, now_s)
 
     def ended(self, engine: Engine, request: int, now_s: float) -> None:
-        engine.load -= 1
+        self.router.leaves(engine, self.answered_by.get(request), now_s)
         self._output_kept(engine, request, now_s)
 
     def _output_kept(self, engine: Engine, request: int, now_s: float) -> None:

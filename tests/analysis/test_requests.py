@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import heapq
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,11 +15,13 @@ from hypothesis import strategies as st
 from support import records as made
 
 from pdlab.analysis import requests
+from pdlab.analysis.curves import curves
 from pdlab.core.errors import StoreError
 from pdlab.core.workload import Closed, Load, Open, Workload
+from pdlab.report import load
 from pdlab.results import metrics
 from pdlab.results.level_data import LevelData
-from pdlab.results.schema import Distribution, RequestRecord, Run
+from pdlab.results.schema import Distribution, Manifest, RequestRecord, Run, Summary
 from pdlab.results.store import Store
 
 
@@ -225,3 +229,65 @@ def test_answers_of_other_lengths_than_requested_are_counted() -> None:
     assert requests.wrong_counts(text) == 2
     assert requests.wrong_counts(text.replace(b'"requested":[5,3]', b'"lateness_s":0.0')) == 0
     assert len(requests.parse(text)) == 4
+
+
+def closed_loop(count: int, concurrency: int, seed: int) -> list[RequestRecord]:
+    """Requests of random times; each is sent when an answer frees its place."""
+    rng = np.random.default_rng(seed)
+    free_s = [0.0] * concurrency
+    sent = []
+    for _ in range(count):
+        arrival_s = heapq.heappop(free_s)
+        sent.append(made.record(arrival_s, float(rng.uniform(0.1, 2)), float(rng.uniform(0.1, 1)), 5))
+        heapq.heappush(free_s, sent[-1].finish_s or 0.0)
+    return sent
+
+
+def counted_by_hand(sent: list[RequestRecord], concurrency: int) -> tuple[int, int]:
+    """Finishes in the window of a closed loop, and requests that begin and end in it."""
+    opens_s = max(each.first_token_s or 0.0 for each in sent[:concurrency])
+    closes_s = max(each.arrival_s for each in sent)
+    ends = [each for each in sent if opens_s < (each.finish_s or 0.0) <= closes_s]
+    return len(ends), sum(each.arrival_s >= opens_s for each in ends)
+
+
+def stored_without(run: Run) -> Run:
+    """The level as a file has it that lacks the number."""
+    steady = json.loads(run.model_dump_json())["steady"]
+    del steady["judged"]
+    return run.model_copy(update={"steady": Summary.model_validate(steady)})
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(40, 120), st.integers(1, 10), st.integers(0, 2**32 - 1))
+def test_the_requests_behind_latencies_are_those_that_begin_and_end_in_the_window(
+    count: int, concurrency: int, seed: int
+) -> None:
+    sent, load = closed_loop(count, concurrency, seed), Closed(concurrency=concurrency)
+    run = made.run(sent, load, window=True)
+    assert run.steady is not None
+    finished, judged = counted_by_hand(sent, concurrency)
+    assert (run.steady.completed, run.steady.judged) == (finished, judged)
+    assert (requests.judged(run, run.steady), requests.judged(run, run.whole)) == (judged, count)
+    old = stored_without(run)
+    assert old.steady is not None
+    assert requests.judged(old, old.steady, requests.window(LevelData.of(sent), load, steady=True)) == judged
+    assert finished - concurrency <= requests.judged(old, old.steady) <= judged, "no more than there may be"
+    assert requests.judged(old.model_copy(update={"origin": "imported"}), old.steady) == finished
+
+
+@pytest.mark.parametrize(("count", "given"), [(64, False), (90, True)])
+def test_finishes_of_requests_from_before_the_window_carry_no_tail(tmp_path: Path, count: int, given: bool) -> None:
+    sent = closed_loop(count, 8, seed=0)
+    finished, judged = counted_by_hand(sent, 8)
+    assert finished >= 50 and (judged >= 50) is given
+    store = Store(tmp_path / "x_1xtp1")
+    store.write_manifest(Manifest(origin="measured", label="x", gpus=1))
+    run = store.write(made.run(sent, Closed(concurrency=8), window=True), sent)
+    for level in (run, stored_without(run)):
+        store.write(level, sent, force=True)
+        read = load.load(store.folder)
+        (curve,) = curves(read.experiments, [each.requests for each in read.loaded])
+        assert ("p90" in curve.points[0].latency_ms["ttft"]) is given
+        (row,) = read.levels()
+        assert (row["ttft_p90_ms"] is not None) is given

@@ -269,3 +269,4 @@ def test_a_picture_has_the_figures_of_the_ranking() -> None:
             assert run.steady.output_tokens_per_s == outcome.output_tokens_per_s
             assert run.steady.ttft.mean_s == pytest.approx(outcome.ttft_s)
             assert run.steady.tpot.mean_s == pytest.approx(outcome.tpot_s)
+            assert run.steady.judged == len(outcome.columns[0]) < run.num_requests

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from support import published
 
+import pdlab
 from pdlab.core.errors import StoreError
+from pdlab.report.build import build_report
 from pdlab.results.published_folders import load_experiment, load_experiments
 from pdlab.results.schema import Experiment
 
@@ -53,6 +55,33 @@ REPEATED = {"": ["concurrency8", "concurrency8-r1"]}
 )
 def test_repeats(tmp_path: Path, files: dict[str, dict[str, Any]], expected: dict[str, list[str]]) -> None:
     assert shown(load_experiments(written(tmp_path / "x_1xtp2", files))) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "unmarked"),
+    [
+        (["mnbt_2048_conc8", "mnbt_8192_conc8"], True),
+        (["mnbt_2048_conc8_r1", "mnbt_8192_conc8_r2"], True),
+        (["conc8_1", "conc8_2"], True),
+        (["a", "b"], True),
+        (["conc8", "conc8_r1", "run3/conc8"], False),
+        (["batched2048_conc8", "batched8192_conc8"], False),
+        (["vllm-0.10.2/conc8", "vllm-0.11.0/conc8"], False),
+        (["vllm-infqps-concurrency8-m-20260105-120000", "vllm-infqps-concurrency8-m-20260105-130000"], False),
+        (["0f3a9c81d2", "77b2e01ac4"], False),
+    ],
+)
+def test_repeats_by_numbers_in_their_names_are_noted(tmp_path: Path, files: list[str], unmarked: bool) -> None:
+    folder = written(tmp_path / "x_1xtp2", {name: {} for name in files})
+    notes = [note for note in build_report(pdlab.load(folder)).notes if note.code == "unmarked_repeats"]
+    assert len(notes) == unmarked
+    for note in notes:
+        assert f"({files[0]}.json and {files[1]}.json)" in note.text and str(folder) in note.text
+
+
+def test_versions_in_names_are_curves_of_their_own(tmp_path: Path) -> None:
+    folders = {"vllm-0.10.2/conc8": {}, "vllm-0.11.0/conc8": {"duration": 51.0}}
+    assert list(shown(load_experiments(written(tmp_path / "x_1xtp2", folders)))) == ["0.10.2", "0.11.0"]
 
 
 LATER = {"date": "20260109-120000"}

@@ -182,6 +182,10 @@ def test_names(name: str, topology: Collocated | Disaggregated | None) -> None:
         ("h200_con32_gpus_8", "gpus_8", False, "h200"),
         ("b_disagg_spread", "disagg spread", False, ""),
         ("baseline_conc8_0f3a9c81d2", None, False, "baseline"),
+        ("vllm-0.10.2/conc8", None, False, "vllm 0.10.2"),
+        ("v0.11/conc8", None, False, "0.11"),
+        ("conc8_20260105_12.30.45", None, False, ""),
+        ("mnbt_2048_conc8", None, False, "mnbt"),
     ],
 )
 def test_names_of_files(stem: str, deployment: str | None, repeat: bool, words: str) -> None:

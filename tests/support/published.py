@@ -39,5 +39,7 @@ def write(folder: Path, files: dict[str, dict[str, Any]]) -> Path:
     """A folder of such files; stem -> `content`."""
     folder.mkdir(parents=True)
     for stem, data in files.items():
-        (folder / f"{stem}.json").write_text(json.dumps(data))
+        file = folder / f"{stem}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(data))
     return folder
