@@ -60,7 +60,7 @@ class LostProtection(NamedTuple):
 
     ``text``: what happens without it. ``mixins``: the classes that give it (`pdlab.deploy.serving.builders`). ``keys``:
     arguments that turn it on, which Ray's builders refuse; the first one decides whether it is lost. ``engine_keys``:
-    the same in the configuration of an engine, as paths, if the value is pdlab's own. ``asked``: the path of an
+    the same in the configuration of an engine, as paths, if the value is pdlab's own. ``option_path``: the path of an
     argument of the builder; the option is lost if its value is true.
     """
 
@@ -68,7 +68,7 @@ class LostProtection(NamedTuple):
     mixins: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
     engine_keys: tuple[tuple[str, ...], ...] = ()
-    asked: tuple[str, ...] = ()
+    option_path: tuple[str, ...] = ()
 
 
 _CONNECTOR = ("engine_kwargs", "kv_transfer_config")
@@ -103,11 +103,11 @@ LOSSES = (
     ),
     LostProtection(
         "The early token: the client gets the first token from decode, after the KV cache has moved.",
-        asked=("prefill_call", "early_token"),
+        option_path=("prefill_call", "early_token"),
     ),
     LostProtection(
         "The reuse of the first token: decode computes again the token that prefill has computed.",
-        asked=("prefill_call", "reuse_first_token"),
+        option_path=("prefill_call", "reuse_first_token"),
     ),
     LostProtection(
         "Requests with n > 1, with several prompts or with min_tokens: with PD they fail or have wrong KV cache.",
@@ -271,7 +271,7 @@ def to_public(app: ServeApp) -> tuple[ServeApp, tuple[str, ...]]:
     for loss in LOSSES:
         configured = [key for key in loss.keys[:1] if key in app.args]
         found = [_removed(config, path) for config in engines for path in loss.engine_keys]
-        if configured or (not loss.keys and any(found)) or (loss.asked and _value_at(app.args, loss.asked)):
+        if configured or (not loss.keys and any(found)) or (loss.option_path and _value_at(app.args, loss.option_path)):
             lost.append(loss.text)
         for key in loss.keys:
             args.pop(key, None)

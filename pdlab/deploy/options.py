@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ipaddress
 import os
 import re
@@ -41,6 +42,8 @@ from pdlab.core.environment import with_values
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterView, LinkShape
 from pdlab.core.rehearsal import Rehearsal
+from pdlab.core.request_lengths import configured_length, length_flag, length_for, request_tokens, served_length
+from pdlab.core.served_model import served_model
 from pdlab.core.settings import (
     FlagsOf,
     LocalNodes,
@@ -55,7 +58,6 @@ from pdlab.core.settings import (
     setting,
 )
 from pdlab.core.text import counted
-from pdlab.core.vllm_limits import LENGTH_STEP
 from pdlab.core.workload import Workload, workload_of_flags
 from pdlab.deploy import serving_path
 from pdlab.deploy.engine_arguments import check_engine_arguments
@@ -69,8 +71,6 @@ FLUID_REPLICAS = 2
 # A CPU engine answers it in reasonable time.
 LOCAL_WORKLOAD = Workload(input_tokens=512, output_tokens=64)
 DEFAULT_WORKLOAD = Workload()
-# The canary's longest prompt and the request that proves the wire have some thousand tokens.
-LEAST_MODEL_LEN = 8192
 # Titles of groups of flags.
 WHAT, WHERE = "what to serve (one is required, or --config)", "where"
 WORKLOAD = "workload that the engines must hold (sets --max-model-len)"
@@ -375,7 +375,6 @@ def deployment_from(settings: LaunchSettings) -> Deployment:
     data |= {name: value for name, value in given.items() if name not in ("engine_kwargs", "env", "serving")}
     data["engine_kwargs"] = {**data.get("engine_kwargs", {}), **given.get("engine_kwargs", {})}
     data["env"] = with_values({**data.get("env", {}), **given.get("env", {})}, os.environ, "--env")
-    data["max_model_len"] = _max_model_len(settings, base)
     data["serving"] = _serving(settings, data["topology"], base)
     if "ingress_replicas" not in given and (base is None or "ingress_replicas" not in base.model_fields_set):
         direct = data["serving"]["direct_streaming"]
@@ -385,7 +384,7 @@ def deployment_from(settings: LaunchSettings) -> Deployment:
     deployment = settings.value_of("deployment", Deployment, data)
     check_engine_arguments(deployment)
     _refuse_first_token(deployment)
-    return deployment
+    return _holding(deployment, workload_from(settings)) if settings.workload else deployment
 
 
 def _refuse_first_token(deployment: Deployment) -> None:
@@ -411,22 +410,28 @@ def workload_from(settings: LaunchSettings) -> Workload:
     return workload_of_flags(settings.workload, default)
 
 
-def _max_model_len(settings: LaunchSettings, base: Deployment | None) -> int | None:
-    """What is given, else what a given workload needs; None: the length in the model's file. Raises UsageError."""
-    max_model_len: int | None = settings.deployment.get("max_model_len") or (base.max_model_len if base else None)
-    if not settings.workload:
-        return max_model_len
-    workload = workload_from(settings)
-    needed = sum(workload.longest)
-    if max_model_len is not None and needed > max_model_len:
-        tokens_text = f"--itl {workload.input_tokens} and --otl {workload.output_tokens} are {counted(needed, 'token')}"
-        if workload.varied:
-            tokens_text = f"the longest request of {workload.label} has {counted(needed, 'token')}"
-        raise UsageError(
-            f"{tokens_text}, max_model_len is {max_model_len}: give a larger --max-model-len, or leave it out to "
-            "follow the workload"
-        )
-    return max_model_len or max(LEAST_MODEL_LEN, -(-needed // LENGTH_STEP) * LENGTH_STEP)
+def _holding(deployment: Deployment, workload: Workload) -> Deployment:
+    """The deployment whose engines hold requests of the workload: with its length, unless another is given. Raises
+    UsageError for one that is too short."""
+    for role in deployment.pools:
+        length, needed = served_length(deployment, role, None, cpu=False), request_tokens(role, workload)
+        if length is not None and needed > length:
+            outputs = "one of the answer" if role == "prefill" else f"--otl {workload.output_tokens}"
+            tokens_text = f"--itl {workload.input_tokens} and {outputs} are {counted(needed, 'token')}"
+            if workload.varied:
+                tokens_text = f"the longest request of {workload.label} has {counted(needed, 'token')}"
+            flag = length_flag(deployment, role).rstrip("= ")
+            raise UsageError(
+                f"{tokens_text}, max_model_len is {length}: give a larger {flag}, or leave it out to follow the "
+                "workload"
+            )
+    given = [configured_length(deployment, pool, None, cpu=False) for pool in deployment.pools.values()]
+    if None not in given:
+        return deployment
+    shape = None
+    with contextlib.suppress(UsageError):  # a wrong model has its own message, which comes later
+        shape = served_model(deployment).shape
+    return deployment.model_copy(update={"max_model_len": length_for(workload, shape)})
 
 
 def chooses_backend(settings: LaunchSettings) -> bool:

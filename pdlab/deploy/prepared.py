@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 
-from pdlab.core.catalog import ModelShape
+from pdlab.core import defaults
+from pdlab.core.catalog import ModelShape, format_only_in_name
 from pdlab.core.deployment import Deployment
+from pdlab.core.errors import UsageError
+from pdlab.core.files import cache_dir
 from pdlab.core.nodes import ClusterView, Placement
-from pdlab.core.vllm_limits import check_experts_on_cpu, check_ports
+from pdlab.core.served_model import served_model, where_checked
+from pdlab.core.vllm_limits import check_context, check_divisibility, check_experts_on_cpu, check_ports
 from pdlab.core.workload import Workload
 from pdlab.deploy import engine_memory
+from pdlab.deploy.cpu_engine.tiny_model import tiny_model_folder
 from pdlab.deploy.engine_memory import EngineMemory
+from pdlab.deploy.options import LaunchRequest
 from pdlab.deploy.pool_agreement import check_pools
 from pdlab.deploy.serve_config import ServeApp, model_id, render
 from pdlab.placement.place import cautions, place
+
+
+@dataclass(frozen=True)
+class CheckedModel:
+    """What the engines of a deployment load. ``shape``: None for a model whose config.json is not at hand; ``source``:
+    a Hugging Face id or a folder. ``warnings`` are of the model and the parallelism."""
+
+    shape: ModelShape | None
+    source: str
+    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -45,6 +62,29 @@ class Prepared:
         """The same placement, rendered for ``deployment``, which differs only in the KV transfer."""
         app = render(deployment, self.placement, self.view, self.shape, self.model_source)
         return dataclasses.replace(self, deployment=deployment, app=app)
+
+
+def checked_model(request: LaunchRequest) -> CheckedModel:
+    """The model of a launch, checked as far as that needs no nodes. Raises UsageError if no nodes can serve it so."""
+    deployment = request.deployment
+    shape, source = served_model(deployment)
+    if request.local_nodes and not ((shape and shape.local) or (source and Path(source).is_dir())):
+        raise UsageError(
+            f"--local serves on this machine's CPUs, too little for {deployment.model}: "
+            f"leave --model out ({defaults.LOCAL_MODEL}) or give a folder"
+        )
+    check_context(deployment, shape)
+    warnings = [where_checked(deployment, shape), format_only_in_name(shape) if shape is not None else None]
+    warnings += check_divisibility(deployment, shape)
+    if source is None:
+        assert shape is not None
+        source = str(tiny_model_folder(shape, cache_dir()))
+    return CheckedModel(shape, source, tuple(text for text in warnings if text))
+
+
+def prepared_launch(request: LaunchRequest, model: CheckedModel, view: ClusterView) -> Prepared:
+    """`prepare_deployment` of a launch's model on the nodes of ``view``."""
+    return prepare_deployment(request.deployment, view, model.shape, model.source, request.workload)
 
 
 def prepare_deployment(

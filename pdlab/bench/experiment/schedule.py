@@ -29,7 +29,7 @@ from pdlab.bench.traffic import replayed
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen, incidental
 from pdlab.core.workload import Closed, Load, Replay, RunKey
-from pdlab.placement.place import place
+from pdlab.deploy.prepared import checked_model, prepared_launch
 from pdlab.results.schema import ExperimentRecord, Tuning
 from pdlab.results.store import LOCK, RECORD, Store, read_record
 from pdlab.steps.resume import check_folder_is_new, check_same_run
@@ -90,9 +90,12 @@ def schedule_of(file: ExperimentFile, path: Path) -> Schedule:
     by_name = {configuration.name: configuration for configuration in configurations(file, path)}
     parts = {}
     for name, configuration in by_name.items():
-        view = configuration.request.known_view()
-        if view is not None:
-            place(configuration.deployment, view)
+        try:
+            model, view = checked_model(configuration.request), configuration.request.known_view()
+            if view is not None:
+                prepared_launch(configuration.request, model, view)
+        except UsageError as error:
+            raise UsageError(f"{path}: {name}: {error}") from error
         parts[name] = tuple(_part(file, configuration, workload) for workload in configuration.workloads)
     folders = [part.folder for some in parts.values() for part in some]
     if twice := [folder for folder in folders if folders.count(folder) > 1]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,39 @@ def test_local_variants_are_planned_for_less_than_half_an_hour(name: str, tmp_pa
 def test_unknown_names_list_the_shipped_ones() -> None:
     with pytest.raises(UsageError, match=r"neither a name of configs/sweeps/ .*local-pack-vs-spread"):
         make_schedule("no-such-experiment")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"deployments": [{"label": "pd-pack-p1xtp3-d1xtp4"}]},
+         "x.yaml: pd-pack-p1xtp3-d1xtp4: prefill TP 3 does not divide the 64 attention heads"),
+        ({"deployments": [{"label": "collocated-1xtp1", "engine_arg": {"gpu_memory_utilization": 0.8}}]},
+         "x.yaml: collocated-1xtp1: collocated engine of 1 GPU cannot hold gpt-oss-120b"),
+        ({"deployments": [{"label": "collocated-1xtp1", "model": "tiny-llama", "ep": True}]},
+         "x.yaml: collocated-1xtp1ep: --ep: tiny-llama has no experts"),
+        ({"where": {"cluster": "auto"}, "deployments": [{"label": "pd-pack-p1xtp3-d1xtp4"}]},
+         "prefill TP 3 does not divide the 64 attention heads"),
+        ({"where": {"local": 2}, "deployments": [{"label": "collocated-1xtp1", "model": "gpt-oss-120b"}]},
+         "--local serves on this machine's CPUs, too little for gpt-oss-120b"),
+        ({"workloads": [{"input_tokens": 30000, "output_tokens": 250}]},
+         "has 30250 tokens, its max_model_len is 16384: give the deployment max_model_len: 30720, or shorten the"),
+        ({"deployments": [{"label": "pd-pack-p1xtp4-d1xtp4", "d_engine_arg": {"max_model_len": 5000}}],
+          "workloads": [{"input_tokens": 5000, "output_tokens": 250}]}, "has 5250 tokens, its max_model_len is 5000:"),
+    ],
+)  # fmt: skip
+def test_what_the_launcher_refuses_is_refused_before_the_first_start(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    cluster = {"where": {"cluster": "p5.48xlarge-x2"}, "deployments": [{"label": "collocated-1xtp4"}]}
+    with pytest.raises(UsageError, match=re.escape(message)):
+        make_schedule(write(tmp_path, **{**cluster, **changes}))
+
+
+def test_the_length_that_a_refusal_names_is_not_refused(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"where": {"cluster": "p5.48xlarge-x2"}, "workloads": [{"input_tokens": 30000}]}
+    longer = [{"label": "collocated-1xtp4", "max_model_len": 30720}]
+    assert make_schedule(write(tmp_path, deployments=longer, **changes)).visits
 
 
 def test_an_entry_becomes_the_launchers_flags(tmp_path: Path) -> None:
