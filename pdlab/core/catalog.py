@@ -297,7 +297,10 @@ def gpu_type_of(name: str) -> str | None:
 
 @cache
 def gpu_name(word: str) -> str:
-    """The name of configs/gpus/ that the word is in any case (H200 for ``h200``), else the word. Raises UsageError."""
+    """The name of configs/gpus/ that the word is in any case (such as H200 for h200), else the word.
+
+    Raises UsageError.
+    """
     own_first = sorted(_files("gpus").values(), key=lambda file: file.stem != word.lower())  # others only if needed
     names = (name for each in map(_gpu_in, own_first) for name in each.names)
     return next((name for name in names if name.lower() == word.lower()), word)
