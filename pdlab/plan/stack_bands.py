@@ -83,7 +83,7 @@ def band_of(
         unlike += _not_covered(public_errors(), *of_prediction)
         return _no_band(unlike) if unlike else StackBand(hardware.error)
     if hardware.steps.correction.fitted_levels:
-        unlike.append("none is like the measured levels, which contradict their own correction")
+        unlike.append("none stands for the measured levels of a file without errors")  # `outside` has the reason
     if isinstance(deployment.topology, Disaggregated) and hardware.direct is not None:
         unlike += _unlike_pd(*of_prediction)
         return _no_band(unlike) if unlike else _band_of_pd(stack_of(hardware, shape, deployment))
@@ -119,7 +119,8 @@ def outside_bands(
     if hardware.steps is None:
         return tuple(outside)
     left = tuple(each for each in outside if hardware.error is None or each.dimension not in WITHIN)
-    if deployment is None:
+    without_errors = hardware.error is None and hardware.steps.correction.fitted_levels > 0
+    if deployment is None or without_errors:
         return left
     cached = [why for why in [why_cached(cached_share)] if why]
     unlike = band_of(hardware, shape, deployment, workload, load, in_flight_per_gpu, (), cached).unlike

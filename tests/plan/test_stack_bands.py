@@ -15,8 +15,9 @@ from support.model_folders import LLAMA_70B, model_folder
 from pdlab.core.catalog import ModelShape, require_shape
 from pdlab.core.deployment import Collocated, Deployment, Pool, parse_label
 from pdlab.core.findings import found
+from pdlab.core.rendering import macro
 from pdlab.core.workload import Closed, Load, Open, Slo, Workload
-from pdlab.plan import csv_predictions, error_catalog, stack_bands
+from pdlab.plan import TEMPLATES, csv_predictions, error_catalog, stack_bands
 from pdlab.plan.comparison import compared_experiment
 from pdlab.plan.csv_rows import read
 from pdlab.plan.error_catalog import error_after, public_errors, public_models, stack_of, with_stack_prior
@@ -613,3 +614,32 @@ def test_where_prefill_engines_are_full_a_row_has_a_note_and_no_band(monkeypatch
 
 
 EVERY_BAND_HOLDS = {kind: {"TPOT": 0.9, "mean TTFT": 0.9} for kind in ("model", "gpu", "engine")}
+
+
+def test_a_file_with_levels_but_without_errors_has_the_true_reason() -> None:
+    """It was changed after its fit, or its levels contradict their correction. Neither is a public stack, and levels
+    were measured."""
+    made = measured()
+    levels = made.with_correction(Correction(fitted_levels=3)).model_copy(update={"name": "mine", "error": None})
+    changed = levels.model_copy(update={"fit": None})
+    deployment = Deployment(topology=parse_label("collocated-1xtp4"))
+    for hardware, why in (
+        (changed, "mine was changed after its levels were fitted"),
+        (levels, "the measured levels of mine contradict its correction or are outside of its bands"),
+    ):
+        scenario = Scenario(hardware, GPT_OSS, WORKLOAD, Slo(ttft_s=1.0))
+        assert [each.text for each in scenario.outside(deployment)] == [why]
+        words = macro(TEMPLATES / "words.txt", "unknown_errors", scenario.outside(), hardware)
+        assert why in words and "--predict" not in words
+    never = computed("H200", "vllm", "0.18")
+    words = macro(TEMPLATES / "words.txt", "unknown_errors", outside_fit(never, GPT_OSS), never)
+    assert "no measured run on H200" in words and "--predict has a band" in words
+
+
+def test_a_row_of_a_changed_file_names_the_change() -> None:
+    levels = measured().with_correction(Correction(fitted_levels=3))
+    changed = levels.model_copy(update={"name": "mine", "fit": None, "error": None})
+    (found,) = predicted(changed, "4,1024,1024,8,24")
+    note = str(found[csv_predictions.NOTE])
+    assert "extrapolated: mine was changed after its levels were fitted" in note
+    assert "contradict" not in note and "no measured run" not in note
