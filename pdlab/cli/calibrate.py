@@ -15,7 +15,7 @@ from pdlab.analysis.comparable import same_model
 from pdlab.analysis.curves import UNKNOWN_MODEL, gpus_of
 from pdlab.core import defaults
 from pdlab.core.arguments import MODEL_HELP, above_zero
-from pdlab.core.catalog import load_model, require_shape, why_no_tables
+from pdlab.core.catalog import gpu_name, load_model, require_shape, why_no_tables
 from pdlab.core.commands import PDLAB, PLAN
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import command
@@ -276,7 +276,8 @@ def _made_on(settings: CalibrateSettings, loaded: Sequence[Experiment]) -> Platf
             raise UsageError(f"{unknown[0]} does not record its {what}, {needed}; give {flag}")
         return stated or recorded[0]
 
-    gpu = one("GPU type", "--gpu", settings.gpu, {name: each.gpu for name, each in records.items()})
+    gpus = {name: each.gpu and gpu_name(each.gpu) for name, each in records.items()}
+    gpu = one("GPU type", "--gpu", settings.gpu and gpu_name(settings.gpu), gpus)
     version = one("vLLM version", "--engine", settings.engine, {name: each.version for name, each in records.items()})
     return Platform(gpu, "vllm", version)
 
