@@ -15,7 +15,7 @@ from pdlab.analysis.comparable import same_model
 from pdlab.analysis.curves import UNKNOWN_MODEL, gpus_of
 from pdlab.core import defaults
 from pdlab.core.arguments import MODEL_HELP, above_zero
-from pdlab.core.catalog import load_model, require_shape, why_no_tables
+from pdlab.core.catalog import gpu_name, load_model, require_shape, why_no_tables
 from pdlab.core.commands import PDLAB, PLAN
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import command
@@ -50,9 +50,9 @@ from pdlab.plan.calibration import (
     unlike_arguments,
 )
 from pdlab.plan.engine_arguments import measured_as_launched
-from pdlab.plan.error_catalog import error_after, with_stack_prior
+from pdlab.plan.error_catalog import with_stack_prior
 from pdlab.plan.extrapolation import Platform, major_minor, network_of, ran_on
-from pdlab.plan.stack_calibration import calibrated, calibration_text, contradiction_text, new_levels
+from pdlab.plan.stack_calibration import StackCalibration, calibrated, calibration_text, contradiction_text, new_levels
 from pdlab.plan.step_findings import step_findings
 from pdlab.results.published_folders import load_experiment
 from pdlab.results.store import experiment_folders
@@ -276,7 +276,8 @@ def _made_on(settings: CalibrateSettings, loaded: Sequence[Experiment]) -> Platf
             raise UsageError(f"{unknown[0]} does not record its {what}, {needed}; give {flag}")
         return stated or recorded[0]
 
-    gpu = one("GPU type", "--gpu", settings.gpu, {name: each.gpu for name, each in records.items()})
+    gpus = {name: each.gpu and gpu_name(each.gpu) for name, each in records.items()}
+    gpu = one("GPU type", "--gpu", settings.gpu and gpu_name(settings.gpu), gpus)
     version = one("vLLM version", "--engine", settings.engine, {name: each.version for name, each in records.items()})
     return Platform(gpu, "vllm", version)
 
@@ -409,6 +410,20 @@ def _not_in_the_start(
     return [run for run, _ in kept], [sweep for _, sweep in kept]
 
 
+def _why_no_band(result: StackCalibration, *, doubtful: bool) -> str:
+    """Why the file has no errors; empty: it has. ``doubtful``: nor has the start."""
+    if result.contradicting:
+        return f"measured levels contradict the stack; {CAUSES}"
+    if doubtful:
+        return f"levels of --start contradict the stack or are outside of their bands; {CAUSES}"
+    if result.outside:
+        return (
+            "measured levels are outside of the bands of their own correction; measure more levels, and give all runs "
+            f"at once; or {CAUSES}"
+        )
+    return ""
+
+
 def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Experiment]) -> int:
     """Correct the start's tabulated steps by all levels of the runs. Returns the exit code."""
     not_given(settings, OF_A_FIT, f"--start {settings.start}, whose steps are tables: a correction is no fit")
@@ -445,17 +460,13 @@ def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Expe
         raise UsageError(
             f"no level is of this stack: {contradiction_text(result.contradicting[0])}; {CAUSES}; nothing is written"
         )
-    # A start has no errors if its own levels contradicted it.
+    # A start has no errors if its own levels contradicted it, or were outside of their bands.
     doubtful = bool(start.steps and start.steps.correction.fitted_levels and start.error is None)
-    if result.contradicting or doubtful:
-        print(
-            f"note: measured levels contradict the stack; {CAUSES}; plans with them have no intervals and no verdict",
-            file=sys.stderr,
-        )
+    if reason := _why_no_band(result, doubtful=doubtful):
+        print(f"note: {reason}; plans with them have no intervals and no verdict", file=sys.stderr)
     if settings.out:
         fitted_on = tuple(dict.fromkeys((*start.fitted_on, *(each.name for each in experiments))))
-        error = None if result.contradicting or doubtful else error_after(result.correction.fitted_settings)
-        changed = {"fitted_on": fitted_on, "error": error}
+        changed = {"fitted_on": fitted_on, "error": None if reason else result.error}
         earlier = start.fit if start.steps is not None and start.steps.correction.fitted_levels else None
         made = hardware.model_copy(update=changed)
         _write(settings, settings.out, made, shape, made_on, experiments, loaded, earlier)

@@ -19,7 +19,7 @@ from pdlab.cluster import fast_start, loopback
 from pdlab.cluster.local_nodes import AT_START, LocalNodes, become_driver, ended, last_words, restart, set_own
 from pdlab.cluster.namespaces import INSIDE
 from pdlab.cluster.ray_names import SERVICES, STATE, TOKEN
-from pdlab.core.catalog import gpu_type_of
+from pdlab.core.catalog import gpu_name, gpu_type_of
 from pdlab.core.commands import PDLAB
 from pdlab.core.defaults import base_url
 from pdlab.core.errors import ClusterError, first_line
@@ -181,7 +181,7 @@ class Cluster:
             nodes.append(
                 ClusterNode(
                     id=labels.get(NODE_NAME_LABEL, node["NodeID"]),
-                    gpu_type=accelerators[0] if accelerators else gpu_type_of(seen.get("name") or ""),
+                    gpu_type=gpu_name(accelerators[0]) if accelerators else gpu_type_of(seen.get("name") or ""),
                     gpus=gpus,
                     gpu_memory_gb=None if memory_bytes is None else round(memory_bytes / 1e9, 1),
                     gpu_link=seen.get("link"),

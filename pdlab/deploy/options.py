@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from pdlab.core import defaults
-from pdlab.core.catalog import known_models, load_cluster, load_deployment, local_cluster, two_hosts_cluster
+from pdlab.core.catalog import gpu_name, known_models, load_cluster, load_deployment, local_cluster, two_hosts_cluster
 from pdlab.core.commands import RUN_LAUNCH, typed
 from pdlab.core.deployment import (
     ENGINE,
@@ -483,7 +483,9 @@ def _pool(settings: LaunchSettings, part: str, before: Pool | None, replicas: in
     arguments = {**data.get("engine_kwargs", {}), **given.get("engine_kwargs", {})}
     flag = flag_names(LaunchSettings, part).get("env", "--env")
     env = with_values({**data.get("env", {}), **given.get("env", {})}, os.environ, flag)
-    return settings.value_of(part, Pool, {**data, **given, "engine_kwargs": arguments, "env": env})
+    gpu = given.get("gpu_type", data.get("gpu_type"))
+    named = {"gpu_type": gpu if gpu is None else gpu_name(gpu)}
+    return settings.value_of(part, Pool, {**data, **given, **named, "engine_kwargs": arguments, "env": env})
 
 
 def _transport(settings: LaunchSettings, before: Transport) -> Transport:

@@ -23,6 +23,7 @@ from pdlab.results.published_files import FileLevels, PublishedLevel, read_level
 from pdlab.results.published_names import parse_name
 from pdlab.results.readers import may_be_read
 from pdlab.results.schema import Experiment, Manifest
+from pdlab.results.stated_platform import GPU, stated_gpu, stated_version
 from pdlab.results.store import MANIFEST, Store, searched
 
 BELOW = "below a folder that has levels itself; give its own folder to read it"
@@ -253,8 +254,17 @@ def _experiment(
     deployment = None
     if topology is not None:
         deployment = Deployment(name=folder, model=model or "unknown", topology=unguarded(topology))
+    # What distinguishes two files of a folder makes two curves, so all levels of one state the same.
+    gpu, engine = stated_gpu(first.stated_words), first.run.engine
+    version = stated_version(first.stated_words, engine)
     manifest = Manifest(
-        origin="imported", label=folder, deployment=deployment, gpus=total, workload=runs[0].run.workload
+        origin="imported",
+        label=folder,
+        deployment=deployment,
+        gpus=total,
+        workload=runs[0].run.workload,
+        versions={engine: version} if engine and version else {},
+        hardware={GPU: gpu} if gpu else {},
     )
     settings = {key: value for key, value in curve.settings.items() if key not in BARE}
     experiment = Experiment(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pdlab.core import defaults
-from pdlab.core.catalog import BYTES_PER_VALUE, GpuType, ModelShape, known_gpu, known_gpus, whole_shape
+from pdlab.core.catalog import BYTES_PER_VALUE, GpuType, ModelShape, gpu_name, known_gpu, known_gpus, whole_shape
 from pdlab.core.errors import UsageError
 from pdlab.core.hybrid_kv import is_hybrid
 from pdlab.core.text import choices, counted
@@ -51,7 +51,7 @@ def computed_gpus() -> dict[str, GpuType]:
 
 def is_gpu(word: str) -> bool:
     """Whether a word of --hardware names a GPU type, with tables or without."""
-    return word.upper() in known_gpus()
+    return gpu_name(word) in known_gpus()
 
 
 def computed(
@@ -69,7 +69,7 @@ def computed(
 
     Raises UsageError.
     """
-    name = gpu.upper()
+    name = gpu_name(gpu)
     type_ = known_gpu(name)
     system = type_.step_tables if type_ else None
     if type_ is None or system is None:
@@ -156,7 +156,7 @@ def hardware_of(
         return hardware
     home = load_hardware(defaults.HARDWARE)
     fit = home.fit
-    wanted = (word.upper(), engine or "vllm", version)
+    wanted = (gpu_name(word), engine or "vllm", version)
     if fit and not (quant or bare or mode != "SILICON") and wanted == (fit.gpu, fit.engine, fit.version):
         shape = whole_shape(model)
         if not isinstance(shape, str) and not fit.unlike_model(shape):

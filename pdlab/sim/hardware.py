@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from pdlab.core.catalog import ModelNumbers, ModelShape, find_config, load_model
+from pdlab.core.catalog import ModelNumbers, ModelShape, find_config, gpu_name, load_model
 from pdlab.core.deployment import Deployment, Disaggregated, Mode, Pool, Transport
 from pdlab.core.errors import UsageError
 from pdlab.core.hybrid_kv import connectors_of, is_hybrid
@@ -410,6 +410,8 @@ def load_hardware(name_or_path: str, others: Mapping[str, Sequence[str]] = Mappi
     hardware = load_yaml(find_config("catalog", name_or_path, "hardware", others), Hardware)
     if hardware.fit is None or hardware.fit.digest != digest_of(hardware):
         hardware = hardware.model_copy(update={"fit": None, "error": None})
+    if hardware.gpu_type is not None:
+        hardware = hardware.model_copy(update={"gpu_type": gpu_name(hardware.gpu_type)})
     steps = hardware.steps
     if steps is None or steps.engine != "vllm" or "hybrid_kv" in hardware.model_fields_set:
         return hardware

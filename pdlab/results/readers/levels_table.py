@@ -1,6 +1,7 @@
 """The table of levels from ``viz.py --export csv=FILE`` and ``parquet=FILE``, a level per row.
 
-Its figures may be those of a steady window. A row has no duration: that is its requests over their rate.
+Its figures may be those of a steady window; the rest of the run is then unknown. A row has no duration: that is its
+requests over their rate.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ def _level(row: dict[str, Any]) -> dict[str, Any] | None:
         "label": row["experiment"],
         "model_id": row.get("model") or None,
         "num_gpus": number_in(row.get("gpus")),
+        "device": row.get("device") or None,
+        "gpu": row.get("gpu_type") or None,
+        "framework": row.get("engine") or None,
+        "framework_version": row.get("engine_version") or None,
         "request_throughput": rate,
         "duration": duration,
         "completed": completed,
@@ -46,6 +51,7 @@ def _level(row: dict[str, Any]) -> dict[str, Any] | None:
         "max_concurrency": load if kind == "concurrency" else None,
         "request_rate": load if kind == "rate" else None,
         "burstiness": number_in(row.get("burstiness")),
+        "steady": row["window"] == "steady",
         "invalid": (row.get("reasons") or "not valid") if str(row.get("valid")) == "False" else None,
     }
     if kind == "ramp":
