@@ -97,6 +97,14 @@ def _gpus(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{error}{more}") from error
 
 
+def _node_name(text: str) -> str:
+    """A node type or a file; of TYPE-xN, as launches name a cluster, the type: the GPUs are those of --gpus."""
+    from pdlab.core.catalog import node_types
+
+    of_type = (name for name in node_types() if text.startswith(f"{name}-x") and text[len(name) + 2 :].isdigit())
+    return next(of_type, text)
+
+
 def _rate(text: str) -> float:
     value = above_zero(text)
     if not MIN_RATE_RPS <= value <= MAX_LOAD:
@@ -232,9 +240,10 @@ class PlanSettings(Settings):
         needs="acceptance_length",
         advanced=True,
     )
-    node: str = setting(
+    node: Annotated[str, Text(_node_name)] = setting(
         "p5.48xlarge",
-        "node type in configs/clusters/, or a cluster's YAML file with identical nodes",
+        "node type in configs/clusters/ (TYPE-xN too, without its number), or a cluster's YAML file with identical "
+        "nodes",
         WHAT,
         "--node",
         "--cluster",

@@ -129,7 +129,7 @@ def _before_anything_is_served(out: Path, where: RunsOn, model: str) -> list[Ste
             title="weights on every node",
             command=_command("weights", model=model, here=local),
             estimate_s=30.0,
-            advice=f"{command_line('weights', model=model, fetch=True)}, then continue with --resume",
+            advice=f"{command_line('weights', model=model, here=local, fetch=True)}, then continue with --resume",
             codes={0: "ok"},
         ),
     ]
