@@ -16,7 +16,7 @@ from pdlab.analysis.curves import UNKNOWN_MODEL, gpus_of
 from pdlab.core import defaults
 from pdlab.core.arguments import MODEL_HELP, above_zero
 from pdlab.core.catalog import gpu_name, load_model, require_shape, why_no_tables
-from pdlab.core.commands import PDLAB, PLAN
+from pdlab.core.commands import INSTALL_TABLES, PDLAB, PLAN
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import command
 from pdlab.core.files import write_output
@@ -78,7 +78,7 @@ examples:
       --data-sheet memory_gb=150.8,memory_gb_per_s=4800,tensor_tflops=989
       runs that do not record their GPU and vLLM version; their GPU differs from that of --start
   {PDLAB} calibrate --runs bm_results/* --start H200 --out my-h200.yaml
-      correct the tabulated steps of that GPU by two to four levels (needs pdlab[perf])
+      correct the tabulated steps of that GPU by two to four levels (needs {INSTALL_TABLES})
 """
 
 
