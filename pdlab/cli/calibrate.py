@@ -58,7 +58,16 @@ from pdlab.results.published_folders import load_experiment
 from pdlab.results.store import experiment_folders
 from pdlab.sim.argument_effects import unknown_effects
 from pdlab.sim.computed_hardware import as_served, computed, computed_gpus, is_gpu
-from pdlab.sim.hardware import Constant, FitDomain, FitError, Hardware, load_hardware, signed, steps_in_flight
+from pdlab.sim.hardware import (
+    Constant,
+    FitDomain,
+    FitError,
+    Hardware,
+    load_hardware,
+    memory_utilization,
+    signed,
+    steps_in_flight,
+)
 from pdlab.sim.step_source import NO_CORRECTION
 
 if TYPE_CHECKING:
@@ -302,11 +311,12 @@ def _on_gpu(start: Hardware, gpu: str, node_gpus: int, sheet: dict[str, float]) 
 
 
 def _scheduled_as(start: Hardware, version: str | None) -> Hardware:
-    """The start, with the number of steps in flight of the measured vLLM version."""
+    """The start, with the number of steps in flight and the share of the memory of the measured vLLM version."""
     of_start = start.fit.version if start.fit is not None else None
     if start.cpu or version is None or version == of_start:
         return start
-    constants = start.constants | {"steps_in_flight": steps_in_flight(version)}
+    of_version = {"steps_in_flight": steps_in_flight(version), "memory_utilization": memory_utilization(version)}
+    constants = start.constants | of_version
     return start.model_copy(update={"constants": constants})
 
 
