@@ -200,6 +200,15 @@ def test_a_length_that_vllm_fits_to_the_memory_is_computed() -> None:
     assert examine(whole, GPT_OSS, X2, place(whole, X2), Workload())[0].longest == 131072
 
 
+def test_the_commands_that_follow_send_what_the_engines_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--collocated --tp 4 --cluster p5.48xlarge-x2 --dry-run"
+    for more in ("--max-model-len 4096", "--engine-arg max_model_len=4096"):
+        assert launch.main([*words.split(), *more.split()]) == 0
+        text = capsys.readouterr().out
+        assert "requests of 3,900:195 that fit" in text and "longer than" not in text
+        assert "--itl 3900 --otl 195" in next(line for line in text.splitlines() if "run_bm.sh" in line)
+
+
 def test_a_dry_run_of_tp1_says_how_many_requests_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert launch.main(["--collocated", "--num", "8", "--tp", "1", "--cluster", "p5.48xlarge-x2", "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()

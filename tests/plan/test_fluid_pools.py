@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -84,6 +85,13 @@ def test_the_verdict_follows_from_the_gain(gain: float, code: str, moves: bool) 
     assert FluidFacts(plan, bounded).verdict == code
     hint = "they pay if the mix changes with time" in fluid_text(plan, bounded)
     assert hint is (code != "worth_it" and not moves), "a mix that moves needs no hint at one"
+
+
+def test_the_launch_holds_the_requests() -> None:
+    usual = scenario(ttft_s=2.0, tpot_s=0.012)
+    longer = replace(usual, workload=Workload(input_tokens=20000, output_tokens=100))
+    assert "--pd-fluid --num 8 --tp 2 --itl 20000 --otl 100 --detach" in fluid_text(planned(1.3), longer)
+    assert "--pd-fluid --num 8 --tp 2 --detach" in fluid_text(planned(1.3), usual)
 
 
 def test_a_small_pool_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
