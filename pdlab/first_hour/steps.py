@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pdlab.core import defaults
 from pdlab.core.command_lines import command_line, flag_words
-from pdlab.core.commands import PLAN, RUN_PLAN, RUN_VIZ
+from pdlab.core.commands import INSTALL_TABLES, PLAN, RUN_PLAN, RUN_VIZ
 from pdlab.core.text import counted
 from pdlab.steps.runner import RAN, StepVerdict
 
@@ -145,7 +145,7 @@ def _afterwards(out: Path, where: RunsOn, port: int) -> list[Step]:
         title=f"the measured levels as hardware that {PLAN} takes",
         command=_command("calibrate", runs=folders, start="recorded", out=out / "hardware.yaml"),
         estimate_s=120.0,
-        advice="its log names what is missing, such as pip install 'pdlab[perf]'; then continue with --resume",
+        advice=f"its log names what is missing, such as {INSTALL_TABLES}; then continue with --resume",
         codes={0: "ok", 2: "finding"},
         any_of=sweeps,
     )

@@ -23,6 +23,7 @@ from pdlab.sim.hardware import (
     StepTables,
     TableMode,
     load_hardware,
+    memory_utilization,
     routers_beside,
     routers_count_ends,
     steps_in_flight,
@@ -104,6 +105,7 @@ def computed(
     own = {
         "memory_gb": Constant(value=type_.memory_gb[0], unit="GB", basis="published", source=type_.source),
         **({"steps_in_flight": steps_in_flight(planned)} if engine == "vllm" else {}),
+        **({"memory_utilization": memory_utilization(planned)} if engine == "vllm" else {}),
         **(_without_ray(home) if bare else {"routers_count_ends": routing}),
     }
     assumed = {

@@ -17,6 +17,7 @@ from pdlab.core.hybrid_kv import connectors_of, is_hybrid
 from pdlab.core.nodes import GpuLink, WireKind
 from pdlab.core.schema import Frozen, load_yaml
 from pdlab.core.text import counted, version_numbers
+from pdlab.core.vllm_limits import default_utilization
 from pdlab.sim.engine_host import DirectRouting, host_of, is_asynchronous
 from pdlab.sim.step_source import NO_CORRECTION, Correction
 
@@ -355,6 +356,16 @@ def steps_in_flight(version: str) -> Constant:
         unit=STEPS_UNIT,
         basis="published",
         source=f"vLLM {version} schedules {'asynchronously' if asynchronous else 'one step at a time'} by default",
+    )
+
+
+def memory_utilization(version: str) -> Constant:
+    """The share of a GPU's memory that engines of that version of vLLM (major and minor) take by default."""
+    return Constant(
+        value=default_utilization(version),
+        unit="share",
+        basis="published",
+        source=f"vLLM {version} default gpu_memory_utilization",
     )
 
 
