@@ -16,18 +16,19 @@ from pdlab.core.catalog import ModelShape, require_shape
 from pdlab.core.deployment import Collocated, Deployment, Pool, parse_label
 from pdlab.core.findings import found
 from pdlab.core.rendering import macro
+from pdlab.core.version import STACK
 from pdlab.core.workload import Closed, Load, Open, Slo, Workload
 from pdlab.plan import TEMPLATES, csv_predictions, error_catalog, stack_bands
 from pdlab.plan.comparison import compared_experiment
 from pdlab.plan.csv_rows import read
 from pdlab.plan.error_catalog import error_after, public_errors, public_models, stack_of, with_stack_prior
-from pdlab.plan.extrapolation import OutsideFit, outside_fit
+from pdlab.plan.extrapolation import OutsideFit, major_minor, outside_fit
 from pdlab.plan.pd_catalog import public_pd, with_pd_correction
 from pdlab.plan.rate_matching import RateMatcher
 from pdlab.plan.scenario import Scenario
 from pdlab.plan.stack_bands import OTHER_WEIGHTS, StackBand, band_of
 from pdlab.plan.stack_prior import LEAST_STACKS
-from pdlab.plan.step_findings import step_findings
+from pdlab.plan.step_findings import launched_stack, step_findings
 from pdlab.sim import aic
 from pdlab.sim.computed_hardware import beside, computed
 from pdlab.sim.hardware import FitDomain, Hardware, TableMode, load_hardware
@@ -643,3 +644,18 @@ def test_a_row_of_a_changed_file_names_the_change() -> None:
     note = str(found[csv_predictions.NOTE])
     assert "extrapolated: mine was changed after its levels were fitted" in note
     assert "contradict" not in note and "no measured run" not in note
+
+
+def test_a_plan_says_that_pdlab_launches_another_stack() -> None:
+    """With flags that plan for what is launched."""
+    launched = major_minor(STACK["vllm"])
+    home, older, bare = load_hardware("h100-vllm-0.11"), computed("H200", "vllm", "0.18"), computed("H200", bare=True)
+    said = {each.name: [found.numbers["flags"] for found in launched_stack(each)] for each in (home, older, bare)}
+    assert list(said.values()) == [
+        [f"--hardware H100 --engine-version {launched}"],
+        *[[f"--hardware H200 --engine-version {launched}"]] * 2,
+    ]
+    (pair,) = launched_stack(beside(computed("H100", "vllm", "0.18"), computed("H200", "vllm", "0.18")))
+    assert pair.numbers["flags"] == f"--engine-version {launched}", "--hardware is refused beside the two"
+    others = (computed("H200", "vllm", launched), computed("H200", "sglang"), load_hardware("cpu-vllm-0.29"))
+    assert [launched_stack(each) for each in others] == [()] * 3

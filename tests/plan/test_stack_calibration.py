@@ -476,6 +476,22 @@ def test_runs_of_another_stack_are_refused(tmp_path: Path, capsys: pytest.Captur
         assert not out.exists()
 
 
+def test_runs_without_tables_are_named_a_start_that_takes_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_cpus = str(Path(__file__).parents[2] / "bm_results" / "local-pack-vs-spread" / "collocated")
+    for runs, words in (
+        (on_cpus, ["--start", "H200"]),
+        (on_cpus, ["--start", "recorded"]),
+        (on_cpus, ["--out", str(tmp_path / "out.yaml")]),
+        (run(tmp_path / "t4", gpu="T4"), ["--start", "H200"]),
+    ):
+        assert cli_calibrate.main(["--runs", runs, *words]) == 2
+        error = capsys.readouterr().err
+        named = error.rpartition("give --start ")[2].split()[0]
+        assert error.count("\n") == 1 and load_hardware(named).cpu == (runs == on_cpus), error
+
+
 def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = ["--runs", run(tmp_path / "run")]
     for words, part in (
