@@ -191,7 +191,7 @@ def _key_file(request: LaunchRequest) -> Path | None:
 def _live_view() -> ClusterView:
     from pdlab.deploy import launch
 
-    return launch.live_view()
+    return launch.live_view(f", or name the nodes with --cluster FILE{launch.ON_THIS_MACHINE}")
 
 
 def _for_real(argv: Sequence[str]) -> str:

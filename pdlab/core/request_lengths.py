@@ -3,6 +3,7 @@ a workload needs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from pdlab.core.catalog import ModelShape
@@ -61,6 +62,28 @@ def served_length(deployment: Deployment, role: Role, shape: ModelShape | None, 
     """Tokens of the longest request that a pool's engines accept; None: unknown before they start."""
     value = configured_length(deployment, deployment.pools[role], shape, cpu=cpu)
     return None if value is None or int(value) < 1 else int(value)
+
+
+def short_pools(
+    deployment: Deployment, shape: ModelShape | None, workload: Workload, *, cpu: bool
+) -> Iterator[tuple[Role, int, int]]:
+    """The pools whose engines do not accept the longest request of a workload, as far as their length is known: role,
+    tokens that they accept, and tokens of that request."""
+    for role in deployment.pools:
+        length = served_length(deployment, role, shape, cpu=cpu) or (shape.max_context if shape else None)
+        needed = request_tokens(role, workload)
+        if length is not None and needed > length:
+            yield role, length, needed
+
+
+def held_workload(deployment: Deployment, shape: ModelShape | None, workload: Workload, *, cpu: bool) -> Workload:
+    """The workload, or one with the same share of output tokens that every pool accepts."""
+    lengths = [length for _, length, _ in short_pools(deployment, shape, workload, cpu=cpu)]
+    if not lengths:
+        return workload
+    inputs, outputs = workload.longest
+    share = min(lengths) / (inputs + outputs)
+    return Workload(input_tokens=max(int(share * inputs), 1), output_tokens=max(int(share * outputs), 1))
 
 
 def shortest_length(deployment: Deployment, shape: ModelShape | None, *, cpu: bool) -> int | None:

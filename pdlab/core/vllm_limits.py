@@ -1,4 +1,4 @@
-"""Limits of vLLM on the TP, PP, DP and EP degrees for a model."""
+"""Limits of vLLM on the TP, PP, DP and EP degrees for a model, and its share of a GPU's memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,20 @@ from pdlab.core.deployment import FLAG_PREFIX, Deployment, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import Placement, Role
 from pdlab.core.request_lengths import configured_length, length_flag
-from pdlab.core.text import counted
+from pdlab.core.text import counted, version_numbers
+from pdlab.core.version import STACK
+
+# vLLM's default gpu_memory_utilization, by vllm/config/cache.py: 0.9 in 0.11.0, 0.19.0 and 0.19.1, and 0.92 in 0.20.0,
+# 0.21.0, 0.24.0 and 0.29.0. tests/contract/test_engine_memory.py asks the installed version.
+UTILIZATION, UTILIZATION_SINCE_0_20 = 0.9, 0.92
+
+
+def default_utilization(version: str = STACK["vllm"]) -> float:
+    """The share of a GPU's memory that engines of that version of vLLM take by default; that of pdlab's stack if the
+    version is no number."""
+    numbers = version_numbers(version) or version_numbers(STACK["vllm"])
+    assert numbers is not None
+    return UTILIZATION_SINCE_0_20 if numbers >= (0, 20) else UTILIZATION
 
 
 def check_divisibility(deployment: Deployment, shape: ModelShape | None) -> list[str]:

@@ -20,6 +20,7 @@ from pdlab.core.request_lengths import LENGTH_STEP, length_flag, request_tokens,
 from pdlab.core.served_model import why_unknown_shape
 from pdlab.core.text import counted, listed
 from pdlab.core.text import table as text_table
+from pdlab.core.vllm_limits import default_utilization
 from pdlab.core.workload import Workload
 from pdlab.deploy.pool_agreement import WITHOUT_KV_CACHE, speculation
 from pdlab.deploy.serve_config import engine_kwargs
@@ -27,8 +28,7 @@ from pdlab.deploy.serve_config import engine_kwargs
 # CUDA, NCCL, graphs and activations: what the KV pools of published H100 deployments leave (1.0 M tokens at TP2, 2.9
 # to 3 M at TP4, about 13 prompts of 5,000 at TP1; configs/catalog/h100-vllm-0.11.yaml).
 OVERHEAD_GB = 7.2
-UTILIZATION = 0.92  # vLLM 0.29's default gpu_memory_utilization
-BATCHED_TOKENS = {"gpu": 8192, "cpu": 2048}  # its default max_num_batched_tokens of a server on 80 GB, and on a CPU
+BATCHED_TOKENS = {"gpu": 8192, "cpu": 2048}  # vLLM's default max_num_batched_tokens of a server on 80 GB, and on a CPU
 # Steps that vLLM schedules ahead: out-of-window blocks of both are still held (VllmConfig.max_in_flight_tokens).
 STEPS_AHEAD = {"gpu": 2, "cpu": 2}
 
@@ -82,7 +82,7 @@ def engine_memory(
     if isinstance(configured, int):
         left = float(configured)
     elif memory_gb is not None:
-        share = kwargs.get("gpu_memory_utilization", UTILIZATION)
+        share = kwargs.get("gpu_memory_utilization", default_utilization())
         left = (memory_gb * share - OVERHEAD_GB) * 1e9 - weights
     else:
         return None

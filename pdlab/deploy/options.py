@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from pdlab.core import defaults
-from pdlab.core.catalog import known_models, load_cluster, load_deployment, local_cluster, two_hosts_cluster
+from pdlab.core.catalog import gpu_name, known_models, load_cluster, load_deployment, local_cluster, two_hosts_cluster
 from pdlab.core.commands import RUN_LAUNCH, typed
 from pdlab.core.deployment import (
     ENGINE,
@@ -42,7 +42,7 @@ from pdlab.core.environment import with_values
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterView, LinkShape
 from pdlab.core.rehearsal import Rehearsal
-from pdlab.core.request_lengths import configured_length, length_flag, length_for, request_tokens, served_length
+from pdlab.core.request_lengths import configured_length, length_flag, length_for, short_pools
 from pdlab.core.served_model import served_model
 from pdlab.core.settings import (
     FlagsOf,
@@ -413,18 +413,15 @@ def workload_from(settings: LaunchSettings) -> Workload:
 def _holding(deployment: Deployment, workload: Workload) -> Deployment:
     """The deployment whose engines hold requests of the workload: with its length, unless another is given. Raises
     UsageError for one that is too short."""
-    for role in deployment.pools:
-        length, needed = served_length(deployment, role, None, cpu=False), request_tokens(role, workload)
-        if length is not None and needed > length:
-            outputs = "one of the answer" if role == "prefill" else f"--otl {workload.output_tokens}"
-            tokens_text = f"--itl {workload.input_tokens} and {outputs} are {counted(needed, 'token')}"
-            if workload.varied:
-                tokens_text = f"the longest request of {workload.label} has {counted(needed, 'token')}"
-            flag = length_flag(deployment, role).rstrip("= ")
-            raise UsageError(
-                f"{tokens_text}, max_model_len is {length}: give a larger {flag}, or leave it out to follow the "
-                "workload"
-            )
+    for role, length, needed in short_pools(deployment, None, workload, cpu=False):
+        outputs = "one of the answer" if role == "prefill" else f"--otl {workload.output_tokens}"
+        tokens_text = f"--itl {workload.input_tokens} and {outputs} are {counted(needed, 'token')}"
+        if workload.varied:
+            tokens_text = f"the longest request of {workload.label} has {counted(needed, 'token')}"
+        flag = length_flag(deployment, role).rstrip("= ")
+        raise UsageError(
+            f"{tokens_text}, max_model_len is {length}: give a larger {flag}, or leave it out to follow the workload"
+        )
     given = [configured_length(deployment, pool, None, cpu=False) for pool in deployment.pools.values()]
     if None not in given:
         return deployment
@@ -486,7 +483,9 @@ def _pool(settings: LaunchSettings, part: str, before: Pool | None, replicas: in
     arguments = {**data.get("engine_kwargs", {}), **given.get("engine_kwargs", {})}
     flag = flag_names(LaunchSettings, part).get("env", "--env")
     env = with_values({**data.get("env", {}), **given.get("env", {})}, os.environ, flag)
-    return settings.value_of(part, Pool, {**data, **given, "engine_kwargs": arguments, "env": env})
+    gpu = given.get("gpu_type", data.get("gpu_type"))
+    named = {"gpu_type": gpu if gpu is None else gpu_name(gpu)}
+    return settings.value_of(part, Pool, {**data, **given, **named, "engine_kwargs": arguments, "env": env})
 
 
 def _transport(settings: LaunchSettings, before: Transport) -> Transport:

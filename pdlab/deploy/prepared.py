@@ -12,6 +12,7 @@ from pdlab.core.deployment import Deployment
 from pdlab.core.errors import UsageError
 from pdlab.core.files import cache_dir
 from pdlab.core.nodes import ClusterView, Placement
+from pdlab.core.request_lengths import held_workload
 from pdlab.core.served_model import served_model, where_checked
 from pdlab.core.vllm_limits import check_context, check_divisibility, check_experts_on_cpu, check_ports
 from pdlab.core.workload import Workload
@@ -39,7 +40,8 @@ class Prepared:
     """``deployment`` placed on the nodes of ``view`` and rendered as ``app``.
 
     ``shape`` is None for a model whose config.json is not at hand; ``model_source`` is the Hugging Face id or the
-    folder that the engines load. ``memory`` is of the pools for which it is known, for requests of ``workload``;
+    folder that the engines load. ``memory`` is of the pools for which it is known, for requests of ``workload``, which
+    is as given, or as long as the engines accept;
     ``cautions`` are warnings about the placement.
     """
 
@@ -97,6 +99,8 @@ def prepare_deployment(
     placement = place(deployment, view)
     check_ports(deployment, placement)
     check_experts_on_cpu(deployment, shape, placement)
+    # A given workload is refused where it is too long: a longer one is the default.
+    workload = held_workload(deployment, shape, workload, cpu=view.device == "cpu")
     return Prepared(
         deployment=deployment,
         view=view,

@@ -253,7 +253,8 @@ def with_stack_prior(hardware: Hardware, shape: ModelShape) -> Hardware:
 
 def error_after(levels: int) -> FitError:
     """The errors of predictions after a number of measured levels: those of the public stacks after as many. The levels
-    of the public stacks are spread over parallelism and lengths, so ``levels`` that share both count as one."""
+    of the public stacks are of collocated engines, and spread over parallelism and lengths. So ``levels`` are of such
+    engines, and those that share both count as one."""
     catalog = public_errors()
     count = max(each for each in catalog.after if each <= max(levels, min(catalog.after)))
     after = catalog.after[count]

@@ -86,8 +86,11 @@ def outside_fit(
     given = unknown_effects(hardware, deployment, kv_dtype) if deployment is not None else ()
     others = [each for each in given if fit is None or each not in fit.engine_arguments]
     arguments = [OutsideFit("engine arguments", ", ".join(others))] if others else []
-    if fit is None and hardware.steps is not None:
+    levels = hardware.steps.correction.fitted_levels if hardware.steps is not None else 0
+    if fit is None and hardware.steps is not None and not levels:
         return (OutsideFit("no fit", f"no measured run on {hardware.gpu} corrects the tables"), *arguments)
+    if fit is None and levels:
+        return (OutsideFit("no fit", f"{hardware.name} was changed after its levels were fitted"), *arguments)
     if fit is None:
         return (OutsideFit("no fit", f"{hardware.name} was never fitted, or was changed after its fit"), *arguments)
     found = arguments
@@ -95,7 +98,10 @@ def outside_fit(
     def add(dimension: Dimension, value: str, fitted: str) -> None:
         found.append(OutsideFit(dimension, f"{value} (fit: {fitted})"))
 
-    if hardware.error is None:
+    if hardware.error is None and levels:
+        why = "contradict its correction or are outside of its bands"
+        found.append(OutsideFit("errors", f"the measured levels of {hardware.name} {why}"))
+    elif hardware.error is None:
         found.append(OutsideFit("errors", f"the errors of {hardware.name} were not measured"))
     if other := fit.unlike_model(model):
         add("model", f"model {other}", fit.model)

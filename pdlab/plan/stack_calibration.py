@@ -19,7 +19,7 @@ from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.text import counted
 from pdlab.core.vllm_limits import check_divisibility
-from pdlab.core.workload import Closed, Level, Workload
+from pdlab.core.workload import Closed, Level, Load, Workload
 from pdlab.plan.accuracy import MeasuredSweep, name_of
 from pdlab.plan.calibration import predict
 from pdlab.plan.correction_fit import (
@@ -48,7 +48,7 @@ from pdlab.plan.stack_bands import saturation
 from pdlab.sim.hardware import FitError, Hardware
 from pdlab.sim.level import figures
 from pdlab.sim.simulator import simulate
-from pdlab.sim.step_source import NO_CORRECTION, Correction, FittedLevel
+from pdlab.sim.step_source import NO_CORRECTION, Correction, FittedLevel, parallelism_of
 
 SEED = (0,)
 ROUNDS = 3  # Gauss-Newton steps: responses are linear only near the correction
@@ -298,7 +298,7 @@ def sweep_responses(
             predict(_corrected(hardware, each), shape, sweep, SEED) for each in (theta, *perturbed(theta))
         )
         for index, (level, figures_measured) in enumerate(zip(sweep.levels, sweep.values, strict=True)):
-            setting = LevelSetting(sweep.deployment.label, sweep.workload.label, name_of(level.load))
+            setting = _setting(sweep.deployment, sweep.workload, level.load)
             for metric, place in ((TPOT, 0), (TTFT, 1)):
                 measured, predicted = figures_measured[place], at_theta[index][place]
                 if measured is None or predicted is None:
@@ -308,6 +308,12 @@ def sweep_responses(
                 found.append(Response(metric, setting, number, math.log(measured / predicted), slopes, predicted))
             number += 1
     return found
+
+
+def _setting(deployment: Deployment, workload: Workload, load: Load) -> LevelSetting:
+    """What levels of equal engines have in common: the load is that of one replica that decodes."""
+    *_, decode = deployment.pools.values()
+    return LevelSetting(parallelism_of(deployment), workload.label, f"{load.kind} {load.value / decode.replicas:g}")
 
 
 class PossibleLevel(NamedTuple):
@@ -337,7 +343,7 @@ def possible_levels(
                     ]
                 except UsageError:
                     continue
-                setting = LevelSetting(deployment.label, workload.label, name_of(Closed(concurrency=load)))
+                setting = _setting(deployment, workload, Closed(concurrency=load))
                 level = LevelToMeasure(deployment.label, input_tokens, output_tokens, load, 0.0)
                 slopes = slopes_at(values[0], values[1:])
                 found.append(PossibleLevel(level, Response(TPOT, setting, -1 - len(found), 0.0, slopes)))

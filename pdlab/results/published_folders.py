@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from pdlab.core.command_lines import command_line
 from pdlab.core.commands import BENCH, VIZ
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, unguarded
 from pdlab.core.errors import StoreError, UsageError
@@ -279,10 +280,11 @@ def _experiment(
 
 
 def _unknown_size(path: Path) -> StoreError:
+    describes = command_line("describe", folder=path, write=True)
     return StoreError(
-        f"{path}: the folder's name does not give the configuration (expected it to end in 4xtp2, or in "
-        f"1xtp2-1xtp2 for prefill-decode), so nothing can be normalised; rename it, or add {VIZ}'s "
-        f"{_gpus_flag(path)}"
+        f"{path}: the folder's name does not give the configuration (expected it to end in 4xtp2, or in 1xtp2-1xtp2 "
+        f"for prefill-decode), so nothing can be normalised; rename it, state its deployment in the file of "
+        f"{describes}, or add {VIZ}'s {_gpus_flag(path)}"
     )
 
 

@@ -107,6 +107,25 @@ def test_one_name_for_two_sizes_is_asked_for(tmp_path: Path, capsys: pytest.Capt
     assert "cannot hold" in capsys.readouterr().err
 
 
+def test_the_case_of_a_gpu_type_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--pd-spread", "--p-tp", "2", "--d-tp", "4")
+    alike = [
+        dry_run(cluster_of(tmp_path, f"gpu_type: {one}", "gpu_type: H200"), capsys, *words) for one in ("h200", "H200")
+    ]
+    assert alike[0] == alike[1] and "not known" not in alike[0]
+    mixed = cluster_of(tmp_path, "gpu_type: H100", "gpu_type: h200")
+    for gpus in (("H200", "h100"), ("h200", "H100")):
+        text = dry_run(mixed, capsys, *words, "--p-gpu", gpus[0], "--d-gpu", gpus[1])
+        assert re.search(r"prefill 0 +n1 ", text) and re.search(r"decode 0 +n0 ", text)
+
+
+def test_a_pool_is_bound_to_a_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = ("gpu_type: A100, gpu_memory_gb: 42.9", "gpu_type: A100, gpu_memory_gb: 85.9")
+    for size, name in (("a100-40g", "n0"), ("A100-80G", "n1")):
+        text = dry_run(cluster_of(tmp_path, *nodes), capsys, "--collocated", "--tp", "4", "--gpu", size)
+        assert re.search(rf"collocated 0 +{name} ", text)
+
+
 @pytest.mark.parametrize(
     ("nodes", "flags", "parts"),
     [
@@ -179,6 +198,15 @@ def test_a_length_that_vllm_fits_to_the_memory_is_computed() -> None:
     assert (memory.longest, memory.requests) == (6144, 1)
     whole = deployment.model_copy(update={"engine_kwargs": {"max_model_len": -1, "kv_cache_memory_bytes": 10**11}})
     assert examine(whole, GPT_OSS, X2, place(whole, X2), Workload())[0].longest == 131072
+
+
+def test_the_commands_that_follow_send_what_the_engines_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--collocated --tp 4 --cluster p5.48xlarge-x2 --dry-run"
+    for more in ("--max-model-len 4096", "--engine-arg max_model_len=4096"):
+        assert launch.main([*words.split(), *more.split()]) == 0
+        text = capsys.readouterr().out
+        assert "requests of 3,900:195 that fit" in text and "longer than" not in text
+        assert "--itl 3900 --otl 195" in next(line for line in text.splitlines() if "run_bm.sh" in line)
 
 
 def test_a_dry_run_of_tp1_says_how_many_requests_fit(capsys: pytest.CaptureFixture[str]) -> None:

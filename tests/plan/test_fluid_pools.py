@@ -87,6 +87,13 @@ def test_the_verdict_follows_from_the_gain(gain: float, code: str, moves: bool) 
     assert hint is (code != "worth_it" and not moves), "a mix that moves needs no hint at one"
 
 
+def test_the_launch_holds_the_requests() -> None:
+    usual = scenario(ttft_s=2.0, tpot_s=0.012)
+    longer = replace(usual, workload=Workload(input_tokens=20000, output_tokens=100))
+    assert "--pd-fluid --num 8 --tp 2 --itl 20000 --otl 100 --detach" in fluid_text(planned(1.3), longer)
+    assert "--pd-fluid --num 8 --tp 2 --detach" in fluid_text(planned(1.3), usual)
+
+
 def test_a_small_pool_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
     flags = "--gpus 4 --fluid --assume-merged --slo-ttft-ms 3000 --slo-tpot-ms 20 --itl 4000 --otl 20"
     assert cli.main(shlex.split(flags)) == 0

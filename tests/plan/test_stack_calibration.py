@@ -175,6 +175,29 @@ def test_a_setting_counts_once_however_its_levels_are_given() -> None:
     assert (other.fitted_levels, other.fitted_settings) == (3, 2)
 
 
+def test_engines_of_one_parallelism_are_one_setting_whatever_their_number() -> None:
+    """And whatever the file was when a level came: a record of another number of replicas is of the same engines."""
+    alike = [sweep(f"collocated-{n}xtp4", (1024, 256), (8 * n,)) for n in (1, 2, 4)]
+    apart = [sweep(f"collocated-1xtp{n}", (1024, 256), (8,)) for n in (1, 2, 4)]
+    one, three = (calibrated(start(), SHAPE, each) for each in (alike, apart))
+    assert (one.correction.fitted_levels, one.correction.fitted_settings) == (3, 1) and one.error == error_after(1)
+    assert three.correction.fitted_settings == 3 and three.error == error_after(3)
+    second, third = (each.share for each in one.helped[1:])
+    assert second < three.helped[1].share and third < 0.5 * three.helped[2].share, "errors in common"
+    first = calibrated(start(), SHAPE, alike[:1]).correction
+    assert calibrated(start().with_correction(first), SHAPE, alike[1:]).correction.fitted_settings == 1
+    assert one.next_level is not None and one.next_level.label != "collocated-1xtp4"
+
+
+def test_levels_of_pd_narrow_no_band_of_collocated_engines() -> None:
+    """The errors after levels are those of public stacks with collocated engines."""
+    given = [sweep(*SPREAD[0]), *(sweep(f"pd-{each}", (1024, 256), (4,)) for each in ("pack-p1xtp2-d1xtp2",
+             "spread-p1xtp4-d1xtp4"))]  # fmt: skip
+    found = calibrated(start(), SHAPE, given)
+    assert (found.correction.fitted_levels, found.correction.fitted_settings) == (3, 1)
+    assert found.error == error_after(1)
+
+
 def test_a_repeat_is_a_level_of_its_own() -> None:
     one = sweep(*SPREAD[0])
     tpot_s, *rest = one.values[0]
@@ -303,7 +326,9 @@ def test_the_gpu_that_the_runs_record_is_enough(tmp_path: Path) -> None:
         run(runs / deployed.label, label=deployed.label)
     assert cli_calibrate.main(list(words[1:])) == 0
     made = load_hardware(str(out))
-    assert (made.gpu_type, made.steps is not None and made.steps.correction.fitted_levels) == ("H200", 6)
+    assert made.steps is not None
+    assert (made.gpu_type, made.steps.correction.fitted_levels) == ("H200", 6)
+    assert made.steps.correction.fitted_settings == 1, "one deployment is collocated"
 
 
 def test_levels_of_another_stack_are_not_added_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -449,6 +474,22 @@ def test_runs_of_another_stack_are_refused(tmp_path: Path, capsys: pytest.Captur
         error = capsys.readouterr().err
         assert error.count("\n") == 1 and "no level is of this stack" in error and "wrong --gpu" in error
         assert not out.exists()
+
+
+def test_runs_without_tables_are_named_a_start_that_takes_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_cpus = str(Path(__file__).parents[2] / "bm_results" / "local-pack-vs-spread" / "collocated")
+    for runs, words in (
+        (on_cpus, ["--start", "H200"]),
+        (on_cpus, ["--start", "recorded"]),
+        (on_cpus, ["--out", str(tmp_path / "out.yaml")]),
+        (run(tmp_path / "t4", gpu="T4"), ["--start", "H200"]),
+    ):
+        assert cli_calibrate.main(["--runs", runs, *words]) == 2
+        error = capsys.readouterr().err
+        named = error.rpartition("give --start ")[2].split()[0]
+        assert error.count("\n") == 1 and load_hardware(named).cpu == (runs == on_cpus), error
 
 
 def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
