@@ -12,7 +12,7 @@ from pdlab.core import defaults
 from pdlab.core.arguments import MODEL_HELP
 from pdlab.core.catalog import known_models, load_cluster, resolve_model
 from pdlab.core.commands import PDLAB
-from pdlab.core.errors import PlacementError, UsageError
+from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import NOT_CLEAN, command
 from pdlab.core.files import ROOT, cache_dir
 from pdlab.core.output_paths import check_folder
@@ -123,13 +123,13 @@ def refused_launches(steps: Sequence[Step], model: str) -> list[str]:
             checked, view = checked_model(request), request.known_view()
             if view is not None:
                 prepared_launch(request, checked, view)
-        except (UsageError, PlacementError) as error:
+        except UsageError as error:
             certain.append(f"step {step.name} will be refused: {error}")
             continue
         if view is None:
             try:
                 prepared_launch(request, checked, load_cluster(REHEARSED_CLUSTER))
-            except (UsageError, PlacementError) as error:
+            except UsageError as error:
                 likely.append(f"step {step.name} would be refused on {REHEARSED_CLUSTER}: {error}")
     if launches and len(certain) == len(launches):
         raise UsageError(

@@ -26,7 +26,7 @@ from pdlab.bench.experiment.file import (
 from pdlab.bench.slo_search import SloSearchOptions
 from pdlab.bench.sweep import unfinished
 from pdlab.bench.traffic import replayed
-from pdlab.core.errors import UsageError
+from pdlab.core.errors import PlacementError, UsageError
 from pdlab.core.schema import Frozen, incidental
 from pdlab.core.workload import Closed, Load, Open, Replay, RunKey
 from pdlab.deploy.prepared import checked_model, prepared_launch
@@ -94,6 +94,8 @@ def schedule_of(file: ExperimentFile, path: Path) -> Schedule:
             model, view = checked_model(configuration.request), configuration.request.known_view()
             if view is not None:
                 prepared_launch(configuration.request, model, view)
+        except PlacementError:
+            raise  # it names the deployment
         except UsageError as error:
             raise UsageError(f"{path}: {name}: {error}") from error
         parts[name] = tuple(_part(file, configuration, workload) for workload in configuration.workloads)
