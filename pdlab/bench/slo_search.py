@@ -31,9 +31,10 @@ from typing import NamedTuple
 from pydantic import Field
 
 from pdlab.bench.options import SearchOptions
+from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen
 from pdlab.core.text import rounded
-from pdlab.core.workload import BURSTINESS, Burstiness, Slo
+from pdlab.core.workload import BURSTINESS, Burstiness, Load, Open, Slo, title
 from pdlab.results import metrics
 from pdlab.results.level_data import LevelData
 from pdlab.results.schema import Run, SloPoint, SloSearch
@@ -115,6 +116,25 @@ class NextLevel(Frozen):
     look: int
     requests: int
     longer: int = 1
+
+
+def check_apart(searches: Sequence[SloSearchOptions], loads: Iterable[Load]) -> None:
+    """Raises UsageError for searches and loads that cannot share a folder: levels are named by their rate without the
+    burstiness, results of searches by the SLO.
+    """
+    names = [search.slo.label for search in searches]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"two searches for {twice[0]} have one result: keep one of them")
+    opens = {title(load): load.burstiness for load in loads if isinstance(load, Open)}
+    others = [*opens.items(), *((f"the search for {search.slo.label}", search.burstiness) for search in searches)]
+    for search in searches:
+        for other, burstiness in others:
+            if burstiness != search.burstiness:
+                raise UsageError(
+                    f"the search for {search.slo.label} has burstiness {search.burstiness:g}, {other} has "
+                    f"{burstiness:g}, and levels are named by their rate alone: give both one burstiness, or measure "
+                    "them into two folders"
+                )
 
 
 def sample(run: Run, requests: LevelData, slo: Slo) -> LevelSample:

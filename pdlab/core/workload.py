@@ -19,7 +19,7 @@ from pdlab.core.length_distribution import LengthDistribution, MeanTokens, Pair
 from pdlab.core.lengths import FIXED, Fixed, Lengths, Lognormal, Pairs, parse_lengths
 from pdlab.core.mixes import Arrival, Mixes
 from pdlab.core.replayed import Replayed
-from pdlab.core.schema import Frozen, validate
+from pdlab.core.schema import Frozen, Incidental, validate
 from pdlab.core.settings import LENGTHS, PerUnit, Positive, Seed, Share, flag_names, setting
 
 if TYPE_CHECKING:
@@ -289,7 +289,7 @@ class Closed(Frozen):
 
     kind: Literal["concurrency"] = "concurrency"
     concurrency: int = Field(ge=1)
-    per_gpu: float | None = Field(default=None, gt=0)
+    per_gpu: Annotated[float | None, Incidental] = Field(default=None, gt=0)
 
     @property
     def value(self) -> float:

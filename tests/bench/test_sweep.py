@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ from support import records as made
 from support.launched import running
 from support.validity import failing
 
-from pdlab.bench import levels, measure, target
+from pdlab.bench import levels, measure, slo_search, target
 from pdlab.bench.measure import settled
 from pdlab.bench.progress import ExperimentProgress, Progress
-from pdlab.bench.sweep import SweepOptions, _check_again, _Sweeper, _todo, build, same_experiment
+from pdlab.bench.slo_search import SloSearchOptions
+from pdlab.bench.sweep import SweepOptions, _check_again, _run_held, _Sweeper, _todo, build, same_experiment
 from pdlab.bench.target import normal_url
 from pdlab.cli import bench
 from pdlab.core.deployment import Collocated, Deployment, Pool
@@ -324,6 +326,79 @@ def test_rates_are_held_longer_where_answers_take_long(tmp_path: Path) -> None:
     assert [level.num_requests for level in counted.levels] == [30, 30]
 
 
+@pytest.mark.parametrize(
+    ("kept", "planned", "words"),
+    [
+        (Closed(concurrency=8), Closed(concurrency=8, per_gpu=2.0), None),
+        (Closed(concurrency=8, per_gpu=4.0), Closed(concurrency=8, per_gpu=2.0), None),
+        (Open(rate_rps=4), Open(rate_rps=4, burstiness=0.5), "burstiness 1, this command has burstiness 0.5;"),
+        (Ramp(start_rps=1, end_rps=8), Ramp(start_rps=2, end_rps=8), "start_rps 1, this command has start_rps 2;"),
+        (
+            Ramp(start_rps=1, end_rps=8),
+            Ramp(start_rps=1, end_rps=8, shape="exponential"),
+            "shape linear, this command has shape exponential;",
+        ),
+    ],
+)
+def test_a_kept_level_of_another_load_is_refused_by_what_differs(
+    kept: Load, planned: Load, words: str | None, tmp_path: Path
+) -> None:
+    levels_of_both = [levels.sweep_levels(Workload(), [load]) for load in (kept, planned)]
+    sweeper(tmp_path, Fake(1.0), loads=(kept,)).run(levels_of_both[0], levels_of_both[0], manifest())
+    options = SweepOptions(loads=(planned,), resume=True)
+    if words is None:
+        assert _todo(Store(tmp_path), levels_of_both[1], options) == []
+        return
+    with pytest.raises(StoreError, match=f"was measured with {words}"):
+        _todo(Store(tmp_path), levels_of_both[1], options)
+
+
+SEARCH = SloSearchOptions(slo=Slo(ttft_s=0.5), burstiness=0.5)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_search_of_another_burstiness_is_refused_before_the_first_request(force: bool, tmp_path: Path) -> None:
+    """Levels are named by their rate, and results of searches by the SLO."""
+    loads = (Open(rate_rps=4),)
+    planned = levels.sweep_levels(Workload(), loads)
+    sweeper(tmp_path, Fake(1.0), loads=loads).run(planned, planned, manifest())
+    nowhere = SimpleNamespace(manifest=manifest(), base_url="http://127.0.0.1:9", notes=(), figure_notes=())
+
+    def search(search: SloSearchOptions, store: Store) -> None:
+        options = SweepOptions(searches=(search,), resume=True, force=force)
+        _run_held(options, nowhere, store, Progress(io.StringIO()), None)  # type: ignore[arg-type]
+
+    with pytest.raises(StoreError, match=r"rate4\.json was measured with burstiness 1, the search for .* has 0\.5;"):
+        search(SEARCH, Store(tmp_path))
+    store = Store(tmp_path / "searched")
+    store.write_manifest(manifest())
+    point = slo_search.LevelSample(rate_rps=1, repeat=0, judged=1000, met=1000)
+    alike = SEARCH.model_copy(update={"burstiness": 1.0})
+    store.write_search(slo_search.evaluate([point], alike, label="x", repeat=0).answer)
+    with pytest.raises(StoreError, match=r"slo-ttft500ms-q0\.95\.json was measured with burstiness 1, the search"):
+        search(SEARCH, store)
+
+
+@pytest.mark.parametrize(
+    ("loads", "searches", "words"),
+    [
+        ((), (SEARCH, SEARCH), "two searches for ttft500ms-q0.95 have one result"),
+        ((), (SEARCH, SEARCH.model_copy(update={"burstiness": 1.0, "slo": Slo(tpot_s=0.1)})), "give both one burst"),
+        ((Open(rate_rps=2),), (SEARCH,), "the search for ttft500ms-q0.95 has burstiness 0.5, 2 requests/s has 1"),
+        ((Open(rate_rps=2, burstiness=0.5), Ramp(start_rps=1, end_rps=2), Closed(concurrency=1)), (SEARCH,), None),
+    ],
+)
+def test_searches_that_would_share_levels_are_refused(
+    loads: tuple[Load, ...], searches: tuple[SloSearchOptions, ...], words: str | None
+) -> None:
+    options = SweepOptions(loads=loads, searches=searches)
+    if words is None:
+        assert len(build(options, 0)) == len(loads)
+        return
+    with pytest.raises(UsageError, match=words):
+        build(options, 0)
+
+
 def test_a_closed_loop_is_soaked_for_as_many_requests_as_a_first_round_shows(tmp_path: Path) -> None:
     changes = {"loads": (Closed(concurrency=2),), "soak_s": 60.0, "hold_s": 60.0}
     options, driver = SweepOptions(**changes, resume=True), Fake(0.5)
@@ -336,7 +411,7 @@ def test_a_closed_loop_is_soaked_for_as_many_requests_as_a_first_round_shows(tmp
     (run,) = Store(tmp_path).runs()
     assert run.soak and run.soak.requested_s == 60 and len(run.soak.windows) == 1
     assert _todo(Store(tmp_path), planned, options) == []
-    with pytest.raises(StoreError, match="was measured with 500 requests, this command has 20"):
+    with pytest.raises(StoreError, match="was measured with --soak 1, this command has --soak 2;"):
         _todo(Store(tmp_path), planned, options.model_copy(update={"soak_s": 120.0}))
     with pytest.raises(StoreError, match="was measured with 500 requests, this command has 20"):
         _todo(Store(tmp_path), planned, options.model_copy(update={"soak_s": None}))

@@ -17,7 +17,7 @@ from pydantic import Field, field_validator, model_validator
 
 from pdlab.bench.levels import per_gpu_loads
 from pdlab.bench.options import LevelOptions, SearchOptions
-from pdlab.bench.slo_search import SloSearchOptions
+from pdlab.bench.slo_search import SloSearchOptions, check_apart
 from pdlab.bench.traffic import read_traffic, replayed
 from pdlab.core import defaults
 from pdlab.core.arguments import MAX_REPEATS
@@ -503,7 +503,7 @@ def loads_and_searches(
     file: ExperimentFile, configuration: Configuration, workload: NamedWorkload
 ) -> tuple[tuple[Load, ...], tuple[SloSearchOptions, ...]]:
     """The loads and searches of one configuration under one workload. Raises UsageError when there are
-    none, or when two are the same level."""
+    none, when two are the same level, and for what cannot share a folder (`check_apart`)."""
     if (lengths := replayed(workload)) is not None:
         return (Replay(speed=lengths.speed),), ()
     groups = file.loads_of(workload)
@@ -515,4 +515,8 @@ def loads_and_searches(
     keys = [(load.kind, load.value) for load in loads]
     if twice := [key for key in keys if keys.count(key) > 1]:
         raise UsageError(f"{where}: {twice[0][0]} {twice[0][1]:g} is listed twice")
+    try:
+        check_apart(searches, loads)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from error
     return loads, searches

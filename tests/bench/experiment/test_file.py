@@ -200,7 +200,7 @@ def test_loads_of_a_plan(tmp_path: Path) -> None:
         {"concurrency_per_gpu": [0.2, 3]},
         {"rate_rps": [2], "burstiness": 0.5},
         {"ramp": [{"start_rps": 1, "end_rps": 8}]},
-        {"slo": {"tpot_ms": 50}},
+        {"slo": {"tpot_ms": 50}, "burstiness": 0.5},
     ]
     (part,) = make_schedule(write(tmp_path, loads=loads)).visits[0].parts
     assert part.loads == (
@@ -211,6 +211,16 @@ def test_loads_of_a_plan(tmp_path: Path) -> None:
     )
     (search,) = part.searches
     assert search.slo.tpot_s == 0.05 and search.slo.quantile == 0.95
+
+
+@pytest.mark.parametrize("load", [{"slo": {"ttft_ms": 500}}, {"slo": {"tpot_ms": 50}}, {"rate_rps": [2]}])
+def test_a_search_shares_its_folder_with_no_other_burstiness(load: dict[str, Any], tmp_path: Path) -> None:
+    bursty = {"slo": {"ttft_ms": 500}, "burstiness": 0.5}
+    with pytest.raises(UsageError, match="pd-pack-p1xtp1-d1xtp1 under workload mixed: "):
+        make_schedule(write(tmp_path, loads=[load, bursty]))
+    workloads = [{"name": "a", "input_tokens": 64}, {"name": "b", "input_tokens": 32}]
+    apart = [{**load, "workloads": ["a"]}, {**bursty, "workloads": ["b"]}]
+    assert make_schedule(write(tmp_path, workloads=workloads, loads=apart)).visits
 
 
 @pytest.mark.parametrize(
