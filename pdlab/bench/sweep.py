@@ -427,7 +427,10 @@ class _Sweeper:
         seed = levels.derive_seed(self._options.workload, "first round", level.seed)
         closed = isinstance(level.load, Closed)
         first_s = min(FIRST_ROUND_S, soak_s / 10)
-        requests = level.num_requests if closed else levels.num_requests(level.load, hold_s=first_s)
+        requests = level.num_requests
+        if isinstance(level.load, Open | Ramp):
+            within = levels.requests_within(level.load, self._options.workload, first_s)
+            requests = max(levels.MIN_PROMPTS, within)
         self._progress.extend(requests)
         soak_text = f" and how many make {duration(soak_s)}" if closed else ""
         self._progress.note(
@@ -450,8 +453,7 @@ class _Sweeper:
             return level
         known = [run.whole.e2el.percentiles_s["p50"] for run in self._store.runs() if run.whole.e2el is not None]
         e2el_s = min([*known, *filter(None, [self._driver.warm_e2el_s])], default=0.0)
-        lengths = options.workload.lengths
-        longer = levels.num_requests(level.load, hold_s=options.hold_s, e2el_s=e2el_s, lengths=lengths)
+        longer = levels.num_requests(level.load, options.workload, hold_s=options.hold_s, e2el_s=e2el_s)
         more = longer - level.num_requests
         if more <= 0:
             return level
@@ -475,7 +477,9 @@ class _Sweeper:
         while True:
             samples = samples_of_rates(self._store, search, repeat, known)
             label = self._store.read_manifest().label
-            answer, step = slo_search.evaluate(samples, search, label=label, repeat=repeat, guess_rps=guess)
+            answer, step = slo_search.evaluate(
+                samples, search, label=label, repeat=repeat, guess_rps=guess, mean_rate=self._options.workload.mean_rate
+            )
             if answer.points:
                 self._store.write_search(answer)
             if step is None:

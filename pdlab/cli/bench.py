@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pdlab.bench.fill import planned
-from pdlab.bench.levels import FINAL_HOLD_S
+from pdlab.bench.levels import FINAL_HOLD_S, held_s, requests_within
 from pdlab.bench.options import ALL_RATES_RPS, BenchSettings, distinct
 from pdlab.bench.slo_search import SloSearchOptions
 from pdlab.bench.sweep import SweepOptions, SweepResult, build, run_sweep, with_loads
@@ -230,9 +230,8 @@ def describe(sweep: SweepOptions) -> str:
         if (lengths := replayed(w)) is not None:
             took = duration(lengths.least_s)
             held = f" of {counted(lengths.sessions, 'session')}; the replay takes at least {took}"
-        timed = isinstance(level.load, Open | Ramp)
-        if timed and sweep.prompts_per_level is None and not sweep.smoke:
-            held = f", held for {sweep.hold_s:g} s, or 10 times E2EL where that is longer"
+        if isinstance(level.load, Open | Ramp):
+            held = _held(sweep, level.load, level.num_requests)
         if sweep.soak_s is not None and not isinstance(level.load, Closed):
             held += ", after a first round that is not kept"
         elif sweep.soak_s is not None:
@@ -246,13 +245,25 @@ def describe(sweep: SweepOptions) -> str:
         elif search.start_rps:
             start = f"{search.start_rps:g} requests/s"
         lines.append(f"  highest rate under {search.slo.label}, from {start}:")
+        held = "" if sweep.prompts_per_level is not None else f" and held for {held_s(w, sweep.hold_s):.12g} s"
         lines.append(
             f"    at most {counted(search.max_points, 'level')}, each of at least "
-            f"{counted(search.requests_needed, 'request')} and held for {sweep.hold_s:g} s, to within "
+            f"{counted(search.requests_needed, 'request')}{held}, to within "
             f"{search.resolution:.0%} at {search.confidence:.0%} confidence"
         )
     lines.append(f"results: {sweep.out / sweep.name if sweep.name else f'{sweep.out}/(label of what is deployed)'}")
     return "\n".join(lines)
+
+
+def _held(sweep: SweepOptions, load: Open | Ramp, requests: int) -> str:
+    """How long a rate lasts, in words: the fewest requests of a level may take longer than a rate is held."""
+    arrive_s = round(sweep.workload.mean_duration_s(load, requests), 1)
+    if sweep.prompts_per_level is not None or sweep.smoke:
+        return f", which arrive in {arrive_s:.12g} s"
+    seconds = held_s(sweep.workload, sweep.hold_s)
+    if requests > requests_within(load, sweep.workload, seconds):
+        seconds = arrive_s
+    return f", held for {seconds:.12g} s, or 10 times E2EL where that is longer"
 
 
 def report(result: SweepResult) -> None:

@@ -254,6 +254,18 @@ def test_a_dry_run_prints_what_would_be_measured(capsys: pytest.CaptureFixture[s
         "    at most 20 levels, each of at least 182 requests and held for 90 s, to within 10% at 95% confidence\n"
         "results: bm_results/x\n"
     )
+    for flags, words in (
+        ("--mixes 5000:250,1000:1000@1.5 -r 4", "1200 requests, held for 240 s, or 10 times E2EL where"),
+        ("--lengths mixes:1000:100,crowd=rate*10@60+30 -r 4", "2040 requests, held for 240 s, or"),
+        ("-r 0.1", "20 requests, held for 200 s, or"),
+        ("-r 0.7 --hold-s 90.5", "64 requests, held for 90.5 s, or"),
+        ("--ramp 4:4 --prompts-per-level 30", "30 requests, which arrive in 7.5 s\n"),
+        ("-r 4 --smoke", "40 requests, which arrive in 10 s\n"),
+        ("--slo ttft_ms=9 --mixes 5:2,1:1", "of at least 373 requests and held for 240 s, to"),
+        ("--slo ttft_ms=9 --prompts-per-level 30", "of at least 30 requests, to"),
+    ):
+        assert bench.main(["--dry-run", *flags.split()]) == 0
+        assert words in capsys.readouterr().out
     assert bench.main(["--dry-run", "--concurrency-per-gpu", "0.5,2", "--gpus", "4"]) == 0
     assert "  concurrency 2: 20 requests\n  concurrency 8: 80 requests\n" in capsys.readouterr().out
     assert bench.main(["--dry-run", "--concurrency-per-gpu", "2"]) == 0

@@ -104,6 +104,26 @@ def test_a_small_pool_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
     assert "./run_bm.sh -e pd-fluid-" in printed and "simulated" in printed
 
 
+def test_a_crowd_is_simulated_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    moving = Workload(lengths=parse_mixes("4000:20,crowd=rate*10@60+30"))
+    lasted_s: list[float] = []
+
+    class Seen(Exception):
+        pass
+
+    def simulate(deployment: Deployment, planned: list[Level], *_: object, **__: object) -> None:
+        (level,) = planned
+        arrivals = moving.arrivals(level)
+        assert arrivals is not None
+        lasted_s.append(arrivals[-1].due_s)
+        raise Seen
+
+    monkeypatch.setattr("pdlab.plan.fluid_pools.simulate", simulate)
+    with pytest.raises(Seen):
+        fluid_plan(replace(scenario(ttft_s=2.0, tpot_s=0.012), workload=moving), "gpt-oss-120b", 16)
+    assert lasted_s == [pytest.approx(145, rel=0.05)], "25 s to fill, the crowd, and its duration once more"
+
+
 def test_an_slo_of_both_latencies_is_needed() -> None:
     with pytest.raises(UsageError, match="give --slo-ttft-ms"):
         fluid_plan(scenario(ttft_s=2.0), "gpt-oss-120b", 8)

@@ -13,7 +13,13 @@ import yaml
 
 from pdlab.bench.experiment import schedule
 from pdlab.bench.experiment.file import ExperimentFile, NamedWorkload, configurations, launch_settings, order
-from pdlab.bench.experiment.schedule import make_schedule
+from pdlab.bench.experiment.schedule import (
+    AFTER_LEVEL_S,
+    CLIENT_START_S,
+    SEARCH_POINTS,
+    make_schedule,
+    part_s,
+)
 from pdlab.cli import experiment
 from pdlab.core.catalog import load_cluster, local_cluster
 from pdlab.core.errors import UsageError
@@ -205,6 +211,29 @@ def test_loads_of_a_plan(tmp_path: Path) -> None:
     )
     (search,) = part.searches
     assert search.slo.tpot_s == 0.05 and search.slo.quantile == 0.95
+
+
+@pytest.mark.parametrize(
+    ("lengths", "load", "seconds"),
+    [
+        ("fixed", {"rate_rps": [2]}, 60),
+        ("fixed", {"rate_rps": [0.01]}, 2000),
+        ("mixes:256:32@0.2,128:64@0.2,every=60", {"rate_rps": [2]}, 240),
+        ("mixes:256:32,crowd=rate*10@60+30", {"rate_rps": [4]}, 240),
+        ("mixes:256:32@0.2,128:64@0.2,every=60", {"slo": {"ttft_ms": 500, "start_rps": 20}}, SEARCH_POINTS * 240),
+        ("mixes:256:32@4,128:64@4,every=60", {"slo": {"ttft_ms": 500, "start_rps": 0.25}}, SEARCH_POINTS * 373),
+    ],
+)
+def test_an_open_loop_is_estimated_by_the_time_of_its_arrivals(
+    lengths: str, load: dict[str, Any], seconds: float, tmp_path: Path
+) -> None:
+    """20 requests at least, two rounds at least, and 373 requests for a look of a search."""
+    tokens = {} if lengths != "fixed" else {"input_tokens": 256, "output_tokens": 32}
+    plan = make_schedule(write(tmp_path, workloads=[{"lengths": lengths, **tokens}], loads=[load]))
+    (part,) = plan.parts.values()
+    measured_s = part_s(plan.file, part, part.loads, part.searches)
+    request_s = 0.5 + 64 * 0.02
+    assert seconds <= measured_s <= 1.05 * seconds + CLIENT_START_S + 3 * request_s + SEARCH_POINTS * AFTER_LEVEL_S
 
 
 def test_the_order_is_a_latin_square_and_the_seeds(tmp_path: Path) -> None:
