@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pdlab.core.catalog import gpu_type_of
-from pdlab.results.schema import Experiment, Manifest
+
+if TYPE_CHECKING:
+    from pdlab.results.schema import Experiment, Manifest
 
 GPU, CPU = "gpu", "cpu"  # the key of `Manifest.hardware` for what a file states, and its value for engines on CPUs
 # Keys under which files of others have a GPU type. The last two may also have a machine.
