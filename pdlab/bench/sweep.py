@@ -271,28 +271,32 @@ def _todo(store: Store, planned: Sequence[Level], options: SweepOptions) -> list
     return [level for level in planned if level not in finished]
 
 
-class _Change(NamedTuple):
+class _DifferentLevel(NamedTuple):
     """What differs between a kept level and a planned one of the same key, in words."""
 
     before: str
     after: str
 
 
-def _changed(run: Run, level: Level, options: SweepOptions) -> _Change | None:
+def _changed(run: Run, level: Level, options: SweepOptions) -> _DifferentLevel | None:
     """None if the kept level is the one that is planned."""
     for name in type(level.load).model_fields:
         before, after = getattr(run.load, name), getattr(level.load, name)
         if before != after and name not in incidental(type(level.load)):
-            return _Change(*(f"{name} {f'{each:g}' if isinstance(each, float) else each}" for each in (before, after)))
+            return _DifferentLevel(
+                *(f"{name} {f'{each:g}' if isinstance(each, float) else each}" for each in (before, after))
+            )
     if options.soak_s is not None:
         soak_s = run.soak.requested_s if run.soak is not None else None
         if soak_s == options.soak_s:
             return None
-        return _Change(*("no --soak" if each is None else f"--soak {each / 60:g}" for each in (soak_s, options.soak_s)))
+        return _DifferentLevel(
+            *("no --soak" if each is None else f"--soak {each / 60:g}" for each in (soak_s, options.soak_s))
+        )
     # A rate is held longer where answers turned out to take long.
     timed = options.prompts_per_level is None and isinstance(level.load, Open | Ramp)
     enough = run.num_requests >= level.num_requests if timed else run.num_requests == level.num_requests
-    return None if enough else _Change(counted(run.num_requests, "request"), str(level.num_requests))
+    return None if enough else _DifferentLevel(counted(run.num_requests, "request"), str(level.num_requests))
 
 
 def _check_burstiness(store: Store, searches: Sequence[SloSearchOptions]) -> None:
