@@ -148,9 +148,9 @@ def table(runs: Sequence[Run]) -> str:
                 f"{whole.requests_per_s:.2f}",
                 f"{whole.output_tokens_per_s:.1f}",
                 f"{run.steady.output_tokens_per_s:.1f}" if run.steady else "-",
-                *(_percentile(whole.ttft, q) for q in ("p50", "p99")),
-                *(_percentile(whole.tpot, q) for q in ("p50", "p99")),
-                _percentile(whole.e2el, "p50"),
+                *(_percentile(run, whole.ttft, q) for q in ("p50", "p99")),
+                *(_percentile(run, whole.tpot, q) for q in ("p50", "p99")),
+                _percentile(run, whole.e2el, "p50"),
             )
         )
     lines = aligned(rows, left=(0,))
@@ -176,8 +176,12 @@ def table(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
-def _percentile(values: Distribution | None, name: str) -> str:
-    return ms(values.percentiles_s[name] if values else None)
+def _percentile(run: Run, values: Distribution | None, name: str) -> str:
+    """A percentile of the whole run in ms; ``-`` for a tail that too few requests lie beyond."""
+    from pdlab.analysis.intervals import carried
+    from pdlab.analysis.requests import judged
+
+    return ms(values.percentiles_s[name] if values and carried(name, judged(run, run.whole)) else None)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

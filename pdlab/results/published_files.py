@@ -137,6 +137,7 @@ def _level(
     whole = Summary(
         duration_s=duration_s,
         completed=completed,
+        judged=int(_count(file, data, "judged")) if data.get("judged") is not None else None,
         requests_per_s=completed / duration_s,
         input_tokens_per_s=input_tokens / duration_s,
         output_tokens_per_s=output_tokens / duration_s,

@@ -156,6 +156,15 @@ def test_table_shows_unknown_and_invalid() -> None:
     assert invalid == "INVALID concurrency4: a; b"
 
 
+@pytest.mark.parametrize(("requests", "shown"), [(499, "-"), (500, "1000.0")])
+def test_table_shows_no_tail_that_few_requests_lie_beyond(requests: int, shown: str) -> None:
+    """As viz's tables: five requests beyond the p99 are those of 500."""
+    records = [made.record(0.1 * i, 1.0, 0.02, 11) for i in range(requests)]
+    level = made.run(records, Closed(concurrency=4), count=requests)
+    row = bench.table([level]).splitlines()[1].split()
+    assert row[5:7] == ["1000.0", shown] and (row[8] == "-") is (shown == "-") and row[9] != "-"
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -78,6 +78,8 @@ def test_what_is_exported_is_read_back_with_the_same_figures(kind: str, closed: 
             found = {name: value for name, value in found.items() if name in wanted}
         assert found == pytest.approx(wanted, rel=1e-9)
         assert (new["model"], new["load_kind"]) == (old["model"], old["load_kind"])
+        if kind in TABLES:
+            assert new["judged"] == old["judged"]
         assert new["valid"] and (kind == "inferencex" or new["completed"] == old["completed"])
 
 

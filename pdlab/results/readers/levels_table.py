@@ -45,6 +45,7 @@ def _level(row: dict[str, Any]) -> dict[str, Any] | None:
         "request_throughput": rate,
         "duration": duration,
         "completed": completed,
+        "judged": number_in(row.get("judged")),
         "num_prompts": completed + (number_in(row.get("failed")) or 0),
         "total_input_tokens": (number_in(row.get("input_tokens_per_s")) or 0) * duration,
         "total_output_tokens": (number_in(row["output_tokens_per_s"]) or 0) * duration,
