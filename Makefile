@@ -7,7 +7,7 @@ PYTEST := $(PYTHON_VENV) -m pytest --timeout 900
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu demo wire chaos test test-extras test-unit test-long test-fast check golden bench lock clean
+.PHONY: help setup setup-gpu setup-perf demo wire chaos test test-extras test-unit test-long test-fast check golden bench lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -17,6 +17,9 @@ setup:  ## install the pinned CPU stack and the tools of the tests into .venv; i
 
 setup-gpu:  ## install the pinned GPU stack into .venv in its place, on a node of a GPU cluster
 	@./setup.sh gpu
+
+setup-perf:  ## install the step times of other GPUs, engines and models into .venv
+	@./setup.sh perf
 
 demo: setup  ## serve, sweep and plot pd-spread, pd-pack and collocated on this machine
 	@$(PYTHON_VENV) -m pdlab demo

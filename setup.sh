@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # ./setup.sh cpu|gpu: make .venv exactly what requirements-cpu.txt or requirements.txt says, and the tools of the
 # tests (requirements-dev.txt). Needs Python 3.10 to 3.13 and a package index. `make setup` calls it; a second call
-# finds its stamp and ends at once. ./setup.sh uv: only see to uv, in .uv/ unless a recent one is on PATH. ./setup.sh
+# finds its stamp and ends at once. ./setup.sh perf: into .venv the step times of other GPUs. ./setup.sh uv: only see to uv, in .uv/ unless a recent one is on PATH. ./setup.sh
 # extras: into .venv/extras/ the packages that only `make test-extras` needs.
 set -euo pipefail
 export PIP_ROOT_USER_ACTION=ignore
@@ -110,6 +110,20 @@ install_extras() {
     echo "$packages $wheels" >.venv/extras/.made
 }
 
+# The step times of other GPUs, beside the pinned packages of .venv, which have all that it needs.
+install_perf() {
+    local package python uv
+    [[ -x .venv/bin/python ]] || fail "there is no .venv; first make setup, or make setup-gpu on a GPU node"
+    .venv/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+        fail "the step times of other GPUs need Python 3.11 or later; .venv has $(.venv/bin/python -V)"
+    package=$(grep -o 'aiconfigurator-core==[^ "]*' pyproject.toml)
+    python=$(find_python)
+    uv=$(find_uv "$python")
+    use_index_of_pip
+    "$uv" pip install --quiet --python .venv/bin/python --no-deps "$package"
+    say "$package is in .venv"
+}
+
 main() {
     local stack=${1:-} files python uv
     case $stack in
@@ -122,6 +136,10 @@ main() {
             ;;
         extras)
             install_extras
+            return
+            ;;
+        perf)
+            install_perf
             return
             ;;
         *) fail "name the stack: ./setup.sh cpu or ./setup.sh gpu" ;;

@@ -114,6 +114,14 @@ class ComparisonKey(NamedTuple):
         }
         return [obstacle for obstacle in OBSTACLES if found[obstacle]]
 
+    @property
+    def order(self) -> tuple[object, ...]:
+        """Its place among others: short lengths first. Equal only for keys with which the same may be compared."""
+        means = () if self.workloads is None else self.workloads.means
+        kinds = () if self.workloads is None else tuple(sorted(self.workloads.kinds))
+        model = () if self.model is None else (model_name(self.model).casefold(),)
+        return means, kinds, self.workload, model, self.rehearsed, self.device, self.size or 0
+
 
 def nature(curve: Curve, view: View) -> ComparisonKey:
     """The key of a curve; compute it once per curve. The size counts only if the view does not normalise."""
@@ -181,23 +189,33 @@ def workloads_of(curve: Curve) -> tuple[Workload, ...]:
 
 
 def groups(curves: Sequence[Curve], view: View) -> list[Group]:
-    """The curves that may be ranked, in groups of which every two members may be compared; in the order given."""
-    members: list[list[Curve]] = []
-    natures: list[dict[ComparisonKey, None]] = []
-    for curve in rankable(curves):
-        its = nature(curve, view)
-        fitting = (i for i, each in enumerate(natures) if not any(its.obstacles(other) for other in each))
-        found = next(fitting, None)
-        if found is None:
-            members.append([curve])
-            natures.append({its: None})
-        else:
-            members[found].append(curve)
-            natures[found][its] = None
+    """The curves that may be ranked, in groups of which every two members may be compared; in the order given.
+
+    Who is in a group does not depend on that order. A curve is in one group, even if it fits several: from the shortest
+    lengths up, it is in the first of which it may be compared with all (`length_notes` names it).
+    """
+    members = _members(rankable(curves), view)
     if len(members) == 1:
         return [Group(tuple(members[0]), None)]
     apart = _between(members, view)
     return [Group(tuple(each), ", ".join(_name(each, obstacle) for obstacle in apart)) for each in members]
+
+
+def _members(curves: Sequence[Curve], view: View) -> list[list[Curve]]:
+    natures = [nature(curve, view) for curve in curves]
+    together: list[list[ComparisonKey]] = []
+    for key in sorted(dict.fromkeys(natures), key=lambda key: key.order):
+        fitting = (each for each in together if not any(key.obstacles(other) for other in each))
+        found = next(fitting, None)
+        if found is None:
+            together.append([key])
+        else:
+            found.append(key)
+    number = {key: i for i, keys in enumerate(together) for key in keys}
+    members: dict[int, list[Curve]] = {}
+    for curve, key in zip(curves, natures, strict=True):
+        members.setdefault(number[key], []).append(curve)
+    return list(members.values())
 
 
 def _name(curves: Sequence[Curve], obstacle: Obstacle) -> str:
@@ -220,7 +238,7 @@ def _between(members: Sequence[Sequence[Curve]], view: View) -> list[Obstacle]:
 def incomparable(curves: Sequence[Curve], view: View) -> str | None:
     """Why these experiments may not all be compared with each other; None if they may."""
     apart = _between([[curve] for curve in rankable(curves)], view)
-    reasons = [_reason(curves, obstacle) for obstacle in apart]
+    reasons = [_reason(curves, view, obstacle) for obstacle in apart]
     return (
         " and ".join(
             predicate if number else f"{subject}{predicate}" for number, (subject, predicate) in enumerate(reasons)
@@ -229,13 +247,15 @@ def incomparable(curves: Sequence[Curve], view: View) -> str | None:
     )
 
 
-def _reason(curves: Sequence[Curve], obstacle: Obstacle) -> tuple[str, str]:
+def _reason(curves: Sequence[Curve], view: View, obstacle: Obstacle) -> tuple[str, str]:
     """Subject and predicate of a clause; a repeated subject is left out."""
     if obstacle == "rehearsal":
         return "", "some experiments were rehearsed with simulated engines and some were not"
     if obstacle == "device":
         return "", "some experiments ran on GPUs and some on CPU engine ranks"
-    names = listed(list(dict.fromkeys(_words([curve], obstacle) for curve in rankable(curves))))
+    # Lengths that differ within a group are one workload: they are compared.
+    alike = _members(rankable(curves), view) if obstacle == "workload" else [[curve] for curve in rankable(curves)]
+    names = listed(list(dict.fromkeys(_words(each, obstacle) for each in alike)))
     if obstacle == "size":
         return "", f"the deployments have different sizes ({names}); normalise them"
     if obstacle == "model":
@@ -270,20 +290,35 @@ def workloads_text(curves: Sequence[Curve]) -> str:
 
 
 def length_notes(curves: Sequence[Curve], view: View) -> list[str]:
-    """One line on each group whose mean lengths differ within the tolerance."""
+    """One line on each group whose mean lengths differ within the tolerance, and on each two groups of which some
+    curves may be compared."""
     lines = []
-    for group in groups(curves, view):
+    found = groups(curves, view)
+    for group in found:
         means = [workload.mean_tokens for curve in group.curves for workload in workloads_of(curve)]
         apart = max((max(side) / min(side) - 1 for side in zip(*means, strict=True)), default=0.0)
         if apart > 0:
-            names = listed(
-                [
-                    curve.label if curve.workload in curve.label else f"{curve.label} {curve.workload}"
-                    for curve in group.curves
-                ]
-            )
+            names = listed([_with_workload(curve) for curve in group.curves])
             lines.append(
                 f"Mean lengths differ by up to {100 * apart:.2g} % (input:output tokens: {names}); levels that "
                 f"differ by up to {100 * LENGTH_TOLERANCE:g} % are compared."
             )
+    return lines + _overlaps(found, view)
+
+
+def _overlaps(found: Sequence[Group], view: View) -> list[str]:
+    natures = [[(nature(curve, view), curve) for curve in group.curves] for group in found]
+    lines = []
+    for group, another in combinations(natures, 2):
+        alike = [(one, other) for key, one in group for its, other in another if not key.obstacles(its)]
+        if alike:
+            sides = [list(dict.fromkeys(_with_workload(curve) for curve in side)) for side in zip(*alike, strict=True)]
+            lines.append(
+                f"{listed(sides[0])} may be compared with {listed(sides[1])}, but others of their groups may not: they "
+                "are compared as pairs and ranked apart."
+            )
     return lines
+
+
+def _with_workload(curve: Curve) -> str:
+    return curve.label if curve.workload in curve.label else f"{curve.label} {curve.workload}"

@@ -20,7 +20,8 @@ from pdlab.core.errors import StoreError
 from pdlab.core.gpu_count import DEFAULT_COUNT, Count
 from pdlab.core.schema import Frozen
 from pdlab.core.workload import LoadKind, RunKey, Workload
-from pdlab.results.schema import Experiment, Origin, Run, SloSearch, Summary, Tuning
+from pdlab.results.schema import Experiment, Manifest, Origin, Run, SloSearch, Summary, Tuning
+from pdlab.results.stated_platform import CPU, GPU
 
 Rate = Literal["requests", "output", "input", "total"]
 RequestsOf = Mapping[RunKey, Requests]
@@ -361,7 +362,7 @@ def gpus_of(experiment: Experiment) -> Gpus:
     """GPUs (or engine ranks) by role, from the manifest. Raises StoreError if they are unknown."""
     manifest = experiment.manifest
     placement, cluster, deployment = manifest.placement, manifest.cluster, manifest.deployment
-    device = placement.device if placement else cluster.device if cluster else "cpu" if manifest.local else "gpu"
+    device = placement.device if placement else cluster.device if cluster else _device_alone(manifest)
     if deployment is None:
         if not manifest.gpus:
             raise StoreError(f"{experiment.name}: the number of GPUs is not known; add --gpus {experiment.name}=N")
@@ -372,6 +373,11 @@ def gpus_of(experiment: Experiment) -> Gpus:
     if isinstance(topology, Disaggregated):
         known |= {"prefill": topology.prefill.gpus, "decode": topology.decode.gpus}
     return Gpus(total=deployment.gpus, device=device, **known)
+
+
+def _device_alone(manifest: Manifest) -> Literal["gpu", "cpu"]:
+    """The device of a manifest without nodes."""
+    return "cpu" if manifest.local or manifest.hardware.get(GPU) == CPU else "gpu"
 
 
 def _points(runs: Iterable[Run], requests: RequestsOf) -> Iterable[Point]:

@@ -9,14 +9,13 @@ from collections.abc import Sequence
 
 from pdlab.core.deployment import Collocated, Deployment, Fluid
 from pdlab.core.errors import UsageError
-from pdlab.core.length_distribution import LengthDistribution
-from pdlab.core.lengths import FIXED
 from pdlab.core.mixes import Mixes
 from pdlab.core.replayed import Replayed
-from pdlab.core.workload import Closed, Level, Load, Replay, RunKey, Workload
+from pdlab.core.workload import Closed, Level, Load, Open, Ramp, Replay, RunKey, Workload
 
 PROMPTS_PER_CONCURRENCY = 10
 MIN_PROMPTS = 20
+ROUNDING_DIGITS = 6  # an error of floating point makes no request
 HOLD_S, FINAL_HOLD_S = 60.0, 600.0
 HOLD_E2EL = 10  # times E2EL, at least: two go by until the system has filled, one after the last judged arrival
 SMOKE_PROMPTS_PER_CONCURRENCY = 2
@@ -28,31 +27,40 @@ WARMUP_CONCURRENCY = 8
 
 def num_requests(
     load: Load,
+    workload: Workload,
     *,
     smoke: bool = False,
     hold_s: float = HOLD_S,
     e2el_s: float = 0.0,
-    lengths: LengthDistribution = FIXED,
 ) -> int:
     """Requests of one level.
 
-    Closed loop: 10 per unit of concurrency, at least 20. Open loop and ramp: the arrivals in ``hold_s``, or in 10 times
-    ``e2el_s`` (the known duration of a request) if that is longer, at least 20; with ``lengths`` that change with time
-    at least two rounds. Smoke: 2 per unit, or 10 s of arrivals, at least 8. Replay: those of its file.
+    Closed loop: 10 per unit of concurrency, at least 20. Open loop and ramp: the mean arrivals in the time for which
+    the load is held (`held_s`), at least 20. Smoke: 2 per unit, or 10 s of arrivals, at least 8. Replay: those of its
+    file.
     """
     if isinstance(load, Replay):
-        if not isinstance(lengths, Replayed):
+        if not isinstance(workload.lengths, Replayed):
             raise UsageError("a replay takes its requests from a workload file; give --workload FILE")
-        return lengths.requests
+        return workload.lengths.requests
     least = MIN_SMOKE_PROMPTS if smoke else MIN_PROMPTS
     if isinstance(load, Closed):
         per_unit = SMOKE_PROMPTS_PER_CONCURRENCY if smoke else PROMPTS_PER_CONCURRENCY
         return max(least, per_unit * load.concurrency)
-    seconds = SMOKE_RATE_SECONDS if smoke else max(hold_s, HOLD_E2EL * e2el_s)
-    rate_rps = load.mean_rps
-    if isinstance(lengths, Mixes) and not smoke:
-        seconds, rate_rps = max(seconds, 2 * lengths.whole_s), rate_rps * lengths.mean_rate
-    return max(least, math.ceil(seconds * rate_rps))
+    seconds = SMOKE_RATE_SECONDS if smoke else held_s(workload, hold_s, e2el_s)
+    return max(least, requests_within(load, workload, seconds))
+
+
+def held_s(workload: Workload, hold_s: float, e2el_s: float = 0.0) -> float:
+    """For how long an open loop or a ramp is held: ``hold_s``, or 10 times ``e2el_s`` (the known duration of a request)
+    if that is longer; with lengths that change with time at least two rounds."""
+    two_rounds_s = 2 * workload.lengths.whole_s if isinstance(workload.lengths, Mixes) else 0.0
+    return max(hold_s, HOLD_E2EL * e2el_s, two_rounds_s)
+
+
+def requests_within(load: Open | Ramp, workload: Workload, seconds: float) -> int:
+    """The mean number of requests that arrive in that time from the begin of a level, rounded up."""
+    return math.ceil(round(workload.mean_requests(load, seconds), ROUNDING_DIGITS))
 
 
 def derive_seed(workload: Workload, *parts: str | float) -> int:
@@ -152,8 +160,7 @@ def sweep_levels(
                 Level(
                     load=load,
                     repeat=repeat,
-                    num_requests=prompts_per_level
-                    or num_requests(load, smoke=smoke, hold_s=hold_s, lengths=workload.lengths),
+                    num_requests=prompts_per_level or num_requests(load, workload, smoke=smoke, hold_s=hold_s),
                     seed=level_seed(workload, key, smoke=smoke, attempt=attempt),
                 )
             )

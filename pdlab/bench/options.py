@@ -343,7 +343,9 @@ class BenchSettings(SweepFlags):
         default_factory=dict
     )
     search: Annotated[dict[str, Any], FlagsOf(SearchOptions, needs="slo")] = Field(default_factory=dict)
-    dry_run: bool = setting(False, "print the levels and how long they take; send nothing to the server", RESULTS)
+    dry_run: bool = setting(
+        False, "print the levels, and for how long rates are held; send nothing to the server", RESULTS
+    )
 
     def check(self) -> None:
         if self.smoke and self.fill_cache == "yes":

@@ -32,11 +32,13 @@ def search_over(
     samples: list[LevelSample] = []
     shortest_s: float | None = None
     while True:
-        answer, step = slo_search.evaluate(samples, search, label=label, repeat=0, guess_rps=guess_rps)
+        answer, step = slo_search.evaluate(
+            samples, search, label=label, repeat=0, guess_rps=guess_rps, mean_rate=workload.mean_rate
+        )
         if step is None:
             return answer
         load = Open(rate_rps=step.rate_rps, burstiness=search.burstiness)
-        held = levels.num_requests(load, hold_s=hold_s, e2el_s=shortest_s or 0.0)
+        held = levels.num_requests(load, workload, hold_s=hold_s, e2el_s=shortest_s or 0.0)
         count = step.longer * (step.requests if search.requests is not None else max(step.requests, held))
         drawn = levels.derive_seed(workload, "offline", seed, step.rate_rps, step.look)
         level = Level(load=load, look=step.look, num_requests=count, seed=drawn)

@@ -31,9 +31,10 @@ from typing import NamedTuple
 from pydantic import Field
 
 from pdlab.bench.options import SearchOptions
+from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen
 from pdlab.core.text import rounded
-from pdlab.core.workload import BURSTINESS, Burstiness, Slo
+from pdlab.core.workload import BURSTINESS, Burstiness, Load, Open, Slo, title
 from pdlab.results import metrics
 from pdlab.results.level_data import LevelData
 from pdlab.results.schema import Run, SloPoint, SloSearch
@@ -86,7 +87,7 @@ class LevelSample(Frozen):
     """One level at one rate: ``met`` of ``judged`` requests meet the SLO. ``effective``: how many independent requests
     these are worth (None: all). ``steady``: whether it was in a steady state (None: not checked). ``in_flight``: mean
     number. ``clear``: it is far within the bounds. ``served_rps``: if requests piled up, the lowest possible served
-    rate. ``invalid``: why its figures cannot be used.
+    rate, as a rate of the load (`Workload.mean_rate`). ``invalid``: why its figures cannot be used.
     """
 
     rate_rps: float
@@ -117,6 +118,25 @@ class NextLevel(Frozen):
     longer: int = 1
 
 
+def check_apart(searches: Sequence[SloSearchOptions], loads: Iterable[Load]) -> None:
+    """Raises UsageError for searches and loads that cannot share a folder: levels are named by their rate without the
+    burstiness, results of searches by the SLO.
+    """
+    names = [search.slo.label for search in searches]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"two searches for {twice[0]} have one result: keep one of them")
+    opens = {title(load): load.burstiness for load in loads if isinstance(load, Open)}
+    others = [*opens.items(), *((f"the search for {search.slo.label}", search.burstiness) for search in searches)]
+    for search in searches:
+        for other, burstiness in others:
+            if burstiness != search.burstiness:
+                raise UsageError(
+                    f"the search for {search.slo.label} has burstiness {search.burstiness:g}, {other} has "
+                    f"{burstiness:g}, and levels are named by their rate alone: give both one burstiness, or measure "
+                    "them into two folders"
+                )
+
+
 def sample(run: Run, requests: LevelData, slo: Slo) -> LevelSample:
     """A finished open-loop level and its requests, as a sample of the search."""
     worst = stresses(requests, slo)
@@ -130,6 +150,7 @@ def sample(run: Run, requests: LevelData, slo: Slo) -> LevelSample:
     elif window is None or "few_requests" in run.validity.failed_gates or "steady_state" in run.validity.unchecked:
         steady = None
     times_s = requests.e2el_s[requests.ok]
+    served = served_rps(requests) if steady is False else None
     return LevelSample(
         rate_rps=run.key.value,
         repeat=run.key.repeat,
@@ -138,9 +159,9 @@ def sample(run: Run, requests: LevelData, slo: Slo) -> LevelSample:
         met=int((judged <= 1).sum()),
         effective=effective(judged, slo.quantile),
         steady=steady,
-        in_flight=run.key.value * float(times_s.mean()) if len(times_s) else None,
+        in_flight=run.key.value * run.workload.mean_rate * float(times_s.mean()) if len(times_s) else None,
         clear=clearly_within(judged, slo),
-        served_rps=served_rps(requests) if steady is False else None,
+        served_rps=None if served is None else served / run.workload.mean_rate,
         invalid=invalid,
     )
 
@@ -168,11 +189,13 @@ def evaluate(
     label: str,
     repeat: int,
     guess_rps: float | None = None,
+    mean_rate: float = 1.0,
 ) -> SearchState:
-    """The state of a search with these samples. ``guess_rps``: the first rate if there are none."""
+    """The state of a search with these samples. ``guess_rps``: the first rate if there are none. ``mean_rate``: that
+    of the workload."""
     rate_points, looks = points(samples, search), dict(Counter(sample.rate_rps for sample in samples))
     answer = result(rate_points, search, label=label, repeat=repeat, looks=looks)
-    return SearchState(answer, next_step(rate_points, search, guess_rps, looks))
+    return SearchState(answer, next_step(rate_points, search, guess_rps, looks, mean_rate))
 
 
 def _point(rate_rps: float, pooled: Sequence[LevelSample]) -> SloPoint:
@@ -218,9 +241,11 @@ def next_step(
     search: SloSearchOptions,
     guess_rps: float | None = None,
     looks: dict[float, int] | None = None,
+    mean_rate: float = 1.0,
 ) -> NextLevel | None:
     """The next level; None: the search is over. ``guess_rps``: the first rate if there are no points. ``looks``: rate
-    -> measured levels, also those that are in no point (None: as many as the points have).
+    -> measured levels, also those that are in no point (None: as many as the points have). ``mean_rate``: as in
+    `evaluate`.
     """
     taken = looks if looks is not None else {point.rate_rps: point.looks for point in points}
     rate = _next_rate(points, search, guess_rps, taken)
@@ -228,17 +253,18 @@ def next_step(
         return None
     look, steady = taken.get(rate, 0), any(point.rate_rps == rate and point.steady for point in points)
     longer = 1 if steady else 2**look
-    return NextLevel(rate_rps=rate, look=look, requests=_requests(rate, points, search), longer=longer)
+    return NextLevel(rate_rps=rate, look=look, requests=_requests(rate, points, search, mean_rate), longer=longer)
 
 
-def _requests(rate_rps: float, points: Sequence[SloPoint], search: SloSearchOptions) -> int:
+def _requests(rate_rps: float, points: Sequence[SloPoint], search: SloSearchOptions, mean_rate: float) -> int:
     """Requests of a first look: enough independent ones, by the correlation of neighbours at the nearest rate."""
     steady = [point for point in points if point.effective and point.steady]
     if search.requests is not None or not steady:
         return search.requests_needed
     nearest = min(steady, key=lambda point: abs(math.log(point.rate_rps / rate_rps)))
     alike = nearest.judged / (nearest.effective or 1)
-    return max(search.requests_needed, math.ceil(min(search.requests_needed * alike, search.longest_s * rate_rps)))
+    longest = search.longest_s * rate_rps * mean_rate
+    return max(search.requests_needed, math.ceil(min(search.requests_needed * alike, longest)))
 
 
 def _next_rate(

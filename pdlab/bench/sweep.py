@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from pdlab.bench import gates, levels, slo_search
 from pdlab.bench.client.processes import LoadClient
@@ -29,7 +30,7 @@ from pdlab.core.arguments import MAX_REQUESTS
 from pdlab.core.errors import DeploymentDied, StoreError, UsageError
 from pdlab.core.findings import Finding, found
 from pdlab.core.replayed import COMPILED
-from pdlab.core.schema import Frozen
+from pdlab.core.schema import Frozen, incidental
 from pdlab.core.text import counted, duration
 from pdlab.core.workload import Closed, Level, Load, Open, Ramp, RunKey, Workload
 from pdlab.deploy import canary
@@ -130,7 +131,9 @@ def _run_held(
     manifest = _start_manifest(target, earlier, options, store.folder)
     todo = _todo(store, built, options)
     repeat = options.only_repeat or 0
-    searching = any(unfinished(store, search, repeat) for search in options.searches)
+    to_search = [search for search in options.searches if unfinished(store, search, repeat)]
+    _check_burstiness(store, to_search)
+    searching = bool(to_search)
     again = options.retry_invalid and bool(_to_retry(store, [level for level in built if level not in todo]))
     for note in (*target.notes, *(each.text for each in target.figure_notes)):
         progress.note(note)
@@ -215,6 +218,7 @@ def with_loads(options: SweepOptions, gpus: int | None) -> SweepOptions:
 
 def build(options: SweepOptions, attempt: int) -> tuple[Level, ...]:
     """The levels of ``options.loads`` in the order in which they are measured. Raises UsageError."""
+    slo_search.check_apart(options.searches, options.loads)
     if not options.loads and (options.searches or options.per_gpu):
         return ()
     all_levels = levels.sweep_levels(
@@ -259,18 +263,53 @@ def _todo(store: Store, planned: Sequence[Level], options: SweepOptions) -> list
         )
     kept = {run.key: run for run in store.runs()}
     for level in finished:
-        run = kept[level.key]
-        # A rate is held longer where answers turned out to take long.
-        timed = options.prompts_per_level is None and isinstance(level.load, Open | Ramp)
-        enough = run.num_requests >= level.num_requests if timed else run.num_requests == level.num_requests
-        if options.soak_s is not None:
-            enough = run.soak is not None and run.soak.requested_s == options.soak_s
-        if not enough or run.load != level.load:
+        if (change := _changed(kept[level.key], level, options)) is not None:
             raise StoreError(
-                f"{store.path(level.key)} was measured with {counted(run.num_requests, 'request')}, this command has "
-                f"{level.num_requests}; repeat the first command line, use --force, or another --exp-name"
+                f"{store.path(level.key)} was measured with {change.before}, this command has {change.after}; repeat "
+                "the first command line, use --force, or another --exp-name"
             )
     return [level for level in planned if level not in finished]
+
+
+class _DifferentLevel(NamedTuple):
+    """What differs between a kept level and a planned one of the same key, in words."""
+
+    before: str
+    after: str
+
+
+def _changed(run: Run, level: Level, options: SweepOptions) -> _DifferentLevel | None:
+    """None if the kept level is the one that is planned."""
+    for name in type(level.load).model_fields:
+        before, after = getattr(run.load, name), getattr(level.load, name)
+        if before != after and name not in incidental(type(level.load)):
+            return _DifferentLevel(
+                *(f"{name} {f'{each:g}' if isinstance(each, float) else each}" for each in (before, after))
+            )
+    if options.soak_s is not None:
+        soak_s = run.soak.requested_s if run.soak is not None else None
+        if soak_s == options.soak_s:
+            return None
+        return _DifferentLevel(
+            *("no --soak" if each is None else f"--soak {each / 60:g}" for each in (soak_s, options.soak_s))
+        )
+    # A rate is held longer where answers turned out to take long.
+    timed = options.prompts_per_level is None and isinstance(level.load, Open | Ramp)
+    enough = run.num_requests >= level.num_requests if timed else run.num_requests == level.num_requests
+    return None if enough else _DifferentLevel(counted(run.num_requests, "request"), str(level.num_requests))
+
+
+def _check_burstiness(store: Store, searches: Sequence[SloSearchOptions]) -> None:
+    """Raises StoreError for a search whose levels would take the names of others in the folder."""
+    kept = {run.key.stem: run.load.burstiness for run in store.runs() if isinstance(run.load, Open)}
+    kept |= {search.stem: search.burstiness for search in store.searches()}
+    for search in searches:
+        for stem, burstiness in kept.items():
+            if burstiness != search.burstiness:
+                raise StoreError(
+                    f"{store.folder / stem}.json was measured with burstiness {burstiness:g}, the search for "
+                    f"{search.slo.label} has {search.burstiness:g}; use another --exp-name or --out"
+                )
 
 
 def _to_retry(store: Store, planned: Sequence[Level]) -> list[Level]:
@@ -427,7 +466,10 @@ class _Sweeper:
         seed = levels.derive_seed(self._options.workload, "first round", level.seed)
         closed = isinstance(level.load, Closed)
         first_s = min(FIRST_ROUND_S, soak_s / 10)
-        requests = level.num_requests if closed else levels.num_requests(level.load, hold_s=first_s)
+        requests = level.num_requests
+        if isinstance(level.load, Open | Ramp):
+            within = levels.requests_within(level.load, self._options.workload, first_s)
+            requests = max(levels.MIN_PROMPTS, within)
         self._progress.extend(requests)
         soak_text = f" and how many make {duration(soak_s)}" if closed else ""
         self._progress.note(
@@ -450,8 +492,7 @@ class _Sweeper:
             return level
         known = [run.whole.e2el.percentiles_s["p50"] for run in self._store.runs() if run.whole.e2el is not None]
         e2el_s = min([*known, *filter(None, [self._driver.warm_e2el_s])], default=0.0)
-        lengths = options.workload.lengths
-        longer = levels.num_requests(level.load, hold_s=options.hold_s, e2el_s=e2el_s, lengths=lengths)
+        longer = levels.num_requests(level.load, options.workload, hold_s=options.hold_s, e2el_s=e2el_s)
         more = longer - level.num_requests
         if more <= 0:
             return level
@@ -475,7 +516,9 @@ class _Sweeper:
         while True:
             samples = samples_of_rates(self._store, search, repeat, known)
             label = self._store.read_manifest().label
-            answer, step = slo_search.evaluate(samples, search, label=label, repeat=repeat, guess_rps=guess)
+            answer, step = slo_search.evaluate(
+                samples, search, label=label, repeat=repeat, guess_rps=guess, mean_rate=self._options.workload.mean_rate
+            )
             if answer.points:
                 self._store.write_search(answer)
             if step is None:

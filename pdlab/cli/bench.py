@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pdlab.bench.fill import planned
-from pdlab.bench.levels import FINAL_HOLD_S
+from pdlab.bench.levels import FINAL_HOLD_S, held_s, requests_within
 from pdlab.bench.options import ALL_RATES_RPS, BenchSettings, distinct
 from pdlab.bench.slo_search import SloSearchOptions
 from pdlab.bench.sweep import SweepOptions, SweepResult, build, run_sweep, with_loads
@@ -148,9 +148,9 @@ def table(runs: Sequence[Run]) -> str:
                 f"{whole.requests_per_s:.2f}",
                 f"{whole.output_tokens_per_s:.1f}",
                 f"{run.steady.output_tokens_per_s:.1f}" if run.steady else "-",
-                *(_percentile(whole.ttft, q) for q in ("p50", "p99")),
-                *(_percentile(whole.tpot, q) for q in ("p50", "p99")),
-                _percentile(whole.e2el, "p50"),
+                *(_percentile(run, whole.ttft, q) for q in ("p50", "p99")),
+                *(_percentile(run, whole.tpot, q) for q in ("p50", "p99")),
+                _percentile(run, whole.e2el, "p50"),
             )
         )
     lines = aligned(rows, left=(0,))
@@ -176,8 +176,12 @@ def table(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
-def _percentile(values: Distribution | None, name: str) -> str:
-    return ms(values.percentiles_s[name] if values else None)
+def _percentile(run: Run, values: Distribution | None, name: str) -> str:
+    """A percentile of the whole run in ms; ``-`` for a tail that too few requests lie beyond."""
+    from pdlab.analysis.intervals import carried
+    from pdlab.analysis.requests import judged
+
+    return ms(values.percentiles_s[name] if values and carried(name, judged(run, run.whole)) else None)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -230,9 +234,8 @@ def describe(sweep: SweepOptions) -> str:
         if (lengths := replayed(w)) is not None:
             took = duration(lengths.least_s)
             held = f" of {counted(lengths.sessions, 'session')}; the replay takes at least {took}"
-        timed = isinstance(level.load, Open | Ramp)
-        if timed and sweep.prompts_per_level is None and not sweep.smoke:
-            held = f", held for {sweep.hold_s:g} s, or 10 times E2EL where that is longer"
+        if isinstance(level.load, Open | Ramp):
+            held = _held(sweep, level.load, level.num_requests)
         if sweep.soak_s is not None and not isinstance(level.load, Closed):
             held += ", after a first round that is not kept"
         elif sweep.soak_s is not None:
@@ -246,13 +249,25 @@ def describe(sweep: SweepOptions) -> str:
         elif search.start_rps:
             start = f"{search.start_rps:g} requests/s"
         lines.append(f"  highest rate under {search.slo.label}, from {start}:")
+        held = "" if sweep.prompts_per_level is not None else f" and held for {held_s(w, sweep.hold_s):.12g} s"
         lines.append(
             f"    at most {counted(search.max_points, 'level')}, each of at least "
-            f"{counted(search.requests_needed, 'request')} and held for {sweep.hold_s:g} s, to within "
+            f"{counted(search.requests_needed, 'request')}{held}, to within "
             f"{search.resolution:.0%} at {search.confidence:.0%} confidence"
         )
     lines.append(f"results: {sweep.out / sweep.name if sweep.name else f'{sweep.out}/(label of what is deployed)'}")
     return "\n".join(lines)
+
+
+def _held(sweep: SweepOptions, load: Open | Ramp, requests: int) -> str:
+    """How long a rate lasts, in words: the fewest requests of a level may take longer than a rate is held."""
+    arrive_s = round(sweep.workload.mean_duration_s(load, requests), 1)
+    if sweep.prompts_per_level is not None or sweep.smoke:
+        return f", which arrive in {arrive_s:.12g} s"
+    seconds = held_s(sweep.workload, sweep.hold_s)
+    if requests > requests_within(load, sweep.workload, seconds):
+        seconds = arrive_s
+    return f", held for {seconds:.12g} s, or 10 times E2EL where that is longer"
 
 
 def report(result: SweepResult) -> None:

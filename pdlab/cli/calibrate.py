@@ -15,8 +15,8 @@ from pdlab.analysis.comparable import same_model
 from pdlab.analysis.curves import UNKNOWN_MODEL, gpus_of
 from pdlab.core import defaults
 from pdlab.core.arguments import MODEL_HELP, above_zero
-from pdlab.core.catalog import load_model, require_shape, why_no_tables
-from pdlab.core.commands import PDLAB, PLAN
+from pdlab.core.catalog import gpu_name, load_model, require_shape, why_no_tables
+from pdlab.core.commands import INSTALL_TABLES, PDLAB, PLAN
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import command
 from pdlab.core.files import write_output
@@ -50,15 +50,24 @@ from pdlab.plan.calibration import (
     unlike_arguments,
 )
 from pdlab.plan.engine_arguments import measured_as_launched
-from pdlab.plan.error_catalog import error_after, with_stack_prior
+from pdlab.plan.error_catalog import with_stack_prior
 from pdlab.plan.extrapolation import Platform, major_minor, network_of, ran_on
-from pdlab.plan.stack_calibration import calibrated, calibration_text, contradiction_text, new_levels
+from pdlab.plan.stack_calibration import StackCalibration, calibrated, calibration_text, contradiction_text, new_levels
 from pdlab.plan.step_findings import step_findings
 from pdlab.results.published_folders import load_experiment
 from pdlab.results.store import experiment_folders
 from pdlab.sim.argument_effects import unknown_effects
 from pdlab.sim.computed_hardware import as_served, computed, computed_gpus, is_gpu
-from pdlab.sim.hardware import Constant, FitDomain, FitError, Hardware, load_hardware, signed, steps_in_flight
+from pdlab.sim.hardware import (
+    Constant,
+    FitDomain,
+    FitError,
+    Hardware,
+    load_hardware,
+    memory_utilization,
+    signed,
+    steps_in_flight,
+)
 from pdlab.sim.step_source import NO_CORRECTION
 
 if TYPE_CHECKING:
@@ -78,7 +87,7 @@ examples:
       --data-sheet memory_gb=150.8,memory_gb_per_s=4800,tensor_tflops=989
       runs that do not record their GPU and vLLM version; their GPU differs from that of --start
   {PDLAB} calibrate --runs bm_results/* --start H200 --out my-h200.yaml
-      correct the tabulated steps of that GPU by two to four levels (needs pdlab[perf])
+      correct the tabulated steps of that GPU by two to four levels (needs {INSTALL_TABLES})
 """
 
 
@@ -276,7 +285,8 @@ def _made_on(settings: CalibrateSettings, loaded: Sequence[Experiment]) -> Platf
             raise UsageError(f"{unknown[0]} does not record its {what}, {needed}; give {flag}")
         return stated or recorded[0]
 
-    gpu = one("GPU type", "--gpu", settings.gpu, {name: each.gpu for name, each in records.items()})
+    gpus = {name: each.gpu and gpu_name(each.gpu) for name, each in records.items()}
+    gpu = one("GPU type", "--gpu", settings.gpu and gpu_name(settings.gpu), gpus)
     version = one("vLLM version", "--engine", settings.engine, {name: each.version for name, each in records.items()})
     return Platform(gpu, "vllm", version)
 
@@ -286,7 +296,8 @@ def _on_gpu(start: Hardware, gpu: str, node_gpus: int, sheet: dict[str, float]) 
     a value of the measured GPU's data sheet."""
     of_start = "cpu" if start.cpu else start.gpu_type
     if gpu != of_start and "cpu" in (gpu, of_start):
-        raise UsageError(f"the runs are of {gpu}, --start {start.name} is of {of_start}: give another --start")
+        other = defaults.LOCAL_HARDWARE if gpu == "cpu" else defaults.HARDWARE
+        raise UsageError(f"the runs are of {gpu}, --start {start.name} is of {of_start}: give --start {other}")
     missing = [name for name in DATA_SHEET if name not in sheet]
     if gpu != of_start and missing:
         raise UsageError(
@@ -300,11 +311,12 @@ def _on_gpu(start: Hardware, gpu: str, node_gpus: int, sheet: dict[str, float]) 
 
 
 def _scheduled_as(start: Hardware, version: str | None) -> Hardware:
-    """The start, with the number of steps in flight of the measured vLLM version."""
+    """The start, with the number of steps in flight and the share of the memory of the measured vLLM version."""
     of_start = start.fit.version if start.fit is not None else None
     if start.cpu or version is None or version == of_start:
         return start
-    constants = start.constants | {"steps_in_flight": steps_in_flight(version)}
+    of_version = {"steps_in_flight": steps_in_flight(version), "memory_utilization": memory_utilization(version)}
+    constants = start.constants | of_version
     return start.model_copy(update={"constants": constants})
 
 
@@ -350,11 +362,21 @@ def _check_tables(word: str) -> None:
         raise UsageError(f"{why}; fit constants: give --start {defaults.HARDWARE} and --data-sheet of {word.upper()}")
 
 
+def _start_of(gpu: str) -> str:
+    """The --start for runs of ``gpu`` (``cpu``: engines on CPUs), in words."""
+    if gpu == "cpu":
+        return defaults.LOCAL_HARDWARE
+    has_tables = is_gpu(gpu) and not why_no_tables(gpu)
+    return gpu if has_tables else f"{defaults.HARDWARE} and --data-sheet of {gpu}"
+
+
 def _start(settings: CalibrateSettings, loaded: Sequence[Experiment]) -> Hardware:
     """The hardware of --start: a file, or a GPU type with the recorded engine version. Raises UsageError."""
     if settings.start == RECORDED:
         made_on = _made_on(settings, loaded)
         assert made_on.gpu is not None
+        if made_on.gpu == "cpu":
+            raise UsageError(f"--start {RECORDED}: there are no step times of cpu; give --start {_start_of('cpu')}")
         _check_tables(made_on.gpu)
         return computed(made_on.gpu, "vllm", made_on.version)
     _check_tables(settings.start)
@@ -409,6 +431,20 @@ def _not_in_the_start(
     return [run for run, _ in kept], [sweep for _, sweep in kept]
 
 
+def _why_no_band(result: StackCalibration, *, doubtful: bool) -> str:
+    """Why the file has no errors; empty: it has. ``doubtful``: nor has the start."""
+    if result.contradicting:
+        return f"measured levels contradict the stack; {CAUSES}"
+    if doubtful:
+        return f"levels of --start contradict the stack or are outside of their bands; {CAUSES}"
+    if result.outside:
+        return (
+            "measured levels are outside of the bands of their own correction; measure more levels, and give all runs "
+            f"at once; or {CAUSES}"
+        )
+    return ""
+
+
 def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Experiment]) -> int:
     """Correct the start's tabulated steps by all levels of the runs. Returns the exit code."""
     not_given(settings, OF_A_FIT, f"--start {settings.start}, whose steps are tables: a correction is no fit")
@@ -417,11 +453,11 @@ def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Expe
     _of_that_model(shape, experiments)
     shape = as_served(shape, start)
     made_on = _made_on(settings, loaded)
-    assert made_on.version is not None
+    assert made_on.version is not None and made_on.gpu is not None
     if made_on.gpu != start.gpu_type:
         raise UsageError(
             f"the runs are of {made_on.gpu}, --start {settings.start} is of {start.gpu_type}: give --start "
-            f"{made_on.gpu}"
+            f"{_start_of(made_on.gpu)}"
         )
     if start.steps is not None and start.steps.engine != made_on.engine:
         raise UsageError(
@@ -445,17 +481,13 @@ def _correct(settings: CalibrateSettings, start: Hardware, loaded: Sequence[Expe
         raise UsageError(
             f"no level is of this stack: {contradiction_text(result.contradicting[0])}; {CAUSES}; nothing is written"
         )
-    # A start has no errors if its own levels contradicted it.
+    # A start has no errors if its own levels contradicted it, or were outside of their bands.
     doubtful = bool(start.steps and start.steps.correction.fitted_levels and start.error is None)
-    if result.contradicting or doubtful:
-        print(
-            f"note: measured levels contradict the stack; {CAUSES}; plans with them have no intervals and no verdict",
-            file=sys.stderr,
-        )
+    if reason := _why_no_band(result, doubtful=doubtful):
+        print(f"note: {reason}; plans with them have no intervals and no verdict", file=sys.stderr)
     if settings.out:
         fitted_on = tuple(dict.fromkeys((*start.fitted_on, *(each.name for each in experiments))))
-        error = None if result.contradicting or doubtful else error_after(result.correction.fitted_settings)
-        changed = {"fitted_on": fitted_on, "error": error}
+        changed = {"fitted_on": fitted_on, "error": None if reason else result.error}
         earlier = start.fit if start.steps is not None and start.steps.correction.fitted_levels else None
         made = hardware.model_copy(update=changed)
         _write(settings, settings.out, made, shape, made_on, experiments, loaded, earlier)

@@ -91,11 +91,12 @@ Examined = tuple[dict[str, dict[str, Any]], tuple["Concern", ...] | None]
 
 def _this_machine(settings: DoctorSettings, model: str | None) -> Examined:
     from pdlab.remote import node as node_probe
+    from pdlab.transfer.doctor.findings import HERE
 
     ports = _ports()
     if settings.quick:
-        return {"here": node_probe.quick(ports, None, model)}, None
-    return {"here": node_probe.thorough(ports, None, settings.backends, model)}, None
+        return {HERE: node_probe.quick(ports, None, model)}, None
+    return {HERE: node_probe.thorough(ports, None, settings.backends, model)}, None
 
 
 def _ports() -> tuple[int, ...]:
@@ -114,17 +115,17 @@ def _nodes(settings: DoctorSettings, model: str | None) -> Examined:
     from pdlab.remote import node as node_probe
 
     local = local_nodes.running()
+    otherwise = ", or examine only this machine with --here"
     if local:
         prepare(local, {}).cancel()
     with contextlib.ExitStack() as stack:
         try:
-            cluster = stack.enter_context(Cluster(local))
+            cluster = stack.enter_context(Cluster(local, otherwise=otherwise))
         except ClusterError:
             if local or "RAY_ADDRESS" in os.environ:
                 raise  # there should be a cluster
             print("no Ray cluster on this machine: only this machine is examined (as with --here)", file=sys.stderr)
             return _this_machine(settings, model)
-        otherwise = ", or examine only this machine with --here"
         wires: tuple[Concern, ...] | None = None
         if local and not local.made_up:
             wires = ("tcp", "shared memory") if local.two_hosts else ("shared memory",)

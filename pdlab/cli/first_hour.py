@@ -10,14 +10,16 @@ from pathlib import Path
 
 from pdlab.core import defaults
 from pdlab.core.arguments import MODEL_HELP
-from pdlab.core.catalog import known_models, resolve_model
+from pdlab.core.catalog import known_models, load_cluster, resolve_model
 from pdlab.core.commands import PDLAB
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import NOT_CLEAN, command
 from pdlab.core.files import ROOT, cache_dir
 from pdlab.core.output_paths import check_folder
-from pdlab.core.settings import Port, Settings, serving_port, setting
+from pdlab.core.settings import Port, Settings, parse, serving_port, setting
 from pdlab.core.text import duration
+from pdlab.deploy.options import REHEARSED_CLUSTER, LaunchSettings, request_from
+from pdlab.deploy.prepared import checked_model, prepared_launch
 from pdlab.first_hour import archive
 from pdlab.first_hour.run import FirstHourState, open_state, run
 from pdlab.first_hour.steps import MOST_TOTAL_S, RunsOn, Step, plan, total_s
@@ -91,6 +93,8 @@ def main(settings: FirstHourSettings) -> int:
     out = out.absolute()
     where: RunsOn = "local" if local else "rehearsal" if rehearse else "cluster"
     steps = plan(out, where=where, model=model, port=port, lengths=LENGTHS[where])
+    for warning in refused_launches(steps, model):
+        print(f"warning: {warning}", file=sys.stderr)
     run_as = {"model": model, "local": local, "port": port} | ({"rehearse": True} if rehearse else {})
     state = open_state(out, run_as, resume=settings.resume)
     if settings.dry_run:
@@ -106,6 +110,33 @@ def main(settings: FirstHourSettings) -> int:
         print(f"archive, to send to whoever helps: {made}", file=sys.stderr)
     print(verdicts(steps, state))
     return 0 if all(outcome.verdict == "ok" for outcome in state.outcomes.values()) else NOT_CLEAN
+
+
+def refused_launches(steps: Sequence[Step], model: str) -> list[str]:
+    """The launches that will be refused, with the reasons. Of nodes that are not known before the run, what those of
+    the rehearsal would refuse is among them. Raises UsageError if no launch can be made."""
+    certain, likely, launches = [], [], [step for step in steps if step.serves]
+    for step in launches:
+        words = step.command[1:]
+        try:
+            request = request_from(parse(LaunchSettings, words), words)
+            checked, view = checked_model(request), request.known_view()
+            if view is not None:
+                prepared_launch(request, checked, view)
+        except UsageError as error:
+            certain.append(f"step {step.name} will be refused: {error}")
+            continue
+        if view is None:
+            try:
+                prepared_launch(request, checked, load_cluster(REHEARSED_CLUSTER))
+            except UsageError as error:
+                likely.append(f"step {step.name} would be refused on {REHEARSED_CLUSTER}: {error}")
+    if launches and len(certain) == len(launches):
+        raise UsageError(
+            f"--model {model}: every launch of the first hour will be refused; the first, {certain[0]}; take another "
+            f"model, or list deployments for {PDLAB} experiment (docs/experiment.md)"
+        )
+    return [*certain, *likely]
 
 
 def describe(steps: Sequence[Step], state: FirstHourState | None = None) -> str:

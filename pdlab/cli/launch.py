@@ -10,25 +10,19 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pdlab.cluster.two_hosts import require
-from pdlab.core import defaults
 from pdlab.core.api_key import KEY, chosen, read, serve_env
-from pdlab.core.catalog import ModelShape, format_only_in_name
 from pdlab.core.environment import secret_values
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import exit_code
 from pdlab.core.files import cache_dir, write_output
 from pdlab.core.nodes import NODE_NAME_LABEL, ClusterView, Role
 from pdlab.core.output_paths import check_writable
-from pdlab.core.served_model import served_model, where_checked
-from pdlab.core.settings import declared, flag_names, parse
-from pdlab.core.vllm_limits import check_context, check_divisibility
+from pdlab.core.settings import declared, flag_names, not_given, parse
 from pdlab.deploy import serving_path
-from pdlab.deploy.cpu_engine.tiny_model import tiny_model_folder
 from pdlab.deploy.dry_run import describe
 from pdlab.deploy.export_options import ExportOptions
 from pdlab.deploy.options import (
@@ -39,19 +33,11 @@ from pdlab.deploy.options import (
     request_from,
     request_from_json,
 )
-from pdlab.deploy.prepared import Prepared, prepare_deployment
+from pdlab.deploy.prepared import CheckedModel, Prepared, checked_model, prepared_launch
 from pdlab.placement.place import pinned_to_ids
 
 if TYPE_CHECKING:
     from pdlab.deploy import exports
-
-
-@dataclass(frozen=True)
-class Model:
-    """What the engines load. ``shape``: None for a model that is not in the catalogue."""
-
-    shape: ModelShape | None
-    source: str
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -100,7 +86,7 @@ def _start(request: LaunchRequest) -> None:
     view = request.known_view()
     if view is not None:
         # A request that cannot fit fails here, before Ray is imported.
-        _prepared(request, model, view)
+        prepared_launch(request, model, view)
     if request.two_hosts:
         require()
     request = request.model_copy(update={"api_key_file": _key_file(request)})
@@ -115,38 +101,27 @@ def _start(request: LaunchRequest) -> None:
 def _shutdown(settings: LaunchSettings) -> int:
     if settings.mode or settings.config or settings.dry_run or settings.target:
         raise UsageError("--shutdown stops what is served: leave out the mode, --config, --dry-run and --export")
+    others = {each.name for each in declared(LaunchSettings)} - {"shutdown", "host", "port"}
+    not_given(settings, sorted(others), "--shutdown, which stops what is served")
     from pdlab.deploy import launch
 
     launch.shutdown(host=settings.host, port=settings.port)
     return 0
 
 
-def _checked_model(request: LaunchRequest) -> Model:
+def _checked_model(request: LaunchRequest) -> CheckedModel:
     """The deployment's model. Prints warnings. Raises UsageError if no nodes can serve it."""
-    deployment = request.deployment
-    shape, source = served_model(deployment)
-    if (text := where_checked(deployment, shape)) is not None:
-        _warn(text)
-    if shape is not None and (text := format_only_in_name(shape)):
-        _warn(text)
-    if request.local_nodes and not ((shape and shape.local) or (source and Path(source).is_dir())):
-        raise UsageError(
-            f"--local serves on this machine's CPUs, too little for {deployment.model}: "
-            f"leave --model out ({defaults.LOCAL_MODEL}) or give a folder"
-        )
-    check_context(deployment, shape)
-    for warning in check_divisibility(deployment, shape):
+    model = checked_model(request)
+    for warning in model.warnings:
         _warn(warning)
-    if deployment.transport is not None and deployment.transport.verbose:
+    transport = request.deployment.transport
+    if transport is not None and transport.verbose:
         _warn(
             "NIXL debug logging costs 5 to 10 times in KV-transfer speed: look at transports with it, measure without"
         )
     if not _on_loopback(request.host) and request.api_key is False:
         _warn(f"serving on {request.host} without an API key: whoever reaches that address can use the model")
-    if source is None:
-        assert shape is not None
-        source = str(tiny_model_folder(shape, cache_dir()))
-    return Model(shape, source)
+    return model
 
 
 def _plan(settings: LaunchSettings, request: LaunchRequest, argv: Sequence[str]) -> None:
@@ -155,7 +130,7 @@ def _plan(settings: LaunchSettings, request: LaunchRequest, argv: Sequence[str])
     flag, file = settings.target or ("", None)
     if settings.dry_run and file == "-":
         raise UsageError(f"--dry-run and {flag} - both write to standard output: give one of them, or {flag} FILE")
-    prepared = _prepared(request, model, request.known_view() or _live_view())
+    prepared = prepared_launch(request, model, request.known_view() or _live_view())
     for caution in prepared.cautions:
         _warn(caution)
     if request.rehearsal is not None:
@@ -172,10 +147,6 @@ def _plan(settings: LaunchSettings, request: LaunchRequest, argv: Sequence[str])
         print(text, end="")
     if settings.target is not None:
         _export(settings, prepared, request)
-
-
-def _prepared(request: LaunchRequest, model: Model, view: ClusterView) -> Prepared:
-    return prepare_deployment(request.deployment, view, model.shape, model.source, request.workload)
 
 
 def _check_exports(settings: LaunchSettings) -> None:
@@ -220,7 +191,7 @@ def _key_file(request: LaunchRequest) -> Path | None:
 def _live_view() -> ClusterView:
     from pdlab.deploy import launch
 
-    return launch.live_view()
+    return launch.live_view(f", or name the nodes with --cluster FILE{launch.ON_THIS_MACHINE}")
 
 
 def _for_real(argv: Sequence[str]) -> str:

@@ -27,9 +27,9 @@ from pdlab.core.arguments import (
     numbers,
 )
 from pdlab.core.collector import waiting_collector
-from pdlab.core.commands import BENCH, LAUNCH, PDLAB, RUN_PLAN, VIZ
+from pdlab.core.commands import BENCH, INSTALL_TABLES, LAUNCH, PDLAB, RUN_PLAN, VIZ
 from pdlab.core.errors import UsageError
-from pdlab.core.exit_code import command
+from pdlab.core.exit_code import command, no_file
 from pdlab.core.files import write_output
 from pdlab.core.gpu_count import COUNT_HELP, DEFAULT_COUNT, Count
 from pdlab.core.hybrid_kv import OFFLOADING
@@ -95,6 +95,14 @@ def _gpus(text: str) -> int:
     except argparse.ArgumentTypeError as error:
         more = f" ({MAX_GPUS} take minutes to search; more are copies of what is best there)" if text.isdigit() else ""
         raise argparse.ArgumentTypeError(f"{error}{more}") from error
+
+
+def _node_name(text: str) -> str:
+    """A node type or a file; of TYPE-xN, as launches name a cluster, the type: the GPUs are those of --gpus."""
+    from pdlab.core.catalog import node_types
+
+    of_type = (name for name in node_types() if text.startswith(f"{name}-x") and text[len(name) + 2 :].isdigit())
+    return next(of_type, text)
 
 
 def _rate(text: str) -> float:
@@ -164,7 +172,7 @@ class PlanSettings(Settings):
     hardware: str = setting(
         defaults.HARDWARE,
         "calibrated step times: a name in configs/catalog/, or a file that pdlab calibrate wrote; or a GPU type such "
-        "as H200, with step times from tables (pip install 'pdlab[perf]')",
+        f"as H200, with step times from tables ({INSTALL_TABLES})",
         WHAT,
         value="NAME|FILE|GPU",
     )
@@ -232,9 +240,10 @@ class PlanSettings(Settings):
         needs="acceptance_length",
         advanced=True,
     )
-    node: str = setting(
+    node: Annotated[str, Text(_node_name)] = setting(
         "p5.48xlarge",
-        "node type in configs/clusters/, or a cluster's YAML file with identical nodes",
+        "node type in configs/clusters/ (TYPE-xN too, without its number), or a cluster's YAML file with identical "
+        "nodes",
         WHAT,
         "--node",
         "--cluster",
@@ -828,7 +837,9 @@ def _predict(settings: PlanSettings, file: Path, hardware: Hardware) -> int:
     nic = _nic(settings, hardware)
     try:
         text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise UsageError(f"--predict {no_file(error)}; give a CSV") from error
+    except UnicodeDecodeError as error:
         raise UsageError(f"--predict {file}: cannot be read as a text file; give a CSV") from error
     table = csv_rows.read(text, str(file), settings.model_name)
     try:

@@ -14,7 +14,7 @@ from pdlab.core.commands import LAUNCH
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import UsageError
 from pdlab.core.served_model import served_model
-from pdlab.core.workload import Level, Workload
+from pdlab.core.workload import Level, Open, Workload
 from pdlab.deploy.endpoint import load_running
 from pdlab.plan.extrapolation import outside_fit, outside_text
 from pdlab.results.level_data import LevelData
@@ -95,6 +95,12 @@ def begun(search: SloSearchOptions, workload: Workload, deployment: Deployment, 
     started = {"start_rps": start_rps, "step": STEP, "start_from": None, "hardware": None}
     shape = served_model(deployment).shape
     outside = outside_fit(calibrated, shape or deployment.model, deployment, [workload])
+    if calibrated.steps is not None:
+        from pdlab.plan.stack_bands import outside_bands
+
+        served, load = as_served(require_shape(deployment.model), calibrated), Open(rate_rps=start_rps)
+        cached = workload.declared_cached_share
+        outside = outside_bands(calibrated, served, deployment, workload, load, (), outside, cached)
     sentence = f"{search.slo.label}: on the simulator {simulated_search.detail.split(';')[0]}; measuring begins there"
     sentence += f" ({outside_text(outside)})" if outside else ""
     return StartedSearch(search.model_copy(update=started), sentence)

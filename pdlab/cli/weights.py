@@ -7,7 +7,7 @@ from typing import Any
 from pdlab.core import defaults
 from pdlab.core.arguments import MODEL_HELP
 from pdlab.core.catalog import found_model, known_models
-from pdlab.core.command_lines import command_line
+from pdlab.core.command_lines import how_to_fetch
 from pdlab.core.commands import PDLAB
 from pdlab.core.exit_code import command
 from pdlab.core.settings import Seconds, Settings, setting
@@ -53,7 +53,7 @@ def main(settings: WeightsSettings) -> int:
     if not any(node["missing"] or node["broken"] for node in nodes.values()):
         return 0
     if not settings.fetch:
-        print(f"fetch them before the nodes cost money: {command_line('weights', model=settings.model, fetch=True)}")
+        print(f"fetch them before the nodes cost money: {how_to_fetch(source, here=settings.here)}")
     return MISSING
 
 
@@ -87,7 +87,7 @@ def _nodes(settings: WeightsSettings, source: str, harmony: bool) -> dict[str, d
     from pdlab.cluster.connection import Cluster
     from pdlab.remote import weights
 
-    with Cluster() as cluster:
+    with Cluster(otherwise=", or look at this machine only with --here") as cluster:
         if not settings.fetch:
             return cluster.call_every_node(weights.local_weights, source)
         return cluster.call_every_node(

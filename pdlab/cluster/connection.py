@@ -19,7 +19,7 @@ from pdlab.cluster import fast_start, loopback
 from pdlab.cluster.local_nodes import AT_START, LocalNodes, become_driver, ended, last_words, restart, set_own
 from pdlab.cluster.namespaces import INSIDE
 from pdlab.cluster.ray_names import SERVICES, STATE, TOKEN
-from pdlab.core.catalog import gpu_type_of
+from pdlab.core.catalog import gpu_name, gpu_type_of
 from pdlab.core.commands import PDLAB
 from pdlab.core.defaults import base_url
 from pdlab.core.errors import ClusterError, first_line
@@ -35,6 +35,7 @@ SILENT_S = 100.0
 # The first task starts a worker process, which imports Ray: 3 s of CPU time, and much longer on a busy machine.
 TASK_TIMEOUT_S = 180.0
 TOKEN_TIMEOUT_S = 10.0
+START_RAY = "start Ray on its nodes (docs/setup.md), or name another with RAY_ADDRESS"
 # Packages that Ray Serve LLM's classes import; they take most of its import time. None of them imports Ray or vLLM,
 # because Ray and vLLM read this process's environment at import. ``ray.serve`` imports SHARED too. A contract test
 # checks both lists.
@@ -59,7 +60,8 @@ class Cluster:
 
     ``local``: pdlab's own nodes on this machine; None connects to the cluster of this machine's Ray (RAY_ADDRESS or
     the running one). ``env``: environment of every process that this driver starts, also of the Serve controller and
-    its proxies. ``warn`` gets a line if a local node is started once more. Raises ClusterError.
+    its proxies. ``warn`` gets a line if a local node is started once more. ``otherwise``: what the command can do
+    without a cluster, for the end of the message that none answers. Raises ClusterError.
     """
 
     def __init__(
@@ -67,10 +69,12 @@ class Cluster:
         local: LocalNodes | None = None,
         env: Mapping[str, str] | None = None,
         warn: Callable[[str], None] = _log.warning,
+        otherwise: str = "",
     ) -> None:
         self.local = local
         self.env = dict(env or {})
         self.warn = warn
+        self.otherwise = otherwise
 
     def __enter__(self) -> Cluster:
         import ray
@@ -86,13 +90,12 @@ class Cluster:
             options["runtime_env"] = {"env_vars": self.env}
         address = self.local.address if self.local else os.environ.get("RAY_ADDRESS", "auto")
         if not self.local:
-            _refuse_unanswered(address)
+            _refuse_unanswered(address, self.otherwise)
         try:
             ray.init(address=address, **options)
         except Exception as error:  # Ray raises what its layers raise: ConnectionError, ValueError, RuntimeError
             raise ClusterError(
-                f"no Ray cluster answers at {address} ({first_line(error)}); start Ray on its nodes (docs/setup.md), "
-                "or serve on this machine with --local"
+                f"no Ray cluster answers at {address} ({first_line(error)}); {START_RAY}{self.otherwise}"
             ) from error
         quiet_logs()
         return self
@@ -181,7 +184,7 @@ class Cluster:
             nodes.append(
                 ClusterNode(
                     id=labels.get(NODE_NAME_LABEL, node["NodeID"]),
-                    gpu_type=accelerators[0] if accelerators else gpu_type_of(seen.get("name") or ""),
+                    gpu_type=gpu_name(accelerators[0]) if accelerators else gpu_type_of(seen.get("name") or ""),
                     gpus=gpus,
                     gpu_memory_gb=None if memory_bytes is None else round(memory_bytes / 1e9, 1),
                     gpu_link=seen.get("link"),
@@ -348,7 +351,7 @@ def quiet_logs() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def _refuse_unanswered(address: str) -> None:
+def _refuse_unanswered(address: str, otherwise: str) -> None:
     """Raises ClusterError if Ray's head does not answer, or requires a token that this process lacks.
 
     Local nodes of another cache folder require such a token. ``ray.init`` would retry for many minutes.
@@ -365,10 +368,7 @@ def _refuse_unanswered(address: str) -> None:
     token = importlib.import_module(TOKEN)
     status = _status_of_call(head, token._get_authentication_metadata_tuple())
     if status in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
-        raise ClusterError(
-            f"no Ray cluster answers at {head} ({status}); start Ray on its nodes (docs/setup.md), name another with "
-            "RAY_ADDRESS, or serve on this machine with --local"
-        )
+        raise ClusterError(f"no Ray cluster answers at {head} ({status}); {START_RAY}{otherwise}")
     if status == "UNAUTHENTICATED":
         raise ClusterError(
             f"Ray at {head} requires a token that this process does not have: export RAY_AUTH_MODE=token with the "

@@ -276,7 +276,7 @@ def _gpu_in(file: Path) -> GpuType:
 def why_no_tables(word: str) -> str:
     """Why there are no step times of the GPU type ``word``, with the types that have them; empty if there are, or if it
     is no GPU type, or one that is sold under several names with tables."""
-    name, types = word.upper(), known_gpus()
+    name, types = gpu_name(word), known_gpus()
     tabulated = sorted(each for each, known in types.items() if known.step_tables)
     if name not in types or any(each == name or each.startswith(f"{name}-") for each in tabulated):
         return ""
@@ -296,13 +296,35 @@ def gpu_type_of(name: str) -> str | None:
 
 
 @cache
+def gpu_name(word: str) -> str:
+    """The name of configs/gpus/ that the word is in any case (such as H200 for h200), else the word.
+
+    Raises UsageError.
+    """
+    own_first = sorted(_files("gpus").values(), key=lambda file: file.stem != word.lower())  # others only if needed
+    names = (name for each in map(_gpu_in, own_first) for name in each.names)
+    return next((name for name in names if name.lower() == word.lower()), word)
+
+
+@cache
 def known_gpu(name: str | None) -> GpuType | None:
     """The type of configs/gpus/ with that name; None: there is none. Raises UsageError."""
     if name is None:
         return None
-    files = _files("gpus")
-    own_first = sorted(files.values(), key=lambda file: file.stem != name.lower())  # the others are read if needed
-    return next((each for each in map(_gpu_in, own_first) if name in each.names), None)
+    own_first = sorted(_files("gpus").values(), key=lambda file: file.stem != name.lower())  # others only if needed
+    return next((each for each in map(_gpu_in, own_first) if gpu_name(name) in each.names), None)
+
+
+def has_gpu(node: ClusterNode, name: str) -> bool:
+    """Whether the node has GPUs of the type with that name. A100 with 85.9 GB is A100-80G: one name for several sizes,
+    and the name of one of them."""
+    if node.gpu_type is None or name == node.gpu_type:
+        return name == node.gpu_type
+    known, wanted, own_gb = known_gpu(node.gpu_type), known_gpu(name), node.gpu_memory_gb
+    if known is None or wanted is None or own_gb is None or not name.startswith(f"{node.gpu_type}-"):
+        return False
+    nearest_gb = min(known.memory_gb, key=lambda size_gb: abs(size_gb - own_gb), default=None)
+    return len(known.memory_gb) > 1 and nearest_gb in wanted.memory_gb
 
 
 def gpu_memory_gb(node: ClusterNode) -> float | None:
@@ -557,6 +579,7 @@ def load_cluster(name_or_path: str) -> ClusterView:
         examples = {"TYPE-xN of a type there": [f"{name}-x2" for name in node_types()]}
         path = find_config("clusters", name_or_path, "cluster", examples)
         view = load_yaml(path, ClusterView)
+        view = view.model_copy(update={"nodes": tuple(map(_with_gpu_name, view.nodes))})
         if bare := [node.id for node in view.nodes if node.gpus and not node.cpus]:
             raise UsageError(
                 f"{path}: no cpus of {listed(bare)}: an engine of TP n takes n + 1 of them; add cpus, such as cpus: 96"
@@ -567,6 +590,10 @@ def load_cluster(name_or_path: str) -> ClusterView:
         return data | {"name": name_or_path, "nodes": [data["nodes"][0] | {"count": int(match[2])}]}
 
     return load_yaml(file, ClusterView, counted)
+
+
+def _with_gpu_name(node: ClusterNode) -> ClusterNode:
+    return node if node.gpu_type is None else node.model_copy(update={"gpu_type": gpu_name(node.gpu_type)})
 
 
 def load_deployment(name_or_path: str) -> Deployment:

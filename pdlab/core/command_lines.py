@@ -30,6 +30,13 @@ def command_line(command: str, /, **fields: Any) -> str:
     return typed(command, *flag_words(command, **fields))
 
 
+def how_to_fetch(model: str, *, here: bool) -> str:
+    """How the weights of a model (a Hugging Face id or a folder) come to the nodes. ``here``: to this machine only."""
+    if model.startswith(("/", ".", "~")):
+        return f"copy the model's files to {model} on the node"
+    return command_line("weights", model=model, here=here, fetch=True)
+
+
 def child_words(command: str, /, **fields: Any) -> tuple[str, ...]:
     """The arguments of the interpreter for these fields of the command's settings."""
     return (*python_words(command), *flag_words(command, **fields))

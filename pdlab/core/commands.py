@@ -43,6 +43,10 @@ LAUNCH, BENCH, VIZ, PLAN, DOCTOR, CHECK_TRANSFER, INSTALL_WHEEL = map(program, S
 RUN_LAUNCH, RUN_BENCH, RUN_VIZ, RUN_PLAN, RUN_DOCTOR, RUN_CHECK_TRANSFER, RUN_INSTALL_WHEEL = map(typed, SCRIPTS)
 
 
+# Installs the step times of other GPUs, engines and models.
+INSTALL_TABLES = "pip install 'pdlab[perf]'" if CHECKOUT is None else "make setup-perf"
+
+
 def not_installed(package: str) -> str:
     """A message about a missing Python package, with the command that installs it."""
     fix = 'pip install "pdlab[serve]"' if CHECKOUT is None else "make setup, or make setup-gpu on a GPU node"

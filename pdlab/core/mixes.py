@@ -19,6 +19,7 @@ from pdlab.core.length_distribution import LengthDistribution, MeanTokens, Pair
 from pdlab.core.schema import Frozen, validate
 
 FORM = "mixes:INPUT:OUTPUT[@RATE],...[,every=SECONDS][,drift][,crowd=prompts*4@AT+SECONDS]"
+HALVINGS = 50
 _NUMBER = r"(?:\d{1,9}\.?\d{0,9}|\.\d{1,9})"
 _MIX = re.compile(rf"(\d{{1,7}}):(\d{{1,7}})(?:@({_NUMBER}))?")
 _CROWD = re.compile(rf"(prompts|rate)\*({_NUMBER})@({_NUMBER})\+({_NUMBER})")
@@ -149,6 +150,36 @@ class Mixes(LengthDistribution):
     def mean_rate(self) -> float:
         """The mean rate of a round, over the load's rate."""
         return sum(mix.rate for mix in self.mixes) / len(self.mixes)
+
+    def mean_requests(self, seconds: float) -> float:
+        """Mean number of requests in that time from the begin of a level, at a load of 1 request/s; with the crowd."""
+        crowd = self.crowd
+        total = self._without_crowd(seconds)
+        if crowd is None or crowd.of != "rate":
+            return total
+        begin_s, end_s = (min(moment_s, seconds) for moment_s in (crowd.at_s, crowd.ends_s))
+        return total + (crowd.factor - 1) * (self._without_crowd(end_s) - self._without_crowd(begin_s))
+
+    def _without_crowd(self, seconds: float) -> float:
+        rounds, rest_s = divmod(seconds, self.round_s)
+        total = rounds * self.round_s * self.mean_rate
+        for begin, end in zip(self.mixes, (*self.mixes[1:], self.mixes[0]), strict=True):
+            turn_s = min(rest_s, self.every_s)
+            grown = (end.rate - begin.rate) * turn_s / self.every_s if self.drift else 0.0
+            total += turn_s * (begin.rate + grown / 2)
+            rest_s -= turn_s
+        return total
+
+    def mean_duration_s(self, requests: float) -> float:
+        """The time in which that many requests arrive on average, at a load of 1 request/s: the inverse of
+        `mean_requests`."""
+        low, high = 0.0, self.round_s
+        while self.mean_requests(high) < requests:
+            low, high = high, 2 * high
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.mean_requests(middle) < requests else (low, middle)
+        return high
 
     @property
     def most_rate(self) -> float:

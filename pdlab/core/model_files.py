@@ -61,8 +61,11 @@ def config_of_id(model: str) -> ModelFiles | str:
     return _of_hub(model)
 
 
+_FOLDER = f"give --model the folder that holds {CONFIG}"
+
+
 def _advice(model: str) -> str:
-    return f"download it (huggingface-cli download {model} {CONFIG}), or give --model the folder that holds {CONFIG}"
+    return f"download it (hf download {model} {CONFIG}), or {_FOLDER}"
 
 
 @cache
@@ -72,7 +75,9 @@ def _of_hub(model: str) -> ModelFiles | str:
         from huggingface_hub import constants, hf_hub_download
         from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
     except ImportError:
-        return f"huggingface_hub is not installed to fetch {CONFIG} of {model}; {_advice(model)}"
+        return (
+            f"huggingface_hub is not installed to fetch {CONFIG} of {model}; pip install huggingface_hub, or {_FOLDER}"
+        )
     if reason := _why_unreached(constants.ENDPOINT):
         return f"the Hugging Face hub is not reached for {CONFIG} of {model} ({reason}); {_advice(model)}"
     try:

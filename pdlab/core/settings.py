@@ -538,15 +538,20 @@ def written(each: Declared, value: Any) -> str:
 
 
 def given_flags(settings: Settings) -> dict[str, str]:
-    """Field -> its flag, for the fields that were set, also in parts."""
+    """Field -> its flag (--no-FLAG for False), for the fields that were set, also in parts."""
     given: dict[str, str] = {}
     for each in declared(type(settings)):
         if each.path[0] not in settings.model_fields_set:
             continue
-        holder, _ = _value_at(settings, each.path)
+        holder, value = _value_at(settings, each.path)
         if each.path[-1] in (holder.model_fields_set if isinstance(holder, BaseModel) else holder or ()):
-            given[each.name] = each.long_flag
+            given[each.name] = each.long_flag if value is not False else _negated(each.long_flag)
     return given
+
+
+def _negated(flag: str) -> str:
+    """The flag that sets False."""
+    return flag.replace("--", "--no-", 1)
 
 
 def given_of(settings: Settings, names: Sequence[str]) -> list[str]:
@@ -621,7 +626,7 @@ def _words(settings: Any, fields: Sequence[Declared], always: Sequence[str], *, 
         elif each.flag.positional:
             first += texts
         elif each.kind is bool:
-            words.append(each.long_flag if value else each.long_flag.replace("--", "--no-", 1))
+            words.append(each.long_flag if value else _negated(each.long_flag))
         elif short and each.flag.bare is not None and value == each.flag.bare and not trailing:
             words.append(flag)
         elif each.flag.several == "words":

@@ -1,4 +1,4 @@
-"""Limits of vLLM on the TP, PP, DP and EP degrees for a model."""
+"""Limits of vLLM on the TP, PP, DP and EP degrees for a model, and its share of a GPU's memory."""
 
 from __future__ import annotations
 
@@ -7,25 +7,28 @@ from typing import Any
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import FLAG_PREFIX, Deployment, Pool
 from pdlab.core.errors import UsageError
-from pdlab.core.nodes import Placement
-from pdlab.core.text import counted
+from pdlab.core.nodes import Placement, Role
+from pdlab.core.request_lengths import configured_length, length_flag
+from pdlab.core.text import counted, version_numbers
+from pdlab.core.version import STACK
 
-LENGTH_STEP = 1024  # of every max_model_len that pdlab chooses or proposes
+# vLLM's default gpu_memory_utilization, by vllm/config/cache.py: 0.9 in 0.11.0, 0.19.0 and 0.19.1, and 0.92 in 0.20.0,
+# 0.21.0, 0.24.0 and 0.29.0. tests/contract/test_engine_memory.py asks the installed version.
+UTILIZATION, UTILIZATION_SINCE_0_20 = 0.9, 0.92
 
 
-def check_request_fits(shape: ModelShape, request_tokens: int) -> None:
-    """Raises UsageError if a request is longer than the model's context."""
-    if request_tokens > shape.max_context:
-        raise UsageError(
-            f"{shape.name} takes {counted(shape.max_context, 'token')} of context; a request has {request_tokens}: "
-            "shorten it"
-        )
+def default_utilization(version: str = STACK["vllm"]) -> float:
+    """The share of a GPU's memory that engines of that version of vLLM take by default; that of pdlab's stack if the
+    version is no number."""
+    numbers = version_numbers(version) or version_numbers(STACK["vllm"])
+    assert numbers is not None
+    return UTILIZATION_SINCE_0_20 if numbers >= (0, 20) else UTILIZATION
 
 
 def check_divisibility(deployment: Deployment, shape: ModelShape | None) -> list[str]:
-    """Check vLLM 0.29's rules on TP and PP degrees. Returns warnings. Raises UsageError.
+    """Check vLLM 0.29's rules on TP, PP and EP. Returns warnings. Raises UsageError.
 
-    Without a shape, only the rules between prefill and decode are checked.
+    Without a shape, only the rules between prefill and decode, and those of balanced experts, are checked.
 
     TP must divide the attention heads. TP must divide the KV heads, or the KV heads TP (vLLM then replicates heads).
     The TP of prefill must divide that of decode, or the reverse. A prefill TP above decode's must not exceed the KV
@@ -36,9 +39,10 @@ def check_divisibility(deployment: Deployment, shape: ModelShape | None) -> list
     and fails because that stage has fewer layers than decode.
     """
     for role, pool in deployment.pools.items():
+        engine_kwargs = deployment.engine_kwargs_of(pool)
+        _check_balanced_experts(role, pool, engine_kwargs)
         if shape is not None:
-            redundant = _redundant_experts(deployment.engine_kwargs_of(pool))
-            _check_pool(role, pool, shape, redundant)
+            _check_pool(role, pool, shape, _redundant_experts(engine_kwargs))
     pools = deployment.pools
     if deployment.transport is None:
         return []
@@ -114,17 +118,17 @@ def check_experts_on_cpu(deployment: Deployment, shape: ModelShape | None, place
 
 def check_context(deployment: Deployment, shape: ModelShape | None) -> None:
     """Raises UsageError if the requested context is longer than the model's: vLLM's engines refuse it."""
-    all_engine_kwargs = [deployment.engine_kwargs, *(pool.engine_kwargs for pool in deployment.pools.values())]
-    for context_tokens in (
-        deployment.max_model_len,
-        *(engine_kwargs.get("max_model_len") for engine_kwargs in all_engine_kwargs),
-    ):
-        if context_tokens == 0:
-            raise UsageError("--max-model-len 0: must be at least 1; leave it out for the model's own")
-        if shape is not None and isinstance(context_tokens, int) and context_tokens > shape.max_context:
+    for role, pool in deployment.pools.items():
+        value = configured_length(deployment, pool, None, cpu=False)
+        if value is None:
+            continue
+        tokens, flag = int(value), length_flag(deployment, role)
+        if tokens == 0:
+            raise UsageError(f"{flag}0: must be at least 1; leave it out for the model's own")
+        if shape is not None and tokens > shape.max_context:
             raise UsageError(
-                f"--max-model-len {context_tokens}: {shape.name} has a context of "
-                f"{counted(shape.max_context, 'token')}; give at most that"
+                f"{flag}{tokens}: {shape.name} has a context of {counted(shape.max_context, 'token')}; give at most "
+                "that"
             )
 
 
@@ -132,10 +136,35 @@ def _redundant_experts(engine_kwargs: dict[str, Any]) -> int:
     """The number of expert copies that vLLM's load balancer adds. EP divides experts and copies together."""
     config = engine_kwargs.get("eplb_config")
     redundant = config.get("num_redundant_experts", 0) if isinstance(config, dict) else 0
-    return redundant if engine_kwargs.get("enable_eplb") and isinstance(redundant, int) else 0
+    return redundant if isinstance(redundant, int) else 0
 
 
-def _check_pool(role: str, pool: Pool, shape: ModelShape, redundant: int) -> None:
+def _check_balanced_experts(role: Role, pool: Pool, engine_kwargs: dict[str, Any]) -> None:
+    """Raises UsageError where vLLM refuses its load balancer of experts (vllm/config/parallel.py)."""
+    flag = f"--{FLAG_PREFIX[role]}"
+    if not engine_kwargs.get("enable_eplb"):
+        if redundant := _redundant_experts(engine_kwargs):
+            raise UsageError(
+                f"{role} eplb_config has num_redundant_experts {redundant}: vLLM makes copies of experts only with its "
+                "load balancer; add --engine-arg enable_eplb=true, or leave eplb_config out"
+            )
+        return
+    if not pool.expert_parallel:
+        raise UsageError(
+            f"{role} enable_eplb=true: vLLM balances experts only under expert parallel; add {flag}ep, or leave "
+            "enable_eplb out"
+        )
+    if pool.tp * pool.dp == 1:
+        raise UsageError(
+            f"{role} enable_eplb=true: there is one rank, and nothing to balance; use a larger {flag}tp or {flag}dp, "
+            "or leave enable_eplb out"
+        )
+
+
+def _check_pool(role: Role, pool: Pool, shape: ModelShape, redundant: int) -> None:
+    if pool.expert_parallel and shape.experts == 1:
+        flag = f"--{FLAG_PREFIX[role]}ep"
+        raise UsageError(f"{flag}: {shape.name} has no experts, and vLLM refuses expert parallel; leave {flag} out")
     if shape.heads % pool.tp:
         raise UsageError(
             f"{role} TP {pool.tp} does not divide the {counted(shape.heads, 'attention head')} of {shape.name}; use "

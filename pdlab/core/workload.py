@@ -19,7 +19,7 @@ from pdlab.core.length_distribution import LengthDistribution, MeanTokens, Pair
 from pdlab.core.lengths import FIXED, Fixed, Lengths, Lognormal, Pairs, parse_lengths
 from pdlab.core.mixes import Arrival, Mixes
 from pdlab.core.replayed import Replayed
-from pdlab.core.schema import Frozen, validate
+from pdlab.core.schema import Frozen, Incidental, validate
 from pdlab.core.settings import LENGTHS, PerUnit, Positive, Seed, Share, flag_names, setting
 
 if TYPE_CHECKING:
@@ -112,9 +112,26 @@ class Workload(Frozen):
         """Whether requests differ in length."""
         return not isinstance(self.lengths, Fixed)
 
+    @property
+    def mean_rate(self) -> float:
+        """Mean arrivals/s over the rate of an open loop: for mixes those of a whole round, without the crowd."""
+        return self.lengths.mean_rate if isinstance(self.lengths, Mixes) else 1.0
+
     def mean_rps(self, load: Open) -> float:
         """Mean arrival rate in requests/s, for mixes over a whole round."""
-        return load.rate_rps * (self.lengths.mean_rate if isinstance(self.lengths, Mixes) else 1.0)
+        return load.rate_rps * self.mean_rate
+
+    def mean_requests(self, load: Open | Ramp, seconds: float) -> float:
+        """Mean number of requests in that time from the begin of a level."""
+        if isinstance(self.lengths, Mixes) and isinstance(load, Open):
+            return load.rate_rps * self.lengths.mean_requests(seconds)
+        return load.mean_rps * seconds
+
+    def mean_duration_s(self, load: Open | Ramp, requests: float) -> float:
+        """The time in which that many requests arrive on average, from the begin of a level."""
+        if isinstance(self.lengths, Mixes) and isinstance(load, Open):
+            return self.lengths.mean_duration_s(requests / load.rate_rps)
+        return requests / load.mean_rps
 
     def most_rps(self, load: Open) -> float:
         """Highest arrival rate, in requests/s."""
@@ -272,7 +289,7 @@ class Closed(Frozen):
 
     kind: Literal["concurrency"] = "concurrency"
     concurrency: int = Field(ge=1)
-    per_gpu: float | None = Field(default=None, gt=0)
+    per_gpu: Annotated[float | None, Incidental] = Field(default=None, gt=0)
 
     @property
     def value(self) -> float:

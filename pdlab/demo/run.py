@@ -77,7 +77,7 @@ class Demo:
         self._levels = levels
         load = {"type": "concurrency", "concurrency": tuple(levels), **workload.bench_fields, "retry_invalid": True}
         self._load = {**load, "base_url": defaults.base_url(port), "out": _shown_path(out)}
-        sweep_s = SWEEP_START_S + REQUEST_S * sum(num_requests(Closed(concurrency=level)) for level in levels)
+        sweep_s = SWEEP_START_S + REQUEST_S * sum(num_requests(Closed(concurrency=level), workload) for level in levels)
         steps = [("launch", LAUNCH_S * slower), ("sweep", sweep_s * slower)]
         self._clock = DemoClock(steps * len(DEPLOYMENTS))
         self._parts: list[DemoPart] = []

@@ -15,6 +15,7 @@ from typing import Any
 
 from pdlab.core.deployment import FLAG_PREFIX, Deployment
 from pdlab.core.errors import UsageError
+from pdlab.core.request_lengths import ARGUMENT, configured_length, length_flag
 from pdlab.core.text import choices
 
 TABLE = Path(__file__).parent / "assets" / "vllm_arguments.json"
@@ -40,7 +41,8 @@ def known_arguments() -> dict[str, dict[str, Any]]:
 
 
 def check_engine_arguments(deployment: Deployment) -> None:
-    """Raises UsageError for an engine argument that vLLM does not have, or whose value it refuses."""
+    """Raises UsageError for an engine argument that vLLM does not have, whose value it refuses, or that contradicts a
+    flag."""
     check(deployment.engine_kwargs, "--engine-arg")
     for role, pool in deployment.pools.items():
         flag = f"--{FLAG_PREFIX[role]}engine-arg"
@@ -52,6 +54,15 @@ def check_engine_arguments(deployment: Deployment) -> None:
                 f"{flag} max_num_batched_tokens={tokens}: must be at least max_num_seqs ({sequences}): every "
                 "running sequence takes one token of a step"
             )
+    if deployment.max_model_len is not None and all(
+        ARGUMENT in deployment.engine_kwargs_of(pool) for pool in deployment.pools.values()
+    ):
+        role = next(iter(deployment.pools))
+        own = configured_length(deployment, deployment.pools[role], None, cpu=False)
+        raise UsageError(
+            f"--max-model-len {deployment.max_model_len} and {length_flag(deployment, role)}{own} set the same length: "
+            "leave one of them out"
+        )
 
 
 def check(arguments: Mapping[str, Any], flag: str) -> None:

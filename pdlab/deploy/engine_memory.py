@@ -16,10 +16,11 @@ from pdlab.core.errors import UsageError
 from pdlab.core.hybrid_kv import is_hybrid
 from pdlab.core.model_size import dense_bytes, expert_bytes, full_layers, kv_bytes, kv_bytes_per_token_layer, kv_copies
 from pdlab.core.nodes import ClusterNode, ClusterView, Placement, Role
+from pdlab.core.request_lengths import LENGTH_STEP, length_flag, request_tokens, served_length
 from pdlab.core.served_model import why_unknown_shape
 from pdlab.core.text import counted, listed
 from pdlab.core.text import table as text_table
-from pdlab.core.vllm_limits import LENGTH_STEP
+from pdlab.core.vllm_limits import default_utilization
 from pdlab.core.workload import Workload
 from pdlab.deploy.pool_agreement import WITHOUT_KV_CACHE, speculation
 from pdlab.deploy.serve_config import engine_kwargs
@@ -27,8 +28,7 @@ from pdlab.deploy.serve_config import engine_kwargs
 # CUDA, NCCL, graphs and activations: what the KV pools of published H100 deployments leave (1.0 M tokens at TP2, 2.9
 # to 3 M at TP4, about 13 prompts of 5,000 at TP1; configs/catalog/h100-vllm-0.11.yaml).
 OVERHEAD_GB = 7.2
-UTILIZATION = 0.92  # vLLM 0.29's default gpu_memory_utilization
-BATCHED_TOKENS = {"gpu": 8192, "cpu": 2048}  # its default max_num_batched_tokens of a server on 80 GB, and on a CPU
+BATCHED_TOKENS = {"gpu": 8192, "cpu": 2048}  # vLLM's default max_num_batched_tokens of a server on 80 GB, and on a CPU
 # Steps that vLLM schedules ahead: out-of-window blocks of both are still held (VllmConfig.max_in_flight_tokens).
 STEPS_AHEAD = {"gpu": 2, "cpu": 2}
 
@@ -39,8 +39,9 @@ class EngineMemory:
 
     ``kv_tokens``: by vLLM's count, the number of requests of ``longest`` tokens (its max_model_len) times that length.
     ``request_tokens``: tokens of one request of the workload in this pool; ``requests``: how many of them fit at once.
-    ``longest_bytes``: bytes that one request of ``longest`` tokens reserves; ``fitting``: the longest request that fits
-    (in steps of LENGTH_STEP, 0: none). ``estimated``: not set by kv_cache_memory_bytes.
+    ``longest_bytes``: bytes that one request of ``longest`` tokens reserves; ``fitting``: the longest request that
+    fits, of the steps of LENGTH_STEP and the longest one of the workload (0: none). With max_model_len -1, ``longest``
+    is ``fitting``. ``estimated``: not set by kv_cache_memory_bytes.
     """
 
     role: Role
@@ -81,14 +82,15 @@ def engine_memory(
     if isinstance(configured, int):
         left = float(configured)
     elif memory_gb is not None:
-        share = kwargs.get("gpu_memory_utilization", UTILIZATION)
+        share = kwargs.get("gpu_memory_utilization", default_utilization())
         left = (memory_gb * share - OVERHEAD_GB) * 1e9 - weights
     else:
         return None
     if shape.kv_unknown:
         _refuse_weights(role, gpus, shape, weights, left, "CPU rank" if cpu else "GPU")
         return None
-    longest = kwargs.get("max_model_len") or shape.max_context
+    length = served_length(deployment, role, shape, cpu=cpu)
+    longest = length or shape.max_context
     kv_dtype = str(kwargs.get("kv_cache_dtype", "auto"))
 
     def width(of: ModelShape) -> float:
@@ -98,9 +100,11 @@ def engine_memory(
     def reserved(length: int) -> float:
         return sum(width(of) * reserved_bytes(of, length, kwargs, "cpu" if cpu else "gpu") for of in layers)
 
+    lengths = sorted({*range(LENGTH_STEP, longest, LENGTH_STEP), sum(workload.longest), longest}, reverse=True)
+    fitting = next((each for each in lengths if each <= longest and reserved(each) <= left), 0)
+    longest = longest if length else fitting or longest
     longest_bytes = reserved(longest)
-    steps = range(longest // LENGTH_STEP * LENGTH_STEP, 0, -LENGTH_STEP)
-    tokens = workload.longest_input + 1 if role == "prefill" else sum(workload.longest)
+    tokens = request_tokens(role, workload)
     request_bytes = sum(width(of) * kv_bytes(of, tokens, hybrid=is_hybrid(kwargs)) for of in layers)
     room = max(left, 0.0)
     return EngineMemory(
@@ -110,7 +114,7 @@ def engine_memory(
         kv_bytes=left,
         longest=longest,
         longest_bytes=longest_bytes,
-        fitting=next((length for length in steps if reserved(length) <= left), 0),
+        fitting=fitting,
         kv_tokens=int(room / longest_bytes * longest),
         request_tokens=tokens,
         requests=int(room / request_bytes) if tokens <= longest else 0,
@@ -172,7 +176,7 @@ def examine(
             continue
         memory = engine_memory(deployment, role, shape, smallest, cpu=placement.device == "cpu", workload=workload)
         if memory is not None:
-            _refuse(memory, shape, "GPU" if placement.device == "gpu" else "CPU rank")
+            _refuse(memory, shape, "GPU" if placement.device == "gpu" else "CPU rank", deployment, workload)
             memories.append(memory)
     return memories
 
@@ -200,11 +204,13 @@ def _not_represented(shape: ModelShape) -> str:
     return f"pdlab cannot represent {', '.join(shape.unknown)} of {shape.architecture}"
 
 
-def _refuse(memory: EngineMemory, shape: ModelShape, unit: str) -> None:
+def _refuse(memory: EngineMemory, shape: ModelShape, unit: str, deployment: Deployment, workload: Workload) -> None:
     subject, flag = _subject(memory.role, memory.gpus, unit)
     _refuse_weights(memory.role, memory.gpus, shape, memory.weights_bytes, memory.kv_bytes, unit)
     if memory.kv_bytes < memory.longest_bytes:
-        shorter = f"--max-model-len {memory.fitting}, " if memory.fitting else ""
+        shorter = f"{length_flag(deployment, memory.role)}{memory.fitting}" if memory.fitting else ""
+        if shorter:
+            shorter += ", " if memory.fitting >= sum(workload.longest) else " with shorter requests, "
         raise UsageError(
             f"{subject} cannot hold one request of {shape.name}: max_model_len {memory.longest:,} reserves "
             f"{_gb(memory.longest_bytes)} GB of KV cache per {unit}, {_gb(memory.kv_bytes)} GB are left beside "

@@ -26,10 +26,13 @@ from pdlab.deploy.preflight import LIBFABRIC, may_choose
 from pdlab.deploy.prepared import Prepared
 from pdlab.deploy.serve_config import (
     DP_BUILDER,
+    HOST_COPY_SPEC,
     KV_GUARD_DEADLINE,
     KV_GUARD_POLL,
     OPENAI_BUILDER,
     PD_BUILDER,
+    PREFILL_ROUTERS,
+    ROUTERS,
     ServeApp,
     engine_configs,
     serve_config,
@@ -48,21 +51,29 @@ PUBLIC = {
 EFA_ENV = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1"}
 
 
+# Ray's own router for the class that pdlab makes of it; None: the default of Ray.
+PUBLIC_ROUTERS = {own: ROUTERS[routing] for routing, own in PREFILL_ROUTERS.items()}
+
+
 class LostProtection(NamedTuple):
-    """A protection that Ray's public builders do not have.
+    """A protection or an option that Ray's public builders do not have.
 
     ``text``: what happens without it. ``mixins``: the classes that give it (`pdlab.deploy.serving.builders`). ``keys``:
     arguments that turn it on, which Ray's builders refuse; the first one decides whether it is lost. ``engine_keys``:
-    the same in the configuration of an engine, as paths.
+    the same in the configuration of an engine, as paths, if the value is pdlab's own. ``option_path``: the path of an
+    argument of the builder; the option is lost if its value is true.
     """
 
     text: str
     mixins: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
     engine_keys: tuple[tuple[str, ...], ...] = ()
+    option_path: tuple[str, ...] = ()
 
 
-_EXTRA = ("engine_kwargs", "kv_transfer_config", "kv_connector_extra_config")
+_CONNECTOR = ("engine_kwargs", "kv_transfer_config")
+_EXTRA = (*_CONNECTOR, "kv_connector_extra_config")
+_SEVERAL = (*_EXTRA, "connectors")
 LOSSES = (
     LostProtection(
         "Request limits and closed routes: clients can call every route of vLLM, without limits.",
@@ -89,7 +100,14 @@ LOSSES = (
         "requests with it.",
         ("CallsPrefill",),
         ("prefill_call",),
-        (("deployment_config", "request_router_config"),),
+    ),
+    LostProtection(
+        "The early token: the client gets the first token from decode, after the KV cache has moved.",
+        option_path=("prefill_call", "early_token"),
+    ),
+    LostProtection(
+        "The reuse of the first token: decode computes again the token that prefill has computed.",
+        option_path=("prefill_call", "reuse_first_token"),
     ),
     LostProtection(
         "Requests with n > 1, with several prompts or with min_tokens: with PD they fail or have wrong KV cache.",
@@ -112,10 +130,15 @@ LOSSES = (
         ("kv_guard",),
         (
             ("engine_kwargs", "scheduler_cls"),
-            ("engine_kwargs", "kv_transfer_config", "kv_connector_module_path"),
+            (*_CONNECTOR, "kv_connector_module_path"),
+            (*_SEVERAL, "kv_connector_module_path"),
             (*_EXTRA, KV_GUARD_DEADLINE),
-            (*_EXTRA, KV_GUARD_POLL),
+            (*_SEVERAL, "kv_connector_extra_config", KV_GUARD_DEADLINE),
         ),
+    ),
+    LostProtection(
+        "The check for arrived KV cache between steps: a request waits for the next step of decode.",
+        engine_keys=((*_EXTRA, KV_GUARD_POLL),),
     ),
     LostProtection(
         "The timelines of requests: a sweep cannot show the parts of the time to the first token.",
@@ -242,14 +265,21 @@ def to_public(app: ServeApp) -> tuple[ServeApp, tuple[str, ...]]:
         raise UsageError("--export-plain: Ray has no public builder for a fluid pool; give --export, or another mode")
     args = copy.deepcopy(app.args)
     engines = engine_configs(args)
+    for config in engines:
+        _with_public_router(config["deployment_config"])
     lost = []
     for loss in LOSSES:
         configured = [key for key in loss.keys[:1] if key in app.args]
         found = [_removed(config, path) for config in engines for path in loss.engine_keys]
-        if configured or (not loss.keys and any(found)):
+        if configured or (not loss.keys and any(found)) or (loss.option_path and _value_at(app.args, loss.option_path)):
             lost.append(loss.text)
         for key in loss.keys:
             args.pop(key, None)
+    if _names(args, HOST_COPY_SPEC):
+        raise UsageError(
+            "--export-plain: without pdlab, engines on CPUs keep no KV cache in host memory; leave --kv-offload-gb "
+            "out, or give --export"
+        )
     return ServeApp(import_path=PUBLIC[app.import_path], args=args), tuple(lost)
 
 
@@ -261,11 +291,46 @@ def without_bringing(app: ServeApp) -> ServeApp:
     return app.model_copy(update={"args": args})
 
 
-def _removed(config: dict[str, Any], path: Sequence[str]) -> bool:
-    """Take out what is at that path, if it is there."""
-    for key in path[:-1]:
-        config = config.get(key, {})
-    return config.pop(path[-1], None) is not None
+def _with_public_router(options: dict[str, Any]) -> None:
+    """Ray's own router in place of pdlab's, in the options of a deployment."""
+    router = options.get("request_router_config", {}).get("request_router_class")
+    if router not in PUBLIC_ROUTERS:
+        return
+    public = PUBLIC_ROUTERS[router]
+    if public is None:
+        del options["request_router_config"]
+    else:
+        options["request_router_config"] = {"request_router_class": public}
+
+
+def _removed(config: Any, path: Sequence[str]) -> bool:
+    """Take out what is at that path, in every member of a list, if it is pdlab's own and not the user's."""
+    if isinstance(config, list):
+        return any([_removed(each, path) for each in config])
+    key, *rest = path
+    if not isinstance(config, dict) or key not in config:
+        return False
+    if rest:
+        return _removed(config[key], rest)
+    if not key.startswith("pdlab_") and not _names(config[key], "pdlab."):
+        return False
+    del config[key]
+    return True
+
+
+def _names(value: Any, module: str) -> bool:
+    """Whether any text in the value starts with that name of a module."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return any(_names(each, module) for each in value)
+    return isinstance(value, str) and value.startswith(module)
+
+
+def _value_at(args: Any, path: Sequence[str]) -> Any:
+    for key in path:
+        args = args.get(key, {})
+    return args
 
 
 def node_env(prepared: Prepared) -> dict[str, str]:

@@ -47,6 +47,7 @@ from pdlab.remote.logs import log_ends
 from pdlab.results.provenance import git_state, hardware, now, versions
 from pdlab.results.schema import Manifest
 
+ON_THIS_MACHINE = ", or serve on this machine with --local"
 RELEASE_TIMEOUT_S = 10.0
 RELEASE_POLL_S = 0.25
 LEAST_START_TIMEOUT_S = 1800.0
@@ -116,7 +117,7 @@ def _launch(
         imports = BackgroundImports()
         local = _local(request, undo, progress, cleanup, substitutes, imports)
         loading = prepare(local, env, imports)
-        with Cluster(local, env, progress) as cluster, contextlib.ExitStack() as taken_down:
+        with Cluster(local, env, progress, ON_THIS_MACHINE) as cluster, contextlib.ExitStack() as taken_down:
             taken_down.callback(clear_running, request.base_url)
             if local is None and not request.accept_open_cluster:
                 _refuse_open(cluster)
@@ -192,9 +193,9 @@ def shutdown(host: str, port: int) -> None:
     progress(f"{'stopped the application' if existed else 'nothing of pdlab is served'}; Ray's own nodes stay up")
 
 
-def live_view() -> ClusterView:
-    """The running cluster as it is now. Raises ClusterError when there is none."""
-    with Cluster() as cluster:
+def live_view(otherwise: str = "") -> ClusterView:
+    """The running cluster as it is now. Raises ClusterError when there is none; ``otherwise``: as of `Cluster`."""
+    with Cluster(otherwise=otherwise) as cluster:
         return cluster.view()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ipaddress
 import os
 import re
@@ -15,7 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from pdlab.core import defaults
-from pdlab.core.catalog import known_models, load_cluster, load_deployment, local_cluster, two_hosts_cluster
+from pdlab.core.catalog import gpu_name, known_models, load_cluster, load_deployment, local_cluster, two_hosts_cluster
 from pdlab.core.commands import RUN_LAUNCH, typed
 from pdlab.core.deployment import (
     ENGINE,
@@ -41,6 +42,8 @@ from pdlab.core.environment import with_values
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterView, LinkShape
 from pdlab.core.rehearsal import Rehearsal
+from pdlab.core.request_lengths import configured_length, length_flag, length_for, short_pools
+from pdlab.core.served_model import served_model
 from pdlab.core.settings import (
     FlagsOf,
     LocalNodes,
@@ -50,11 +53,11 @@ from pdlab.core.settings import (
     Text,
     flag_names,
     given_flags,
+    not_given,
     serving_port,
     setting,
 )
 from pdlab.core.text import counted
-from pdlab.core.vllm_limits import LENGTH_STEP
 from pdlab.core.workload import Workload, workload_of_flags
 from pdlab.deploy import serving_path
 from pdlab.deploy.engine_arguments import check_engine_arguments
@@ -68,8 +71,6 @@ FLUID_REPLICAS = 2
 # A CPU engine answers it in reasonable time.
 LOCAL_WORKLOAD = Workload(input_tokens=512, output_tokens=64)
 DEFAULT_WORKLOAD = Workload()
-# The canary's longest prompt and the request that proves the wire have some thousand tokens.
-LEAST_MODEL_LEN = 8192
 # Titles of groups of flags.
 WHAT, WHERE = "what to serve (one is required, or --config)", "where"
 WORKLOAD = "workload that the engines must hold (sets --max-model-len)"
@@ -296,7 +297,17 @@ class LaunchSettings(ExportOptions, LaunchOptions):
         advanced=True,
     )
 
+    def check(self) -> None:
+        super().check()
+        if self.target is not None:
+            not_given(self, _OF_A_START, f"{self.target[0]}, which starts nothing")
 
+
+# Settings of a start that are in no export.
+_OF_A_START = (
+    *("rehearse", "rehearsal", "two_hosts", "link"),
+    *("accept_open_cluster", "accept_wire", "wait", "detach", "timeout_s"),
+)
 # Which flags belong to which modes: the part (or the field) of the settings, and what the error in another mode has.
 _PD_FIELDS = (
     "accept_wire",
@@ -364,7 +375,6 @@ def deployment_from(settings: LaunchSettings) -> Deployment:
     data |= {name: value for name, value in given.items() if name not in ("engine_kwargs", "env", "serving")}
     data["engine_kwargs"] = {**data.get("engine_kwargs", {}), **given.get("engine_kwargs", {})}
     data["env"] = with_values({**data.get("env", {}), **given.get("env", {})}, os.environ, "--env")
-    data["max_model_len"] = _max_model_len(settings, base)
     data["serving"] = _serving(settings, data["topology"], base)
     if "ingress_replicas" not in given and (base is None or "ingress_replicas" not in base.model_fields_set):
         direct = data["serving"]["direct_streaming"]
@@ -374,7 +384,7 @@ def deployment_from(settings: LaunchSettings) -> Deployment:
     deployment = settings.value_of("deployment", Deployment, data)
     check_engine_arguments(deployment)
     _refuse_first_token(deployment)
-    return deployment
+    return _holding(deployment, workload_from(settings)) if settings.workload else deployment
 
 
 def _refuse_first_token(deployment: Deployment) -> None:
@@ -400,22 +410,25 @@ def workload_from(settings: LaunchSettings) -> Workload:
     return workload_of_flags(settings.workload, default)
 
 
-def _max_model_len(settings: LaunchSettings, base: Deployment | None) -> int | None:
-    """What is given, else what a given workload needs; None: the length in the model's file. Raises UsageError."""
-    max_model_len: int | None = settings.deployment.get("max_model_len") or (base.max_model_len if base else None)
-    if not settings.workload:
-        return max_model_len
-    workload = workload_from(settings)
-    needed = sum(workload.longest)
-    if max_model_len is not None and needed > max_model_len:
-        tokens_text = f"--itl {workload.input_tokens} and --otl {workload.output_tokens} are {counted(needed, 'token')}"
+def _holding(deployment: Deployment, workload: Workload) -> Deployment:
+    """The deployment whose engines hold requests of the workload: with its length, unless another is given. Raises
+    UsageError for one that is too short."""
+    for role, length, needed in short_pools(deployment, None, workload, cpu=False):
+        outputs = "one of the answer" if role == "prefill" else f"--otl {workload.output_tokens}"
+        tokens_text = f"--itl {workload.input_tokens} and {outputs} are {counted(needed, 'token')}"
         if workload.varied:
             tokens_text = f"the longest request of {workload.label} has {counted(needed, 'token')}"
+        flag = length_flag(deployment, role).rstrip("= ")
         raise UsageError(
-            f"{tokens_text}, max_model_len is {max_model_len}: give a larger --max-model-len, or leave it out to "
-            "follow the workload"
+            f"{tokens_text}, max_model_len is {length}: give a larger {flag}, or leave it out to follow the workload"
         )
-    return max_model_len or max(LEAST_MODEL_LEN, -(-needed // LENGTH_STEP) * LENGTH_STEP)
+    given = [configured_length(deployment, pool, None, cpu=False) for pool in deployment.pools.values()]
+    if None not in given:
+        return deployment
+    shape = None
+    with contextlib.suppress(UsageError):  # a wrong model has its own message, which comes later
+        shape = served_model(deployment).shape
+    return deployment.model_copy(update={"max_model_len": length_for(workload, shape)})
 
 
 def chooses_backend(settings: LaunchSettings) -> bool:
@@ -470,7 +483,9 @@ def _pool(settings: LaunchSettings, part: str, before: Pool | None, replicas: in
     arguments = {**data.get("engine_kwargs", {}), **given.get("engine_kwargs", {})}
     flag = flag_names(LaunchSettings, part).get("env", "--env")
     env = with_values({**data.get("env", {}), **given.get("env", {})}, os.environ, flag)
-    return settings.value_of(part, Pool, {**data, **given, "engine_kwargs": arguments, "env": env})
+    gpu = given.get("gpu_type", data.get("gpu_type"))
+    named = {"gpu_type": gpu if gpu is None else gpu_name(gpu)}
+    return settings.value_of(part, Pool, {**data, **given, **named, "engine_kwargs": arguments, "env": env})
 
 
 def _transport(settings: LaunchSettings, before: Transport) -> Transport:

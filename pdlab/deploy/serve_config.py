@@ -16,6 +16,7 @@ from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool, Routin
 from pdlab.core.environment import secret_values
 from pdlab.core.hybrid_kv import TURNED_OFF, is_hybrid
 from pdlab.core.nodes import WIRE_OF_NIC, ClusterView, Placement, Role
+from pdlab.core.request_lengths import ARGUMENT, configured_length
 from pdlab.core.schema import Frozen
 from pdlab.core.served_model import in_bucket
 from pdlab.deploy.engine_arguments import reads_tool_calls
@@ -52,9 +53,6 @@ PREFILL_ROUTERS: dict[Routing, str] = {
 # vLLM keeps prefill's KV blocks for a read for 30 s, its lease. A replica that is to stop waits until they are read or
 # the lease has ended; then Ray Serve would end it.
 KV_DRAIN_S, SHUTDOWN_WINDOW_S = 35.0, 45.0
-# vLLM's own default is the model's context, and it reserves KV cache for one request of that length before it starts:
-# 4.8 GiB more for gpt-oss-120b, and 10,485,760 tokens for Llama 4 Scout.
-DEFAULT_MODEL_LEN = 16384
 # KV cache of one CPU engine rank: 400,000 tokens of the tiny model, 64 requests of 5,000.
 CPU_KV_BYTES = 512 * 2**20
 
@@ -190,14 +188,14 @@ def engine_kwargs(deployment: Deployment, role: Role, shape: ModelShape | None, 
     """vLLM's engine arguments for one pool."""
     pool = deployment.pools[role]
     merged: dict[str, Any] = cpu_engine_kwargs() if cpu else {}
+    length = configured_length(deployment, pool, shape, cpu=cpu)
+    longest = {} if length is None else {ARGUMENT: length}
+    merged |= longest
     if shape:
-        merged["max_model_len"] = min(shape.max_context, DEFAULT_MODEL_LEN)
         merged |= shape.engine_kwargs
     if shape and not cpu:
         merged |= shape.engine_kwargs_by_tp.get(pool.tp, {})
-    if deployment.max_model_len is not None:
-        merged["max_model_len"] = deployment.max_model_len
-    merged |= deployment.engine_kwargs_of(pool)
+    merged |= deployment.engine_kwargs_of(pool) | longest
     merged["tensor_parallel_size"] = pool.tp
     if deployment.serving.otlp_endpoint is not None:
         merged["otlp_traces_endpoint"] = deployment.serving.otlp_endpoint

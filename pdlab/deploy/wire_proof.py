@@ -22,6 +22,7 @@ from pdlab.core.errors import WireError
 from pdlab.core.hybrid_kv import is_hybrid
 from pdlab.core.model_size import moved_bytes
 from pdlab.core.nodes import NETWORKS, WIRE_OF_NIC, ClusterView, Placement, Role, WireKind
+from pdlab.core.request_lengths import shortest_length
 from pdlab.core.text import counted
 from pdlab.deploy.application import Application, ReplicaState
 from pdlab.deploy.endpoint import Running
@@ -278,10 +279,8 @@ def _over_http(running: Running) -> Send:
 
 def _longest(deployment: Deployment, shape: ModelShape | None, view: ClusterView) -> int:
     """As long as a prompt may be, as far as that is known, up to TOKENS."""
-    cpu = view.device == "cpu"
-    limits = [engine_kwargs(deployment, role, shape, cpu=cpu).get("max_model_len") for role in deployment.pools]
-    lengths = [length for length in limits if isinstance(length, int)] or [shape.max_context if shape else TOKENS]
-    return max(1, min(TOKENS, *(length - 16 for length in lengths)))
+    length = shortest_length(deployment, shape, cpu=view.device == "cpu") or (shape.max_context if shape else TOKENS)
+    return max(1, min(TOKENS, length - 16))
 
 
 def _ask(send: Send, model_id: str, tokens: int, shape: ModelShape | None) -> int:

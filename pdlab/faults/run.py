@@ -24,6 +24,8 @@ from pdlab.cluster.local_nodes import MARKER, LocalNodes
 from pdlab.core.commands import LAUNCH
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import CanaryError, ClusterError, DeployError, PdlabError, UsageError
+from pdlab.core.request_lengths import shortest_length
+from pdlab.core.served_model import served_model
 from pdlab.deploy import canary, serving_path
 from pdlab.deploy.application import APP, Application
 from pdlab.deploy.endpoint import key_of, load_running, measured
@@ -274,7 +276,9 @@ class _FaultRun:
         DeployError without an answer.
         """
         deployment = self.subject.deployment
-        context = deployment.max_model_len if deployment else None
+        cluster = self.subject.manifest.cluster
+        cpu = cluster is not None and cluster.device == "cpu"
+        context = shortest_length(deployment, served_model(deployment).shape, cpu=cpu) if deployment else None
         most = None if context is None else max(1, context - LEAVING_TIMES * self.plan.max_tokens)
         ids = token_prompts(self.plan.prompts, self.plan.prompt_tokens, self.plan.seed, most)
         alone = [request_of(service, each, None, stream=False) for each in ids]

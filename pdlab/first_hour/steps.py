@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pdlab.core import defaults
 from pdlab.core.command_lines import command_line, flag_words
-from pdlab.core.commands import PLAN, RUN_PLAN, RUN_VIZ
+from pdlab.core.commands import INSTALL_TABLES, PLAN, RUN_PLAN, RUN_VIZ
 from pdlab.core.text import counted
 from pdlab.steps.runner import RAN, StepVerdict
 
@@ -129,7 +129,7 @@ def _before_anything_is_served(out: Path, where: RunsOn, model: str) -> list[Ste
             title="weights on every node",
             command=_command("weights", model=model, here=local),
             estimate_s=30.0,
-            advice=f"{command_line('weights', model=model, fetch=True)}, then continue with --resume",
+            advice=f"{command_line('weights', model=model, here=local, fetch=True)}, then continue with --resume",
             codes={0: "ok"},
         ),
     ]
@@ -145,7 +145,7 @@ def _afterwards(out: Path, where: RunsOn, port: int) -> list[Step]:
         title=f"the measured levels as hardware that {PLAN} takes",
         command=_command("calibrate", runs=folders, start="recorded", out=out / "hardware.yaml"),
         estimate_s=120.0,
-        advice="its log names what is missing, such as pip install 'pdlab[perf]'; then continue with --resume",
+        advice=f"its log names what is missing, such as {INSTALL_TABLES}; then continue with --resume",
         codes={0: "ok", 2: "finding"},
         any_of=sweeps,
     )

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pdlab.core.catalog import has_gpu
 from pdlab.core.deployment import Pool
 from pdlab.core.nodes import ClusterNode
 
@@ -30,7 +31,7 @@ def groups_on(node: ClusterNode, tp: int) -> int:
 
 def eligible(pool: Pool, nodes: Sequence[ClusterNode]) -> list[ClusterNode]:
     """The nodes with the pool's GPU type."""
-    return [node for node in nodes if pool.gpu_type in (None, node.gpu_type)]
+    return [node for node in nodes if pool.gpu_type is None or has_gpu(node, pool.gpu_type)]
 
 
 def spans_nodes(pool: Pool, nodes: Sequence[ClusterNode]) -> bool:

@@ -19,8 +19,9 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, PlacementKind, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterView
+from pdlab.core.request_lengths import check_request_fits
 from pdlab.core.text import counted
-from pdlab.core.vllm_limits import check_divisibility, check_request_fits
+from pdlab.core.vllm_limits import check_divisibility
 from pdlab.core.workload import Workload
 from pdlab.placement.copies import copies_of
 from pdlab.placement.place import fits, place, why_not

@@ -17,6 +17,7 @@ from pdlab.plan.engine_arguments import measured_as_launched
 from pdlab.plan.error_catalog import with_stack_prior
 from pdlab.plan.extrapolation import OutsideFit, outside_fit, ran_on
 from pdlab.plan.replay_accuracy import ComparedReplay, compared, trace_sent
+from pdlab.plan.stack_bands import outside_bands
 from pdlab.plan.step_findings import step_findings
 from pdlab.results.published_folders import load_experiment
 from pdlab.results.schema import Experiment
@@ -78,18 +79,42 @@ def compared_experiment(
         shape=shape,
         points=points,
         replays=replays,
-        outside=outside_fit(
-            sweep.as_measured(hardware),
-            deployment.model.rpartition("/")[2] if isinstance(measured, str) else measured,
-            deployment,
-            [sweep.workload],
-            ran_on=ran_on(experiment),
-            in_flight_per_gpu=loads_in_flight(sweep),
-            kv_dtype=shape.kv_dtype,
+        outside=_outside(
+            sweep,
+            outside_fit(
+                corrected,
+                deployment.model.rpartition("/")[2] if isinstance(measured, str) else measured,
+                deployment,
+                [sweep.workload],
+                ran_on=ran_on(experiment),
+                in_flight_per_gpu=loads_in_flight(sweep),
+                kv_dtype=shape.kv_dtype,
+            ),
+            corrected,
+            shape,
         ),
         findings=step_findings(corrected, shape, [deployment]),
         notes=(*notes, *sweep.doubts),
     )
+
+
+def _outside(
+    sweep: MeasuredSweep, outside: Sequence[OutsideFit], hardware: Hardware, shape: ModelShape
+) -> tuple[OutsideFit, ...]:
+    """In what any of the levels is extrapolated (`pdlab.plan.stack_bands.outside_bands`). Levels of one kind of load
+    are judged together: by all their loads, and by the largest share of prompt tokens that caches answer."""
+    if hardware.steps is None:
+        return tuple(outside)
+    in_flight = loads_in_flight(sweep)
+    simulated = sweep.simulated(hardware, shape, seed=0)
+    found: dict[OutsideFit, None] = {}
+    for kind in dict.fromkeys(level.load.kind for level in sweep.levels):
+        places = [place for place, level in enumerate(sweep.levels) if level.load.kind == kind]
+        load, loads = sweep.levels[places[0]].load, [in_flight[place] for place in places]
+        cached = max(simulated[place].hit_share for place in places)
+        judged = outside_bands(hardware, shape, sweep.deployment, sweep.workload, load, loads, outside, cached)
+        found.update(dict.fromkeys(judged))
+    return tuple(found)
 
 
 def _measured_model(model: str) -> ModelShape | str:

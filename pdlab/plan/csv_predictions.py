@@ -18,8 +18,9 @@ from pdlab.core.catalog import ModelShape, require_shape, whole_shape
 from pdlab.core.deployment import Deployment, Disaggregated
 from pdlab.core.errors import UsageError
 from pdlab.core.findings import Finding, found
+from pdlab.core.request_lengths import check_request_fits
 from pdlab.core.text import counted
-from pdlab.core.vllm_limits import check_divisibility, check_request_fits
+from pdlab.core.vllm_limits import check_divisibility
 from pdlab.core.workload import Closed, Level, Open
 from pdlab.plan import prediction_intervals
 from pdlab.plan.candidates import on_two_types

@@ -305,7 +305,7 @@ def _load(cells: Cells) -> tuple[Load, int]:
 def _topology(cells: Cells) -> Split:
     """The configuration by its label, its name, or the columns of its pools."""
     name = cells.get("config", "")
-    cells = _with_disaggregated(cells)
+    cells = _with_label(_with_disaggregated(cells), name)
     mode = _mode(cells)
     named: Split | None = None
     if not any(_nonzero(cells, f"{prefix}{field}") for prefix in ("", "p_", "d_") for field in POOL_COLUMNS):
@@ -327,6 +327,27 @@ def _topology(cells: Cells) -> Split:
     split = Disaggregated(prefill=prefill, decode=decode, placement=placement)
     _check_name(name, split)
     return split
+
+
+def _with_label(cells: Cells, name: str) -> Cells:
+    """The cells with the columns of pools that a row lacks, from its configuration: a row that has numbers of replicas,
+    and no degree of an engine."""
+    columns = {f"{prefix}{field}" for prefix in ("", "p_", "d_") for field in POOL_COLUMNS}
+    given = {column for column in columns if _nonzero(cells, column)}
+    if not given or any(not column.endswith("num") for column in given):
+        return cells
+    try:
+        topology = _named_topology(name)
+    except UsageError:
+        return cells  # the name is no configuration
+    pools = {"": topology.pool} if isinstance(topology, Collocated) else {"p_": topology.prefill, "d_": topology.decode}
+    filled = dict(cells)
+    for prefix, pool in pools.items():
+        of_label = {"num": pool.replicas, "tp": pool.tp, "dp": pool.dp, "pp": pool.pp, "ep": int(pool.expert_parallel)}
+        for field, value in of_label.items():
+            if not _nonzero(cells, f"{prefix}{field}"):
+                filled[f"{prefix}{field}"] = "yes" if field == "ep" and value else str(value)
+    return filled
 
 
 def _with_disaggregated(cells: Cells) -> Cells:

@@ -4,7 +4,9 @@ engines are those of the plan, and what only a person can add."""
 from __future__ import annotations
 
 from pdlab.core.catalog import ModelShape
-from pdlab.core.deployment import Deployment, Pool
+from pdlab.core.command_lines import flag_words
+from pdlab.core.deployment import Deployment, Pool, launch_words
+from pdlab.core.request_lengths import length_for, short_pools
 from pdlab.plan.accuracy import MeasuredSweep
 from pdlab.plan.scenario import Scenario
 from pdlab.sim.argument_effects import with_added
@@ -33,12 +35,36 @@ def _without_added(deployment: Deployment, shape: ModelShape) -> Deployment:
 
 
 def as_planned(deployment: Deployment, scenario: Scenario) -> Deployment:
-    """The deployment with the engine arguments of vLLM that the step times assume, without those that a launch adds."""
+    """The deployment with the engine arguments of vLLM that the step times assume, without those that a launch adds;
+    and with a max_model_len for the requests, where the launch's own is too short for them."""
+    deployment = _with_formats(deployment, scenario)
+    if not _too_short(deployment, scenario):
+        return deployment
+    return deployment.model_copy(update={"max_model_len": length_for(scenario.longest, scenario.shape)})
+
+
+def planned_words(deployment: Deployment, scenario: Scenario, config: str | None = None) -> tuple[str, ...]:
+    """The flags of the launch of `as_planned`, or of its file ``config``. The lengths of the requests are among them
+    where the launch's own max_model_len is too short for them."""
+    deployment = _with_formats(deployment, scenario)
+    words = launch_words(deployment) if config is None else flag_words("launch", config=config)
+    if not _too_short(deployment, scenario):
+        return words
+    nominal = dict(zip(("input_tokens", "output_tokens"), scenario.longest.longest, strict=True))
+    return (*words, *flag_words("launch", workload=scenario.longest.bench_fields.get("requests", nominal)))
+
+
+def _with_formats(deployment: Deployment, scenario: Scenario) -> Deployment:
     deployment = _without_added(deployment, scenario.shape)
     kept = _formats(scenario).get("kvcache")
     if kept not in KV_FORMATS:
         return deployment
     return deployment.model_copy(update={"engine_kwargs": {**deployment.engine_kwargs, "kv_cache_dtype": kept}})
+
+
+def _too_short(deployment: Deployment, scenario: Scenario) -> bool:
+    """Whether engines of a launch accept fewer tokens than the longest request has."""
+    return any(short_pools(deployment, scenario.shape, scenario.longest, cpu=scenario.hardware.cpu))
 
 
 def by_hand(scenario: Scenario) -> list[str]:

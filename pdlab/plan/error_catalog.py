@@ -129,7 +129,10 @@ class ErrorCatalog(Frozen):
         """The prior of the correction of a stack, which may be one of these. The stack that was measured here counts
         for its own engine version and for earlier ones, which have its version's effect. That version is older than all
         others, and its host takes longer: for its model or GPU it would make predictions of later versions worse. So
-        versions differ there as `pdlab.sim.engine_host.EngineHost.spread_ms` gives."""
+        versions differ there as `pdlab.sim.engine_host.EngineHost.spread_ms` gives.
+
+        Of one of these stacks the mean is what its own points say. But these are of another installation, and no stack
+        was measured in two. Two installations are taken to differ as much as single stacks do (`EffectSds.alone`)."""
         fits, effects = [each.fit for each in self.stacks], [EffectSds(*each) for each in self.effects]
         home = home_fit()
         number, oldest = version_numbers(stack.version), version_numbers(home.stack.version)
@@ -138,7 +141,11 @@ class ErrorCatalog(Frozen):
             fits.append(home)
             spread_ms = host_of(stack.engine).spread_ms
             effects[HOST] = effects[HOST]._replace(engine=max(effects[HOST].engine, spread_ms))
-        return prior_of(stack, fits, effects)
+        prior = prior_of(stack, fits, effects)
+        if any(fit.stack.label == stack.label for fit in fits):
+            of_installation = np.diag([each.alone**2 for each in effects])
+            prior = prior._replace(covariance=prior.covariance + of_installation)
+        return prior
 
     def correction(self, stack: Stack, sequence_us: float) -> Correction:
         """The mean and the covariance of the prior, as a correction of hardware with that time of a sequence."""
@@ -246,7 +253,8 @@ def with_stack_prior(hardware: Hardware, shape: ModelShape) -> Hardware:
 
 def error_after(levels: int) -> FitError:
     """The errors of predictions after a number of measured levels: those of the public stacks after as many. The levels
-    of the public stacks are spread over parallelism and lengths, so ``levels`` that share both count as one."""
+    of the public stacks are of collocated engines, and spread over parallelism and lengths. So ``levels`` are of such
+    engines, and those that share both count as one."""
     catalog = public_errors()
     count = max(each for each in catalog.after if each <= max(levels, min(catalog.after)))
     after = catalog.after[count]

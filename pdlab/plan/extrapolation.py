@@ -15,6 +15,7 @@ from pdlab.core.rendering import macro
 from pdlab.core.text import version_numbers
 from pdlab.core.workload import Closed, Load, Workload
 from pdlab.plan import TEMPLATES
+from pdlab.results.stated_platform import engine_of, engine_version, gpu_types
 from pdlab.sim.argument_effects import unknown_effects
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.kv_transfer import link_of
@@ -85,8 +86,11 @@ def outside_fit(
     given = unknown_effects(hardware, deployment, kv_dtype) if deployment is not None else ()
     others = [each for each in given if fit is None or each not in fit.engine_arguments]
     arguments = [OutsideFit("engine arguments", ", ".join(others))] if others else []
-    if fit is None and hardware.steps is not None:
+    levels = hardware.steps.correction.fitted_levels if hardware.steps is not None else 0
+    if fit is None and hardware.steps is not None and not levels:
         return (OutsideFit("no fit", f"no measured run on {hardware.gpu} corrects the tables"), *arguments)
+    if fit is None and levels:
+        return (OutsideFit("no fit", f"{hardware.name} was changed after its levels were fitted"), *arguments)
     if fit is None:
         return (OutsideFit("no fit", f"{hardware.name} was never fitted, or was changed after its fit"), *arguments)
     found = arguments
@@ -94,7 +98,10 @@ def outside_fit(
     def add(dimension: Dimension, value: str, fitted: str) -> None:
         found.append(OutsideFit(dimension, f"{value} (fit: {fitted})"))
 
-    if hardware.error is None:
+    if hardware.error is None and levels:
+        why = "contradict its correction or are outside of its bands"
+        found.append(OutsideFit("errors", f"the measured levels of {hardware.name} {why}"))
+    elif hardware.error is None:
         found.append(OutsideFit("errors", f"the errors of {hardware.name} were not measured"))
     if other := fit.unlike_model(model):
         add("model", f"model {other}", fit.model)
@@ -179,23 +186,22 @@ def major_minor(version: str) -> str | None:
 
 
 def ran_on(experiment: Experiment) -> Platform:
-    """The platform in an experiment's manifest. Raises UsageError if its engines ran on GPUs of several types."""
+    """The platform that an experiment records, or that its files state.
+
+    Raises UsageError if its engines ran on GPUs of several types.
+    """
     from pdlab.analysis.curves import gpus_of
 
     manifest = experiment.manifest
-    version = major_minor(manifest.versions.get("vllm") or "")
+    version = major_minor(engine_version(experiment) or "")
     gpu: str | None = None
     kinds = {node.nic.kind for node in manifest.cluster.engine_nodes} if manifest.cluster is not None else set()
     nic = next(iter(kinds)) if len(kinds) == 1 else None
     if gpus_of(experiment).device == "cpu":
         gpu = "cpu"
-    elif manifest.cluster is not None:
-        used = manifest.placement.used_slots if manifest.placement else None
-        nodes = [node for node in manifest.cluster.engine_nodes if used is None or node.id in used]
-        types = {node.gpu_type for node in nodes} - {None}
+    else:
+        types = gpu_types(manifest)
         if len(types) > 1:
-            raise UsageError(
-                f"{experiment.name}: ran on {' and '.join(sorted(filter(None, types)))}; step times are of one GPU type"
-            )
+            raise UsageError(f"{experiment.name}: ran on {' and '.join(sorted(types))}; step times are of one GPU type")
         gpu = next(iter(types), None)
-    return Platform(gpu, "vllm" if version else None, version, nic)
+    return Platform(gpu, engine_of(experiment) if version else None, version, nic)

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from pdlab.analysis.regimes import Regime, ThroughputCurve, ThroughputPoint, stretches
 from pdlab.core.command_lines import command_line, flag_words
 from pdlab.core.commands import typed
-from pdlab.core.deployment import Disaggregated, Pool, launch_words
+from pdlab.core.deployment import Disaggregated, Pool
 from pdlab.core.findings import Finding, found
 from pdlab.core.gpu_count import Count, other_count
 from pdlab.core.nodes import ClusterView
@@ -23,7 +23,7 @@ from pdlab.core.text import rounded
 from pdlab.core.workload import Load, Open, Slo
 from pdlab.plan import TEMPLATES
 from pdlab.plan.candidates import MOST_REPLICAS
-from pdlab.plan.engine_arguments import as_planned, by_hand
+from pdlab.plan.engine_arguments import by_hand, planned_words
 from pdlab.plan.extrapolation import OutsideFit
 from pdlab.plan.fluid_pools import FluidPlan, ServedRate
 from pdlab.plan.planner import Candidate, Plan, ThroughputGain, gain, merit, outside
@@ -495,9 +495,7 @@ def fluid_text(plan: FluidPlan, scenario: Scenario, workload: str | None = None)
         f=FluidFacts(plan, scenario, file),
         engine=scenario.hardware.engine,
         by_hand=by_hand(scenario),
-        launch=typed(
-            "launch", *launch_words(as_planned(plan.deployment, scenario)), *flag_words("launch", detach=True)
-        ),
+        launch=typed("launch", *planned_words(plan.deployment, scenario), *flag_words("launch", detach=True)),
         bench=command_line("bench", name=plan.deployment.label, **load),
     )
 

@@ -170,8 +170,9 @@ def fluid_plan(
             if trace is not None:
                 tried[rate_rps] = scenario.replayed(deployment, rate_rps)
                 return float(tried[rate_rps].meets)
-            requests = max(round(rate_rps * (moving.mean_rate if moving else 1.0) * seconds), 20)
-            level = Level(load=scenario.at_rate(rate_rps), num_requests=requests, seed=scenario.seed)
+            load = scenario.at_rate(rate_rps)
+            requests = max(round(scenario.workload.mean_requests(load, seconds)), 20)
+            level = Level(load=load, num_requests=requests, seed=scenario.seed)
             (done,) = simulate(
                 deployment,
                 [level],

@@ -10,7 +10,7 @@ from pdlab.core import defaults
 from pdlab.core.catalog import load_cluster
 from pdlab.core.command_lines import command_line, flag_words
 from pdlab.core.commands import typed
-from pdlab.core.deployment import Deployment, launch_words
+from pdlab.core.deployment import Deployment
 from pdlab.core.files import replace
 from pdlab.core.rendering import rendered
 from pdlab.core.schema import is_yaml_path, to_yaml
@@ -18,7 +18,7 @@ from pdlab.core.text import rounded
 from pdlab.core.workload import Closed
 from pdlab.placement.place import fits
 from pdlab.plan import TEMPLATES
-from pdlab.plan.engine_arguments import as_planned, by_hand
+from pdlab.plan.engine_arguments import as_planned, by_hand, planned_words
 from pdlab.plan.extrapolation import OutsideFit
 from pdlab.plan.planner import Candidate, outside
 from pdlab.plan.scenario import Scenario
@@ -56,12 +56,11 @@ def commands(
     folders = tuple(f"{defaults.RESULTS}/{candidate.deployment.label}" for candidate in measured)
     steps = []
     for candidate in measured:
-        deployment = as_planned(candidate.deployment, scenario)
-        launch = launch_words(deployment)
+        deployment, path = as_planned(candidate.deployment, scenario), None
         if folder is not None:
-            path = folder / f"{deployment.label}.yaml"
-            replace(path, to_yaml(deployment.model_copy(update={"name": deployment.label})).encode())
-            launch = flag_words("launch", config=str(path))
+            path = str(folder / f"{deployment.label}.yaml")
+            replace(Path(path), to_yaml(deployment.model_copy(update={"name": deployment.label})).encode())
+        launch = planned_words(candidate.deployment, scenario, path)
         steps.append(
             Measurement(
                 candidate=candidate,

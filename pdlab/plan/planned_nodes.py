@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pdlab.core.catalog import known_gpu, load_cluster, node_types
+from pdlab.core.catalog import has_gpu, known_gpus, load_cluster, node_types
 from pdlab.core.commands import PDLAB
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterNode, ClusterView
@@ -99,12 +99,12 @@ def _required_node(hardware: Hardware, node: str, *, of_type: bool) -> ClusterNo
             f"--node {node} has nodes of {' and '.join(types)}, --hardware is of {hardware.gpu_type}: give both GPU "
             f"types, such as --p-hardware {hardware.gpu_type} --d-hardware {other}, or a file of one type"
         )
-    nodes = [each for each in nodes_of(node) if not of_type or each.gpu_type == hardware.gpu_type]
+    nodes = [each for each in nodes_of(node) if not of_type or has_gpu(each, hardware.gpu_type or "")]
     if not nodes:
         raise UsageError(f"--node {node} has no nodes of {hardware.gpu_type}; give a file with both types")
     for each in nodes:
         require_node(hardware, each, node)
-    return nodes[0]
+    return nodes[0].model_copy(update={"gpu_type": hardware.gpu_type})
 
 
 def require_node(hardware: Hardware, node: ClusterNode, name: str) -> None:
@@ -119,11 +119,11 @@ def require_node(hardware: Hardware, node: ClusterNode, name: str) -> None:
         )
     here = (node.gpus, node.gpu_type or "GPUs of unknown type")
     wanted = (hardware.gpus_per_node, hardware.gpu_type)
-    if here != wanted:
-        known = known_gpu(node.gpu_type)
+    if node.gpus != hardware.gpus_per_node or not has_gpu(node, hardware.gpu_type):
+        with_tables = [name for name, each in known_gpus().items() if each.step_tables and has_gpu(node, name)]
         fix = f"give --hardware that {PDLAB} calibrate fitted on such nodes"
-        if hardware.steps is not None and known is not None and known.step_tables:
-            fix = f"give --hardware {node.gpu_type}"
+        if hardware.steps is not None and with_tables:
+            fix = f"give --hardware {with_tables[0]}"
         raise UsageError(
             f"--node {name} has {here[0]} x {here[1]}, hardware {hardware.name} is of nodes of "
             f"{wanted[0]} x {wanted[1]}; {fix}, or another --node"

@@ -144,10 +144,8 @@ class Scenario:
         return Workload(input_tokens=self.trace.longest[0], output_tokens=self.trace.longest[1])
 
     def outside(self, deployment: Deployment | None = None, result: LoadResult | None = None) -> tuple[OutsideFit, ...]:
-        """The dimensions in which this plan, one deployment, or one load on the deployment is extrapolated. Tables with
-        measured levels have the errors of public stacks, which include those of other TP, lengths and loads. They are
-        extrapolated too if no such stack is like this one. The judgement is that of `--predict`
-        (`pdlab.plan.stack_bands.band_of`)."""
+        """The dimensions in which this plan, one deployment, or one load on the deployment is extrapolated. The
+        judgement is that of `--predict` (`pdlab.plan.stack_bands.outside_bands`)."""
         loads = [] if deployment is None or result is None else [in_flight(result, deployment)]
         found = outside_fit(
             self.hardware,
@@ -160,18 +158,12 @@ class Scenario:
         )
         if self.hardware.steps is None:
             return found
-        from pdlab.plan.stack_bands import WITHIN, band_of, why_cached
+        from pdlab.plan.stack_bands import outside_bands
 
-        if self.hardware.error is not None:
-            found = tuple(each for each in found if each.dimension not in WITHIN)
-        if deployment is None:
-            return found
         load = result.load if result is not None else None
-        cached = [why for why in [why_cached(self.prefix_hit_rate)] if why]
-        unlike = band_of(self.hardware, self.shape, deployment, self.longest, load, loads, (), cached).unlike
-        if unlike:
-            found = (*found, OutsideFit("errors", f"errors are known of public stacks, and {', and '.join(unlike)}"))
-        return found
+        return outside_bands(
+            self.hardware, self.shape, deployment, self.longest, load, loads, found, self.prefix_hit_rate
+        )
 
     def step_findings(
         self, deployments: Sequence[Deployment] = (), results: Sequence[LoadResult] = ()

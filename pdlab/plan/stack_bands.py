@@ -83,7 +83,7 @@ def band_of(
         unlike += _not_covered(public_errors(), *of_prediction)
         return _no_band(unlike) if unlike else StackBand(hardware.error)
     if hardware.steps.correction.fitted_levels:
-        unlike.append("none is like the measured levels, which contradict their own correction")
+        unlike.append("none stands for the measured levels of a file without errors")  # `outside` has the reason
     if isinstance(deployment.topology, Disaggregated) and hardware.direct is not None:
         unlike += _unlike_pd(*of_prediction)
         return _no_band(unlike) if unlike else _band_of_pd(stack_of(hardware, shape, deployment))
@@ -99,6 +99,34 @@ def band_of(
     error = catalog.error("public stacks, each predicted by the others", medians, catalog.components, unseen)
     words = ", ".join(_named(stack, each) for each in unseen)
     return StackBand(error, (found("band_of_public_stacks", stacks=len(catalog.stacks), unseen=words or "nothing"),))
+
+
+def outside_bands(
+    hardware: Hardware,
+    shape: ModelShape,
+    deployment: Deployment | None,
+    workload: Workload,
+    load: Load | None,
+    in_flight_per_gpu: Sequence[float],
+    outside: Sequence[OutsideFit],
+    cached_share: float,
+) -> tuple[OutsideFit, ...]:
+    """The dimensions in which a prediction is extrapolated, by the judgement of `band_of`. Tables with measured levels
+    have the errors of public stacks, which include those of other TP, lengths and loads. They are extrapolated too if
+    no such stack is like this one. ``outside``: the result of `pdlab.plan.extrapolation.outside_fit`. ``deployment``:
+    None: deployments are not judged. ``cached_share``: of the prompt tokens that caches answer. The others are as of
+    `band_of`."""
+    if hardware.steps is None:
+        return tuple(outside)
+    left = tuple(each for each in outside if hardware.error is None or each.dimension not in WITHIN)
+    without_errors = hardware.error is None and hardware.steps.correction.fitted_levels > 0
+    if deployment is None or without_errors:
+        return left
+    cached = [why for why in [why_cached(cached_share)] if why]
+    unlike = band_of(hardware, shape, deployment, workload, load, in_flight_per_gpu, (), cached).unlike
+    if not unlike:
+        return left
+    return (*left, OutsideFit("errors", f"errors are known of public stacks, and {', and '.join(unlike)}"))
 
 
 def _unlike_pd(

@@ -8,6 +8,7 @@ variance of the predicted TPOT over `possible_levels`: deployments, lengths and 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Container, Sequence
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.text import counted
 from pdlab.core.vllm_limits import check_divisibility
-from pdlab.core.workload import Closed, Level, Workload
+from pdlab.core.workload import Closed, Level, Load, Workload
 from pdlab.plan.accuracy import MeasuredSweep, name_of
 from pdlab.plan.calibration import predict
 from pdlab.plan.correction_fit import (
@@ -41,11 +42,13 @@ from pdlab.plan.correction_fit import (
     prediction_variance,
     slopes_at,
 )
+from pdlab.plan.error_catalog import error_after
+from pdlab.plan.prediction_intervals import half_width
 from pdlab.plan.stack_bands import saturation
-from pdlab.sim.hardware import Hardware
+from pdlab.sim.hardware import FitError, Hardware
 from pdlab.sim.level import figures
 from pdlab.sim.simulator import simulate
-from pdlab.sim.step_source import NO_CORRECTION, Correction, FittedLevel
+from pdlab.sim.step_source import NO_CORRECTION, Correction, FittedLevel, parallelism_of
 
 SEED = (0,)
 ROUNDS = 3  # Gauss-Newton steps: responses are linear only near the correction
@@ -90,17 +93,32 @@ class ContradictingLevel(NamedTuple):
     sds: float
 
 
+class LevelsOutsideBand(NamedTuple):
+    """More than half of the levels are outside of their own bands after the correction. ``outside``: how many of
+    ``levels``, the levels whose ``metric`` has a band. ``error``: their median error, the predicted over the measured
+    figure minus 1."""
+
+    metric: str
+    outside: int
+    levels: int
+    error: float
+
+
 class StackCalibration(NamedTuple):
     """A correction after measured levels. ``helped``: how much each level helped. ``contradicting``: the levels that
     contradict it, each with its worst figure. ``next_level``: the level that would help most (None: none can be
     measured). ``spread``: the standard deviation of the logarithm of a predicted TPOT that is due to the correction,
-    before and after the levels, as a mean over `possible_levels`."""
+    before and after the levels, as a mean over `possible_levels`. ``error``: the errors of predictions with the
+    correction, if the levels do not contradict it. ``outside``: the metrics of which most levels are outside of bands
+    of these errors."""
 
     correction: Correction
     helped: tuple[LevelInformation, ...]
     next_level: LevelToMeasure | None
     spread: tuple[float, float]
+    error: FitError
     contradicting: tuple[ContradictingLevel, ...] = ()
+    outside: tuple[LevelsOutsideBand, ...] = ()
 
     @property
     def contradicted_by_all(self) -> bool:
@@ -134,13 +152,17 @@ def calibrated(
     names = [every[number] for number in new]
     shares = gains(prior, theta, responses, sds, slopes)
     before, left = (float(np.sqrt(prediction_variance(each, slopes).mean())) for each in (prior, after))
-    correction = correction_of(after, 0, SOURCE, earlier.sequence_us)
+    correction = correction_of(after, 0, SOURCE, earlier.sequence_us).with_levels(earlier, list(new.values()))
+    error = error_after(correction.fitted_settings)
+    judged = _judged(hardware, shape, sweeps, new, after)
     return StackCalibration(
-        correction=correction.with_levels(earlier, list(new.values())),
+        correction=correction,
         helped=tuple(LevelInformation(*name, share) for name, share in zip(names, shares, strict=True)),
         next_level=_next_level(prior, theta, responses, targets, sds, slopes),
         spread=(before, left),
-        contradicting=_contradicting(hardware, shape, sweeps, new, after, sds),
+        error=error,
+        contradicting=_contradicting(judged, after, sds),
+        outside=_outside(judged, error),
     )
 
 
@@ -171,21 +193,28 @@ def _levels_of(sweep: MeasuredSweep) -> list[FittedLevel]:
     ]
 
 
-def _contradicting(
+class JudgedFigure(NamedTuple):
+    """A figure of a level after the correction. ``sweep``, ``load``: names of the level. ``unsure``: predictions of it
+    have no band, or it is the TTFT of a sweep's lowest load, whose first requests warm up the engines."""
+
+    response: Response
+    sweep: str
+    load: str
+    unsure: bool
+
+
+def _judged(
     hardware: Hardware,
     shape: ModelShape,
     sweeps: Sequence[MeasuredSweep],
     judged: Container[int],
     after: CorrectionDistribution,
-    sds: dict[str, ErrorSds],
-) -> tuple[ContradictingLevel, ...]:
-    """The ``judged`` levels with a figure that is off by more than `MOST_SDS`. It is `MOST_SDS_UNSURE` where
-    predictions have no band: near saturation and of P:D. The same holds for the TTFT of a sweep's lowest load, whose
-    first requests warm up the engines. ``after``: the correction."""
+) -> list[JudgedFigure]:
+    """The figures of the ``judged`` levels. ``after``: the correction. Near saturation and of P:D there is no band."""
     theta = bounded(after)
     responses = [each for each in sweep_responses(hardware, shape, sweeps, theta) if each.level in judged]
     if not responses:
-        return ()
+        return []
     names: list[tuple[str, str]] = []
     lowest: set[int] = set()
     unsure: set[int] = set()
@@ -197,19 +226,46 @@ def _contradicting(
             if prefills_apart or saturation([simulated], corrected, shape, sweep.deployment) is not None:
                 unsure.add(len(names))
             names.append((sweep.name, name_of(level.load)))
+    return [
+        JudgedFigure(each, *names[each.level], each.level in unsure or (each.metric == TTFT and each.level in lowest))
+        for each in responses
+    ]
+
+
+def _contradicting(
+    judged: Sequence[JudgedFigure], after: CorrectionDistribution, sds: dict[str, ErrorSds]
+) -> tuple[ContradictingLevel, ...]:
+    """The levels with a figure that is off by more than `MOST_SDS`; where it is unsure, `MOST_SDS_UNSURE`."""
+    if not judged:
+        return ()
+    responses = [each.response for each in judged]
     variances = np.diag(errors_covariance(responses, sds)) + prediction_variance(
         after, np.array([each.slopes for each in responses])
     )
     worst: dict[int, ContradictingLevel] = {}
-    for each, sd in zip(responses, np.sqrt(variances), strict=True):
+    for (each, sweep, load, unsure), sd in zip(judged, np.sqrt(variances), strict=True):
         distance = abs(each.residual) / float(sd)
-        warms_up = each.metric == TTFT and each.level in lowest
-        most = MOST_SDS_UNSURE if warms_up or each.level in unsure else MOST_SDS
+        most = MOST_SDS_UNSURE if unsure else MOST_SDS
         if distance > max(most, worst[each.level].sds if each.level in worst else 0.0):
             worst[each.level] = ContradictingLevel(
-                *names[each.level], each.metric, each.predicted_s * math.exp(each.residual), each.predicted_s, distance
+                sweep, load, each.metric, each.predicted_s * math.exp(each.residual), each.predicted_s, distance
             )
     return tuple(worst[number] for number in sorted(worst))
+
+
+def _outside(judged: Sequence[JudgedFigure], error: FitError) -> tuple[LevelsOutsideBand, ...]:
+    """The metrics of which more than half of the levels are outside of their bands. Right bands hold 90 % of levels
+    that a correction was not fitted to, and more of these."""
+    found = []
+    for metric in (TPOT, TTFT):
+        sure = [each.response for each in judged if each.response.metric == metric and not each.unsure]
+        beyond = [
+            abs(each.residual) > half_width(error.parts[metric], predicted_ms=1e3 * each.predicted_s) for each in sure
+        ]
+        if 2 * sum(beyond) > len(sure):
+            median = math.expm1(-statistics.median(each.residual for each in sure))
+            found.append(LevelsOutsideBand(metric, sum(beyond), len(sure), median))
+    return tuple(found)
 
 
 def prior_correction(hardware: Hardware) -> CorrectionDistribution:
@@ -242,7 +298,7 @@ def sweep_responses(
             predict(_corrected(hardware, each), shape, sweep, SEED) for each in (theta, *perturbed(theta))
         )
         for index, (level, figures_measured) in enumerate(zip(sweep.levels, sweep.values, strict=True)):
-            setting = LevelSetting(sweep.deployment.label, sweep.workload.label, name_of(level.load))
+            setting = _setting(sweep.deployment, sweep.workload, level.load)
             for metric, place in ((TPOT, 0), (TTFT, 1)):
                 measured, predicted = figures_measured[place], at_theta[index][place]
                 if measured is None or predicted is None:
@@ -252,6 +308,12 @@ def sweep_responses(
                 found.append(Response(metric, setting, number, math.log(measured / predicted), slopes, predicted))
             number += 1
     return found
+
+
+def _setting(deployment: Deployment, workload: Workload, load: Load) -> LevelSetting:
+    """What levels of equal engines have in common: the load is that of one replica that decodes."""
+    *_, decode = deployment.pools.values()
+    return LevelSetting(parallelism_of(deployment), workload.label, f"{load.kind} {load.value / decode.replicas:g}")
 
 
 class PossibleLevel(NamedTuple):
@@ -281,7 +343,7 @@ def possible_levels(
                     ]
                 except UsageError:
                     continue
-                setting = LevelSetting(deployment.label, workload.label, name_of(Closed(concurrency=load)))
+                setting = _setting(deployment, workload, Closed(concurrency=load))
                 level = LevelToMeasure(deployment.label, input_tokens, output_tokens, load, 0.0)
                 slopes = slopes_at(values[0], values[1:])
                 found.append(PossibleLevel(level, Response(TPOT, setting, -1 - len(found), 0.0, slopes)))
@@ -360,6 +422,7 @@ def calibration_text(calibration: StackCalibration) -> str:
             f"(expected: {best.share:.0%} of what is left)"
         )
     lines += [contradiction_text(each) for each in calibration.contradicting]
+    lines += [outside_text(each) for each in calibration.outside]
     return "\n".join(lines)
 
 
@@ -368,4 +431,13 @@ def contradiction_text(level: ContradictingLevel) -> str:
     return (
         f"{level.sweep}, {level.load}, contradicts the stack: {level.metric} {1e3 * level.measured_s:.4g} ms measured, "
         f"{1e3 * level.predicted_s:.4g} ms predicted, {level.sds:.1f} standard deviations apart"
+    )
+
+
+def outside_text(levels: LevelsOutsideBand) -> str:
+    """One line: how many levels are outside of their bands, and by how much they are off."""
+    side = "short" if levels.error < 0 else "long"
+    return (
+        f"{levels.outside} of {counted(levels.levels, 'level')} outside of the band after the correction: "
+        f"{levels.metric} {abs(levels.error):.0%} too {side} in the median"
     )

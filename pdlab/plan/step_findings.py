@@ -74,7 +74,7 @@ def launched_stack(hardware: Hardware) -> tuple[Finding, ...]:
             launched=launched,
             ray=major_minor(STACK["ray"]),
             stack=hardware.stack,
-            gpu=hardware.gpu_type,
+            flags=f"{'' if hardware.beside else f'--hardware {hardware.gpu_type} '}--engine-version {launched}",
         ),
     )
 

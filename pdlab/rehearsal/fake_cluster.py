@@ -18,12 +18,13 @@ from pdlab.core.errors import UsageError
 from pdlab.core.files import built_once, cache_dir
 from pdlab.core.nodes import Role
 from pdlab.core.rehearsal import Rehearsal
+from pdlab.core.request_lengths import served_length
 from pdlab.core.served_model import require_served_shape
 from pdlab.core.workload import Closed, Level, Workload
 from pdlab.deploy.cpu_engine.tiny_model import build_tokenizer
 from pdlab.deploy.options import LaunchRequest
 from pdlab.deploy.prepared import Prepared
-from pdlab.deploy.serve_config import ServeApp, engine_configs, engine_kwargs
+from pdlab.deploy.serve_config import ServeApp, engine_configs
 from pdlab.rehearsal import stand_ins
 from pdlab.rehearsal.spec import ENGINE_CLASS, SPEC, EngineSpec, write_spec
 from pdlab.results.schema import Manifest
@@ -89,7 +90,7 @@ class RehearsalSubstitutes:
 
     def _spec(self, deployment: Deployment, role: Role, shared: Path) -> EngineSpec:
         shape = self._shape
-        length = engine_kwargs(deployment, role, shape, cpu=False).get("max_model_len", shape.max_context)
+        length = served_length(deployment, role, shape, cpu=False) or shape.max_context
         return EngineSpec(
             rehearsal=self._rehearsal,
             role=role,
@@ -98,7 +99,7 @@ class RehearsalSubstitutes:
             deployment=with_added(deployment, self._hardware, shape),
             tokenizer=str(Path(self.tokenizer()) / "tokenizer.json"),
             folder=str(shared),
-            max_model_len=int(length),
+            max_model_len=length,
         )
 
     def manifest(self, manifest: Manifest) -> Manifest:

@@ -29,14 +29,15 @@ VOCABULARY = "import openai_harmony; openai_harmony.load_harmony_encoding('Harmo
 def local_weights(model: str, environment: dict[str, str] | None = None) -> dict[str, Any]:
     """Facts of a model (a Hugging Face id or a folder) on this node.
 
-    ``folder``: None if the node has no file of it. ``bytes``: of the weights. ``missing``: absent files. ``broken``:
-    file that no engine can load -> reason.
+    ``model``: as given. ``folder``: None if the node has no file of it. ``bytes``: of the weights. ``missing``: absent
+    files. ``broken``: file that no engine can load -> reason.
     """
+    named = {"host": socket.gethostname(), "model": model}
     folder = (
         Path(model) if model.startswith(("/", ".", "~")) else _snapshot(model, {**os.environ, **(environment or {})})
     )
     if folder is None or not folder.is_dir():
-        return {"host": socket.gethostname(), "folder": None, "bytes": 0, "missing": ["everything"], "broken": {}}
+        return {**named, "folder": None, "bytes": 0, "missing": ["everything"], "broken": {}}
     absent = [] if (folder / "config.json").exists() else ["config.json"]
     if not any((folder / name).exists() for name in TOKENIZERS):
         absent.append("a tokenizer")
@@ -48,7 +49,7 @@ def local_weights(model: str, environment: dict[str, str] | None = None) -> dict
     if (folder / "config.json").exists():
         reasons["config.json"] = _why_no_config(folder / "config.json")
     broken = {name: why for name, why in reasons.items() if why}
-    return {"host": socket.gethostname(), "folder": str(folder), "bytes": size, "missing": absent, "broken": broken}
+    return {**named, "folder": str(folder), "bytes": size, "missing": absent, "broken": broken}
 
 
 def fetch(model: str, timeout_s: float, harmony: bool = False) -> dict[str, Any]:

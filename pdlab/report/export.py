@@ -21,13 +21,14 @@ from pdlab.core.deployment import Collocated, Disaggregated, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.files import replace
 from pdlab.core.output_paths import check_folder, check_output
-from pdlab.core.text import counted
+from pdlab.core.text import counted, listed
 from pdlab.core.version import __version__
 from pdlab.core.workload import Closed, Open, Ramp, Replay
-from pdlab.report.load import Results
+from pdlab.report.load import Results, Row
 from pdlab.results.readers import aiperf
 from pdlab.results.readers.statistics import METRICS
 from pdlab.results.schema import Distribution, Experiment, Run, Summary
+from pdlab.results.stated_platform import GPU, engine_of, engine_version, gpu_types
 
 AIPERF_SCHEMA, LLMD_SCHEMA = "1.4", "0.2"
 # The readers' names of latencies, by metric.
@@ -46,6 +47,18 @@ class ExportedLevel(NamedTuple):
         return gpus_of(self.experiment).total
 
     @property
+    def platform(self) -> dict[str, str | None]:
+        """What the engines ran on, as far as it is recorded or stated."""
+        manifest = self.experiment.manifest
+        types = listed(sorted(gpu_types(manifest))) or manifest.hardware.get(GPU)
+        return {
+            "device": gpus_of(self.experiment).device,
+            "gpu_type": str(types) if types else None,
+            "engine": engine_of(self.experiment),
+            "engine_version": engine_version(self.experiment),
+        }
+
+    @property
     def pools(self) -> tuple[Pool | None, Pool | None]:
         """Of prefill and of decode; a collocated deployment has only the second."""
         topology = self.experiment.manifest.deployment and self.experiment.manifest.deployment.topology
@@ -62,6 +75,7 @@ class ExportedLevel(NamedTuple):
             "experiment": self.name,
             "deployment": deployment.label if deployment else None,
             "gpus": self.gpus,
+            **self.platform,
             "repeat": self.run.key.repeat,
         }
 
@@ -97,7 +111,7 @@ def write_exports(results: Results, exports: Mapping[str, Path]) -> list[Written
     written = []
     for name, path in exports.items():
         if name in TABLES:
-            rows = results.levels()
+            rows = [_with_platform(row, level) for row, level in zip(results.levels(), levels, strict=True)]
             TABLES[name](rows, path)
             written.append(WrittenExport(path, f"Export: {path} ({counted(len(rows), 'level')})"))
             continue
@@ -115,6 +129,13 @@ def write_exports(results: Results, exports: Mapping[str, Path]) -> list[Written
         left = f"; left out: {_counts(reasons)}" if len(kept) < len(levels) else ""
         written.append(WrittenExport(path, f"Export: {path} ({counted(len(kept), 'level')}{left})"))
     return written
+
+
+def _with_platform(row: Row, level: ExportedLevel) -> Row:
+    """The row with its platform behind the number of GPUs."""
+    names = list(row)
+    place = names.index("gpus") + 1
+    return {name: row[name] for name in names[:place]} | level.platform | {name: row[name] for name in names[place:]}
 
 
 def _left_out(run: Run, name: str) -> str | None:
@@ -205,17 +226,19 @@ def _aiperf(level: ExportedLevel) -> dict[str, Any]:
 
 
 def _inferencex(level: ExportedLevel) -> dict[str, Any]:
-    """A row of the aggregated JSON: latencies in s, throughput per GPU."""
+    """A row of the aggregated JSON: latencies in s, throughput per GPU. Of PD the input rate is per prefill GPU and the
+    output rate per decode GPU."""
     run, whole = level.run, level.run.whole
     assert isinstance(run.load, Closed)
     prefill, decode = level.pools
-    lengths, manifest = _mean_tokens(whole), level.experiment.manifest
+    lengths, platform = _mean_tokens(whole), level.platform
+    counted = (prefill.gpus, decode.gpus) if prefill and decode else (level.gpus, level.gpus)
     row: dict[str, Any] = {
         "pdlab": level.origin,
-        "hw": manifest.hardware.get("gpus"),
+        "hw": platform["gpu_type"],
         "model": level.experiment.model,
-        "framework": "vllm" if manifest.versions.get("vllm") else None,
-        "framework_version": manifest.versions.get("vllm"),
+        "framework": platform["engine"],
+        "framework_version": platform["engine_version"],
         "isl": lengths.input,
         "osl": lengths.output,
         "conc": run.load.concurrency,
@@ -223,8 +246,8 @@ def _inferencex(level: ExportedLevel) -> dict[str, Any]:
         "tp": decode.tp if decode else None,
         "disagg": prefill is not None,
         "tput_per_gpu": whole.total_tokens_per_s / level.gpus,
-        "output_tput_per_gpu": whole.output_tokens_per_s / level.gpus,
-        "input_tput_per_gpu": whole.input_tokens_per_s / level.gpus,
+        "input_tput_per_gpu": whole.input_tokens_per_s / counted[0],
+        "output_tput_per_gpu": whole.output_tokens_per_s / counted[1],
     }
     if prefill is not None and decode is not None:
         for role, pool in (("prefill", prefill), ("decode", decode)):
@@ -239,7 +262,7 @@ def _inferencex(level: ExportedLevel) -> dict[str, Any]:
 def _llmd(level: ExportedLevel) -> dict[str, Any]:
     """Benchmark report 0.2. A component of the stack is one replica."""
     run, whole = level.run, level.run.whole
-    lengths, manifest = _mean_tokens(whole), level.experiment.manifest
+    lengths, platform = _mean_tokens(whole), level.platform
     if isinstance(run.load, Closed):
         load: dict[str, Any] = {"concurrency": run.load.concurrency}
     else:
@@ -256,13 +279,13 @@ def _llmd(level: ExportedLevel) -> dict[str, Any]:
             "metadata": {"label": f"{role}-{number}"},
             "standardized": {
                 "kind": "inference_engine",
-                "tool": "vllm",
-                "tool_version": manifest.versions.get("vllm"),
+                "tool": platform["engine"],
+                "tool_version": platform["engine_version"],
                 "role": role,
                 "replicas": 1,
                 "model": {"name": level.experiment.model},
                 "accelerator": {
-                    "model": manifest.hardware.get("gpus"),
+                    "model": platform["gpu_type"],
                     "count": pool.gpus // pool.replicas,
                     "parallelism": {"tp": pool.tp},
                 },

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from pdlab.analysis.audit.registry import AuditFinding
 from pdlab.analysis.comparable import groups, models_text
-from pdlab.analysis.curves import Curve, Point, rankable
+from pdlab.analysis.curves import Curve, Point, gpus_of, rankable
 from pdlab.analysis.headline import Compared, Headline, OtherPairs, PairComparison, compared
 from pdlab.analysis.loading import Loaded
 from pdlab.analysis.ranking import bounds_rankings
@@ -357,7 +357,7 @@ def _experiment(label: str, loaded: Loaded) -> dict[str, Any]:
         "label": label,
         "name": loaded.experiment.name,
         "gpus": manifest.gpus,
-        "unit": "engine rank" if manifest.local else "GPU",
+        "unit": gpus_of(loaded.experiment).unit,
         "runs": len(runs),
         "origin": "rehearsed" if manifest.rehearsal else manifest.origin,
         "facts": [
@@ -383,7 +383,9 @@ def _manifest_facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "commit", f"{manifest.git_commit}{dirty}" if manifest.git_commit else ""
     yield "measured", " to ".join(text for text in (manifest.started_at, manifest.finished_at) if text)
     if manifest.origin == "imported":
-        yield "not recorded", "versions, hardware, placement, commands: the folder has no manifest"
+        stated = (("versions", manifest.versions), ("hardware", manifest.hardware))
+        names = [f"other {name}" if of_files else name for name, of_files in stated]
+        yield "not recorded", f"{', '.join(names)}, placement, commands: the folder has no manifest"
 
 
 def _gates(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:

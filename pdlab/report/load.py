@@ -167,6 +167,7 @@ def _several_curves(loaded: Sequence[Loaded]) -> Iterator[Finding]:
 def _row(label: str, source: Loaded, run: Run) -> Row:
     steady = run.steady is not None and run.steady.ttft is not None
     summary = run.steady if run.steady is not None and steady else run.whole
+    judging = judged(run, summary, source.requests.get(run.key))
     row: Row = {
         "experiment": label,
         "folder": str(source.folder),
@@ -184,11 +185,11 @@ def _row(label: str, source: Loaded, run: Run) -> Row:
         "reasons": "; ".join(run.validity.reasons),
         "window": "steady" if steady else "whole",
         "completed": summary.completed,
+        "judged": judging,
         "requests_per_s": summary.requests_per_s,
         "input_tokens_per_s": summary.input_tokens_per_s,
         "output_tokens_per_s": summary.output_tokens_per_s,
     }
-    judging = judged(run, summary, source.requests.get(run.key))
     for metric in METRICS:
         latency = summary.latencies.get(metric)
         seconds = latency.statistics_s if latency else {}

@@ -24,7 +24,7 @@ ONE_SESSION = timedelta(days=1)
 
 DEPLOYMENT = "the deployment in the file's name"
 DESCRIBED = "its description"
-_METADATA, _BURSTINESS = "metadata", "burstiness"
+_BURSTINESS = "burstiness"
 _MODEL, _LENGTHS, _NOMINAL, _WORDS, _DATE = (
     "model_id",
     "lengths",
@@ -38,6 +38,7 @@ BARE = (_MODEL, _LENGTHS, _NOMINAL, DEPLOYMENT, DESCRIBED, _WORDS, _DATE)
 _OF_THE_RUN = frozenset(
     {
         "date",
+        "invalid",
         "model_id",
         "request_rate",
         "burstiness",
@@ -142,9 +143,9 @@ def unmarked_repeats(levels: Iterable[PublishedLevel]) -> list[tuple[str, ...]]:
 def _values(level: PublishedLevel) -> dict[str, str]:
     """The values in a file that must be equal in repeats, as text."""
     values = {_MODEL: level.run.model} if level.run.model else {}
-    metadata = level.data.get(_METADATA)
+    metadata = level.data.get("metadata")
     stated = metadata if isinstance(metadata, dict) else {}
-    for key, value in {**level.data, **stated}.items():
+    for key, value in level.stated_words.items():
         text = (isinstance(value, str) or key in stated) and key not in _OF_THE_RUN
         known = key in _SETTINGS or (isinstance(value, int) and is_size_of_deployment(key))
         if isinstance(value, str | int | float) and (text or known):

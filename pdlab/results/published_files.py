@@ -75,6 +75,12 @@ class PublishedLevel(NamedTuple):
         return Disaggregated(prefill=pools[0], decode=pools[1], placement=placement_in(self.shown, pools))
 
     @property
+    def stated_words(self) -> dict[str, Any]:
+        """Its figures, and what people gave their client to be written beside them."""
+        metadata = self.data.get("metadata")
+        return {**self.data, **(metadata if isinstance(metadata, dict) else {})}
+
+    @property
     def gpus(self) -> int | None:
         """The GPUs of its deployment as stated by people or by the file; None if neither does."""
         stated = self.stated.gpus if self.stated.gpus is not None else number(self.data.get("num_gpus"))
@@ -131,6 +137,7 @@ def _level(
     whole = Summary(
         duration_s=duration_s,
         completed=completed,
+        judged=int(_count(file, data, "judged")) if data.get("judged") is not None else None,
         requests_per_s=completed / duration_s,
         input_tokens_per_s=input_tokens / duration_s,
         output_tokens_per_s=output_tokens / duration_s,
@@ -160,6 +167,7 @@ def _level(
         failed=failed,
         requested_tokens=lengths.requested,
         whole=whole,
+        steady=whole if data.get("steady") is True else None,
         validity=Validity(findings=tuple(faults), notes=notes),
         speculation=_speculation(data),
         engine=_engine(reading.tool, data),
@@ -423,9 +431,9 @@ def _speculation(data: dict[str, Any]) -> SpeculativeDecoding | None:
 def _engine(tool: str, data: dict[str, Any]) -> EngineName | None:
     """The engine that the file names; None: unknown. The ``backend`` of vLLM's client is the form of the requests, and
     vllm fits every server with the interface of OpenAI."""
-    words = f"{data.get('framework', '')} {data.get('backend', '')}".lower()
+    words = f"{data.get('framework', '')} {data.get('engine', '')} {data.get('backend', '')}".lower()
     names: dict[str, EngineName] = {"sglang": "sglang", "trt": "trtllm", "tensorrt": "trtllm"}
-    if tool == OF_SGLANG or data.get("framework"):
+    if tool == OF_SGLANG or data.get("framework") or data.get("engine"):
         names["vllm"] = "vllm"
     return next((engine for part, engine in names.items() if part in words), None)
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from pdlab.core.command_lines import command_line
 from pdlab.core.commands import BENCH, VIZ
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, unguarded
 from pdlab.core.errors import StoreError, UsageError
@@ -23,6 +24,7 @@ from pdlab.results.published_files import FileLevels, PublishedLevel, read_level
 from pdlab.results.published_names import parse_name
 from pdlab.results.readers import may_be_read
 from pdlab.results.schema import Experiment, Manifest
+from pdlab.results.stated_platform import GPU, stated_gpu, stated_version
 from pdlab.results.store import MANIFEST, Store, searched
 
 BELOW = "below a folder that has levels itself; give its own folder to read it"
@@ -253,8 +255,17 @@ def _experiment(
     deployment = None
     if topology is not None:
         deployment = Deployment(name=folder, model=model or "unknown", topology=unguarded(topology))
+    # What distinguishes two files of a folder makes two curves, so all levels of one state the same.
+    gpu, engine = stated_gpu(first.stated_words), first.run.engine
+    version = stated_version(first.stated_words, engine)
     manifest = Manifest(
-        origin="imported", label=folder, deployment=deployment, gpus=total, workload=runs[0].run.workload
+        origin="imported",
+        label=folder,
+        deployment=deployment,
+        gpus=total,
+        workload=runs[0].run.workload,
+        versions={engine: version} if engine and version else {},
+        hardware={GPU: gpu} if gpu else {},
     )
     settings = {key: value for key, value in curve.settings.items() if key not in BARE}
     experiment = Experiment(
@@ -269,10 +280,11 @@ def _experiment(
 
 
 def _unknown_size(path: Path) -> StoreError:
+    describes = command_line("describe", folder=path, write=True)
     return StoreError(
-        f"{path}: the folder's name does not give the configuration (expected it to end in 4xtp2, or in "
-        f"1xtp2-1xtp2 for prefill-decode), so nothing can be normalised; rename it, or add {VIZ}'s "
-        f"{_gpus_flag(path)}"
+        f"{path}: the folder's name does not give the configuration (expected it to end in 4xtp2, or in 1xtp2-1xtp2 "
+        f"for prefill-decode), so nothing can be normalised; rename it, state its deployment in the file of "
+        f"{describes}, or add {VIZ}'s {_gpus_flag(path)}"
     )
 
 

@@ -455,7 +455,7 @@ class SloPoint(Frozen):
     share in the last of them. ``steady``: whether all of them were in a steady state; None: some could not be checked.
     ``in_flight``: mean number over all of them. ``clear``: every look was far within the bounds on TPOT and gaps
     (`pdlab.results.slo.clearly_within`). ``piled_up``: requests piled up in every look. ``served_rps``: if so, the
-    least that was served (`pdlab.results.slo.served_rps`).
+    least that was served (`pdlab.results.slo.served_rps`), as a rate of the load (`Workload.mean_rate`).
     """
 
     rate_rps: float

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from pdlab.core.catalog import ModelShape, config_of
+from pdlab.core.commands import INSTALL_TABLES
 from pdlab.core.deployment import Pool
 from pdlab.core.errors import NoHomeError, UsageError, WriteError
 from pdlab.core.files import cache_dir, replace
@@ -33,7 +34,7 @@ from pdlab.sim.older_engines import older_kernels, with_older
 from pdlab.sim.step_source import FARTHEST, BilinearTable, Limits, LinearTable, Tabulated
 
 PACKAGE, VERSION = "aiconfigurator-core", "0.12.0"
-INSTALL = f"pip install 'pdlab[perf]', which installs {PACKAGE} {VERSION} (Python 3.11 or later)"
+INSTALL = f"{INSTALL_TABLES}, which installs {PACKAGE} {VERSION} (Python 3.11 or later)"
 # As far as the database's attention was measured: 131,072 tokens of context, 1,024 sequences of 1,024 tokens, prompts
 # of 16,384 tokens; a step of 8,192 prefill tokens beside a whole batch.
 LIMITS = Limits(tokens=8192 + 1024, batch=1024, context=131_072, prefill_tokens=8192, prefix=131_072)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pdlab.core import defaults
-from pdlab.core.catalog import BYTES_PER_VALUE, GpuType, ModelShape, known_gpu, known_gpus, whole_shape
+from pdlab.core.catalog import BYTES_PER_VALUE, GpuType, ModelShape, gpu_name, known_gpu, known_gpus, whole_shape
 from pdlab.core.errors import UsageError
 from pdlab.core.hybrid_kv import is_hybrid
 from pdlab.core.text import choices, counted
@@ -23,6 +23,7 @@ from pdlab.sim.hardware import (
     StepTables,
     TableMode,
     load_hardware,
+    memory_utilization,
     routers_beside,
     routers_count_ends,
     steps_in_flight,
@@ -51,7 +52,7 @@ def computed_gpus() -> dict[str, GpuType]:
 
 def is_gpu(word: str) -> bool:
     """Whether a word of --hardware names a GPU type, with tables or without."""
-    return word.upper() in known_gpus()
+    return gpu_name(word) in known_gpus()
 
 
 def computed(
@@ -69,7 +70,7 @@ def computed(
 
     Raises UsageError.
     """
-    name = gpu.upper()
+    name = gpu_name(gpu)
     type_ = known_gpu(name)
     system = type_.step_tables if type_ else None
     if type_ is None or system is None:
@@ -104,6 +105,7 @@ def computed(
     own = {
         "memory_gb": Constant(value=type_.memory_gb[0], unit="GB", basis="published", source=type_.source),
         **({"steps_in_flight": steps_in_flight(planned)} if engine == "vllm" else {}),
+        **({"memory_utilization": memory_utilization(planned)} if engine == "vllm" else {}),
         **(_without_ray(home) if bare else {"routers_count_ends": routing}),
     }
     assumed = {
@@ -156,7 +158,7 @@ def hardware_of(
         return hardware
     home = load_hardware(defaults.HARDWARE)
     fit = home.fit
-    wanted = (word.upper(), engine or "vllm", version)
+    wanted = (gpu_name(word), engine or "vllm", version)
     if fit and not (quant or bare or mode != "SILICON") and wanted == (fit.gpu, fit.engine, fit.version):
         shape = whole_shape(model)
         if not isinstance(shape, str) and not fit.unlike_model(shape):

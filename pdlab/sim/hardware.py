@@ -10,13 +10,14 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from pdlab.core.catalog import ModelNumbers, ModelShape, find_config, load_model
+from pdlab.core.catalog import ModelNumbers, ModelShape, find_config, gpu_name, load_model
 from pdlab.core.deployment import Deployment, Disaggregated, Mode, Pool, Transport
 from pdlab.core.errors import UsageError
 from pdlab.core.hybrid_kv import connectors_of, is_hybrid
 from pdlab.core.nodes import GpuLink, WireKind
 from pdlab.core.schema import Frozen, load_yaml
 from pdlab.core.text import counted, version_numbers
+from pdlab.core.vllm_limits import default_utilization
 from pdlab.sim.engine_host import DirectRouting, host_of, is_asynchronous
 from pdlab.sim.step_source import NO_CORRECTION, Correction
 
@@ -358,6 +359,16 @@ def steps_in_flight(version: str) -> Constant:
     )
 
 
+def memory_utilization(version: str) -> Constant:
+    """The share of a GPU's memory that engines of that version of vLLM (major and minor) take by default."""
+    return Constant(
+        value=default_utilization(version),
+        unit="share",
+        basis="published",
+        source=f"vLLM {version} default gpu_memory_utilization",
+    )
+
+
 def routers_count_ends(ray_version: str) -> Constant:
     """The `Hardware.routers_count_ends` of that version of Ray. Since 2.55 a router counts down when a request of its
     own ends (decrement_queue_len_cache of its request router). In P:D it then chooses the decode replica,
@@ -410,6 +421,8 @@ def load_hardware(name_or_path: str, others: Mapping[str, Sequence[str]] = Mappi
     hardware = load_yaml(find_config("catalog", name_or_path, "hardware", others), Hardware)
     if hardware.fit is None or hardware.fit.digest != digest_of(hardware):
         hardware = hardware.model_copy(update={"fit": None, "error": None})
+    if hardware.gpu_type is not None:
+        hardware = hardware.model_copy(update={"gpu_type": gpu_name(hardware.gpu_type)})
     steps = hardware.steps
     if steps is None or steps.engine != "vllm" or "hybrid_kv" in hardware.model_fields_set:
         return hardware

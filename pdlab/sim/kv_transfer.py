@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-from pdlab.core.catalog import ModelShape, known_gpu
+from pdlab.core.catalog import ModelShape, has_gpu, known_gpu
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Fluid
 from pdlab.core.model_size import full_layers, kv_copies, moved_bytes
 from pdlab.core.nodes import WIRE_OF_NIC, ClusterNode, WireKind
@@ -133,7 +133,7 @@ def on_nodes(hardware: Hardware, nodes: Sequence[ClusterNode]) -> Hardware:
 
 
 def _with_memory_of(hardware: Hardware, nodes: Sequence[ClusterNode]) -> Hardware:
-    stated = [each.gpu_memory_gb for each in nodes if each.gpu_memory_gb and each.gpu_type == hardware.gpu_type]
+    stated = [each.gpu_memory_gb for each in nodes if each.gpu_memory_gb and has_gpu(each, hardware.gpu_type or "")]
     return hardware.with_values({"memory_gb": min(stated)}) if stated else hardware
 
 

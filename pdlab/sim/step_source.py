@@ -23,6 +23,7 @@ from typing import Annotated, NamedTuple, Protocol
 from annotated_types import Ge, Gt
 from pydantic import Field, model_validator
 
+from pdlab.core.deployment import Collocated, Deployment, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen
 from pdlab.core.text import counted
@@ -222,6 +223,12 @@ class Tabulated(Frozen):
         )
 
 
+def parallelism_of(deployment: Deployment) -> str:
+    """The parallelism of one engine of each role: ``collocated tp4``. The number of engines and their placement do not
+    change the steps of one engine."""
+    return ", ".join(f"{role} {pool.degrees}" for role, pool in deployment.pools.items())
+
+
 class FittedLevel(Frozen):
     """A measured level of a fit: the labels of its deployment, lengths and load, and its mean figures in seconds. The
     figures tell it from a repeat."""
@@ -234,8 +241,13 @@ class FittedLevel(Frozen):
 
     @property
     def setting(self) -> tuple[str, str]:
-        """Deployment and lengths."""
-        return self.deployment, self.lengths
+        """The parallelism of its engines, and lengths."""
+        return parallelism_of(Deployment(topology=parse_label(self.deployment))), self.lengths
+
+    @property
+    def is_collocated(self) -> bool:
+        """Whether its engines both prefill and decode."""
+        return isinstance(parse_label(self.deployment), Collocated)
 
 
 class Correction(Frozen):
@@ -245,8 +257,9 @@ class Correction(Frozen):
     time that prefill adds. ``sync_us``: in every step, for each doubling of TP and each layer with two all-reduces.
     ``sequence_us``: in every step, for each decoding sequence. ``covariance``: of (host_ms, ln factor, ln
     prefill_factor, sync_us), 4 x 4; None: unknown. ``fitted_levels``: the number of measured levels in its fit (0: a
-    prior). ``fitted_settings``: the number of pairs of deployment and lengths among them. ``levels``: these levels
-    (fewer than ``fitted_levels``: the others are not recorded).
+    prior). ``fitted_settings``: the number of pairs of parallelism and lengths among those of collocated engines, of
+    which the errors after levels are known. ``levels``: these levels (fewer than ``fitted_levels``: the others are not
+    recorded).
     """
 
     host_ms: Annotated[float, Ge(0)] = 0.0
@@ -280,7 +293,7 @@ class Correction(Frozen):
         """This correction, as fitted to the levels of an earlier one and to ``levels``. A setting counts once. Levels
         that are not recorded may be of the recorded settings, so they add none to these."""
         every = (*earlier.levels, *levels)
-        settings = len({each.setting for each in every})
+        settings = len({each.setting for each in every if each.is_collocated})
         return self.model_copy(
             update={
                 "fitted_levels": earlier.fitted_levels + len(levels),

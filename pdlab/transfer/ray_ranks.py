@@ -139,7 +139,7 @@ def check(
         nodes = stack.enter_context(local_cluster(local)) if local else None
         if nodes is not None:
             become_driver(nodes)
-        cluster = stack.enter_context(Cluster(nodes))
+        cluster = stack.enter_context(Cluster(nodes, otherwise=", or check this machine with --local"))
         install()
         logging.getLogger("ray").setLevel(logging.CRITICAL)
         view, places = _seats(cluster, plan, wait_s=0.0 if local else JOIN_WAIT_S)

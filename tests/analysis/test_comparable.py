@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import permutations
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import curves as made
 
-from pdlab.analysis.comparable import LENGTH_TOLERANCE, groups, incomparable, model_name, same_model
+from pdlab.analysis.comparable import LENGTH_TOLERANCE, groups, incomparable, length_notes, model_name, same_model
 from pdlab.analysis.curves import Curve, Point, workloads_name
 from pdlab.analysis.headline import compared
 from pdlab.analysis.phase_ratio import implied, measured
@@ -198,6 +200,49 @@ def test_every_two_of_a_group_are_within_the_tolerance(lengths: list[tuple[int, 
         for side in (0, 1):
             means = [lengths[int(label)][side] for label in group]
             assert max(means) <= min(means) * (1 + LENGTH_TOLERANCE) + 1e-9
+
+
+CHAIN = {"a": 1000, "b": 1080, "c": 1160}  # of which only neighbours are within 10 %
+
+
+def chain(order: Iterable[str]) -> list[Curve]:
+    return [curve(name, workload=Workload(input_tokens=CHAIN[name], output_tokens=100)) for name in order]
+
+
+@pytest.mark.parametrize("order", list(permutations(CHAIN)))
+def test_who_is_ranked_with_whom_does_not_depend_on_the_order_of_the_folders(order: tuple[str, ...]) -> None:
+    """A curve between two others fits both: one line tells with which it is not ranked."""
+    curves = chain(order)
+    assert {frozenset(group) for group in names(curves)} == {frozenset("ab"), frozenset("c")}
+    rankings = bounds_rankings(curves, parse_bounds("tpot_ms=1000,ttft_ms=9000", "p50"), View())
+    assert {frozenset(each.label for each in one.ranking) for one in rankings} == {frozenset("ab"), frozenset("c")}
+    found = compared(curves, View())
+    pairs = [each for block in (*found.headlines, *found.pairs) for each in block.comparisons]
+    assert {frozenset((each.label, each.reference)) for each in pairs} == {frozenset("ab"), frozenset("bc")}
+    (line,) = [line for line in length_notes(curves, View()) if "ranked apart" in line]
+    both, rest = line.split(", but ")
+    assert set(both.split(" may be compared with ")) == {"b 1080:100", "c 1160:100"} and "groups may not" in rest
+    reason = incomparable(curves, View()) or ""
+    assert "1000-1080:100" in reason and "1160:100" in reason
+
+
+def test_no_line_where_groups_share_nothing() -> None:
+    assert not any("ranked apart" in line for line in length_notes(chain("ac"), View()))
+    assert not any("ranked apart" in line for line in length_notes(chain("ab"), View()))
+
+
+@pytest.mark.parametrize("order", list(permutations(["m", "x/m", "y/m"])))
+def test_a_bare_name_is_ranked_with_one_of_two_organisations_in_any_order(order: tuple[str, ...]) -> None:
+    curves = [curve(model, model=model) for model in order]
+    assert {frozenset(group) for group in names(curves)} == {frozenset(["m", "x/m"]), frozenset(["y/m"])}
+    assert any("ranked apart" in line and "y/m" in line for line in length_notes(curves, View()))
+
+
+@given(st.lists(st.tuples(st.integers(900, 1500), st.integers(90, 150)), min_size=2, max_size=7), st.randoms())
+def test_the_groups_are_the_same_in_any_order(lengths: list[tuple[int, int]], chance: Random) -> None:
+    curves = [curve(str(i), workload=Workload(input_tokens=a, output_tokens=b)) for i, (a, b) in enumerate(lengths)]
+    shuffled = chance.sample(curves, len(curves))
+    assert {frozenset(group) for group in names(curves)} == {frozenset(group) for group in names(shuffled)}
 
 
 def of_mode(experiment: Experiment, mode: WorkloadMode) -> Experiment:

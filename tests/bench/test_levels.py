@@ -57,14 +57,14 @@ def test_bad_rates(text: str) -> None:
     ],
 )
 def test_number_of_requests(load: Load, smoke: bool, expected: int) -> None:
-    assert levels.num_requests(load, smoke=smoke) == expected
+    assert levels.num_requests(load, Workload(), smoke=smoke) == expected
 
 
 def test_a_rate_is_held_for_a_time_and_ten_times_e2el() -> None:
-    assert levels.num_requests(Open(rate_rps=2), hold_s=600) == 1200
-    assert levels.num_requests(Open(rate_rps=2), e2el_s=5.9) == 120
-    assert levels.num_requests(Open(rate_rps=2), e2el_s=20) == 400
-    assert levels.num_requests(Closed(concurrency=4), hold_s=600, e2el_s=20) == 40
+    assert levels.num_requests(Open(rate_rps=2), Workload(), hold_s=600) == 1200
+    assert levels.num_requests(Open(rate_rps=2), Workload(), e2el_s=5.9) == 120
+    assert levels.num_requests(Open(rate_rps=2), Workload(), e2el_s=20) == 400
+    assert levels.num_requests(Closed(concurrency=4), Workload(), hold_s=600, e2el_s=20) == 40
     (level,) = levels.sweep_levels(WORKLOAD, [Open(rate_rps=10)], hold_s=5)
     assert level.num_requests == 50
 
@@ -207,6 +207,15 @@ def test_a_mix_that_moves_is_sent_with_its_times_for_two_rounds_at_least() -> No
         ClientLevel.model_validate({**sent.model_dump(), "due_s": [0.0, 1.0]})
     with pytest.raises(UsageError, match="give --request-rate"):
         levels.sweep_levels(workload, [Closed(concurrency=4)])
+
+
+@pytest.mark.parametrize("factor", [0.5, 4, 10])
+def test_a_level_with_a_crowd_goes_on_after_it(factor: float) -> None:
+    for lengths in ("mixes:1000:100", "mixes:1000:100,5000:250,every=60"):
+        workload = Workload(lengths=parse_lengths(f"{lengths},crowd=rate*{factor}@60+30"))
+        (level,) = levels.sweep_levels(workload, [Open(rate_rps=40)])
+        arrivals = workload.arrivals(level)
+        assert arrivals is not None and arrivals[-1].due_s == pytest.approx(240, rel=0.05)
 
 
 def test_mixes_have_a_short_form() -> None:

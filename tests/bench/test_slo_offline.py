@@ -11,6 +11,7 @@ from support.queues import highest_rate, served
 
 from pdlab.bench import levels, slo_offline, slo_search
 from pdlab.bench.slo_search import SloSearchOptions
+from pdlab.core.lengths import parse_lengths
 from pdlab.core.workload import Level, Open, Slo, Workload
 from pdlab.results.level_data import LevelData
 from pdlab.results.metrics import steady_window
@@ -69,7 +70,7 @@ def test_a_bound_that_overload_does_not_touch_is_never_met_above_the_service_rat
 def test_what_is_judged_began_in_a_filled_system_however_long_answers_take(answers_s: float) -> None:
     """Half of what the server can do. Held for 60 s, the last of these fill it for two thirds of that."""
     load, slo = Open(rate_rps=5.0), Slo(ttft_s=1.0)
-    count = levels.num_requests(load, hold_s=60.0, e2el_s=answers_s)
+    count = levels.num_requests(load, WORKLOAD, hold_s=60.0, e2el_s=answers_s)
     for seed in range(20):
         level = Level(load=load, num_requests=count, seed=seed)
         columns = served(level, SERVICE_S, answers_s)
@@ -92,12 +93,70 @@ def test_what_is_judged_began_in_a_filled_system_however_long_answers_take(answe
 @pytest.mark.parametrize("answers_s", [0.01, 6.0, 20.0])
 def test_overload_is_never_taken_for_steady(answers_s: float) -> None:
     load, slo = Open(rate_rps=14.0), Slo(tpot_s=30.0)
-    count = levels.num_requests(load, hold_s=60.0, e2el_s=answers_s)
+    count = levels.num_requests(load, WORKLOAD, hold_s=60.0, e2el_s=answers_s)
     for seed in range(20):
         level = Level(load=load, num_requests=count, seed=seed)
         requests = served(level, SERVICE_S, answers_s)
         run = slo_offline.run_of(level, requests, WORKLOAD, "x")
         assert slo_search.sample(run, requests, slo).steady is not True
+
+
+def alike(arrivals: float) -> Workload:
+    """Mixes whose requests are as good as alike, and arrive at that multiple of the load's rate."""
+    return Workload(lengths=parse_lengths(f"mixes:100:2@{arrivals:g},101:2@{arrivals:g},every=10"))
+
+
+@pytest.mark.parametrize("arrivals", [0.2, 4.0])
+def test_a_mix_at_a_multiple_of_the_rate_has_the_bracket_of_a_plain_load(arrivals: float) -> None:
+    truth = highest_rate(0.9 + 1e-9, SERVICE_S, 0.8) / arrivals
+    search = SloSearchOptions(slo=Slo(ttft_s=1.0, quantile=0.8), confidence=0.9, max_points=14, longest_s=200)
+    lasted_s: list[float] = []
+
+    def drive(level: Level) -> LevelData:
+        requests = served(level, SERVICE_S, arrivals=arrivals)
+        lasted_s.append(requests.arrival_s[-1] if level.num_requests > 2 * search.requests_needed else 0.0)
+        return requests
+
+    answers = [
+        slo_offline.search_over(drive, search, alike(arrivals), label="x", seed=seed, hold_s=30, guess_rps=truth / 3)
+        for seed in range(SEARCHES)
+    ]
+    lows, highs = [each.low_rps or 0.0 for each in answers], [each.high_rps or 1e9 for each in answers]
+    assert sum(low > truth for low in lows) <= 2 and sum(high < truth for high in highs) <= 2
+    assert sum(high / low < 2 for low, high in zip(lows, highs, strict=True) if low) >= SEARCHES - 3
+    assert max(lasted_s) < 1.1 * 2 * search.longest_s, "a look and its doubling"
+
+
+def test_a_mix_at_a_multiple_of_the_rate_never_meets_above_what_is_served() -> None:
+    search = SloSearchOptions(slo=Slo(tpot_s=0.05, quantile=0.8), max_points=14)
+    for seed in range(SEARCHES):
+        answer = slo_offline.search_over(
+            lambda level: served(level, SERVICE_S, 0.01, arrivals=4.0),
+            search, alike(4.0), label="x", seed=seed, guess_rps=1.3,
+        )  # fmt: skip
+        assert answer.low_rps is not None and 1.5 <= answer.low_rps < 1 / SERVICE_S / 4, answer.detail
+        assert answer.best_rps is None or answer.best_rps < 1 / SERVICE_S / 4
+
+
+def test_every_level_over_mixes_has_two_rounds() -> None:
+    workload, driven = Workload(lengths=parse_lengths("mixes:100:2,400:2,every=60")), []
+
+    def drive(level: Level) -> LevelData:
+        arrivals = workload.arrivals(level)
+        assert arrivals is not None
+        driven.append(arrivals[-1].due_s)
+        return served(level, SERVICE_S)
+
+    search = SloSearchOptions(slo=Slo(ttft_s=0.5, quantile=0.8), max_points=4)
+    slo_offline.search_over(drive, search, workload, label="x", guess_rps=4.0)
+    assert min(driven) > 0.9 * 240
+
+
+def test_the_number_in_flight_counts_what_arrives() -> None:
+    level = Level(load=Open(rate_rps=1.0), num_requests=400, seed=1)
+    requests = served(level, 0.0, 2.0, arrivals=4.0)
+    taken = slo_search.sample(slo_offline.run_of(level, requests, alike(4.0), "x"), requests, Slo(ttft_s=1.0))
+    assert taken.in_flight == pytest.approx(8.0)
 
 
 def test_levels_have_seeds_of_their_own_and_are_held() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ from support import records as made
 from support.launched import running
 from support.validity import failing
 
-from pdlab.bench import levels, measure, target
+from pdlab.bench import levels, measure, slo_search, target
 from pdlab.bench.measure import settled
 from pdlab.bench.progress import ExperimentProgress, Progress
-from pdlab.bench.sweep import SweepOptions, _check_again, _Sweeper, _todo, build, same_experiment
+from pdlab.bench.slo_search import SloSearchOptions
+from pdlab.bench.sweep import SweepOptions, _check_again, _run_held, _Sweeper, _todo, build, same_experiment
 from pdlab.bench.target import normal_url
 from pdlab.cli import bench
 from pdlab.core.deployment import Collocated, Deployment, Pool
@@ -154,6 +156,15 @@ def test_table_shows_unknown_and_invalid() -> None:
     assert invalid == "INVALID concurrency4: a; b"
 
 
+@pytest.mark.parametrize(("requests", "shown"), [(499, "-"), (500, "1000.0")])
+def test_table_shows_no_tail_that_few_requests_lie_beyond(requests: int, shown: str) -> None:
+    """As viz's tables: five requests beyond the p99 are those of 500."""
+    records = [made.record(0.1 * i, 1.0, 0.02, 11) for i in range(requests)]
+    level = made.run(records, Closed(concurrency=4), count=requests)
+    row = bench.table([level]).splitlines()[1].split()
+    assert row[5:7] == ["1000.0", shown] and (row[8] == "-") is (shown == "-") and row[9] != "-"
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -254,6 +265,18 @@ def test_a_dry_run_prints_what_would_be_measured(capsys: pytest.CaptureFixture[s
         "    at most 20 levels, each of at least 182 requests and held for 90 s, to within 10% at 95% confidence\n"
         "results: bm_results/x\n"
     )
+    for flags, words in (
+        ("--mixes 5000:250,1000:1000@1.5 -r 4", "1200 requests, held for 240 s, or 10 times E2EL where"),
+        ("--lengths mixes:1000:100,crowd=rate*10@60+30 -r 4", "2040 requests, held for 240 s, or"),
+        ("-r 0.1", "20 requests, held for 200 s, or"),
+        ("-r 0.7 --hold-s 90.5", "64 requests, held for 90.5 s, or"),
+        ("--ramp 4:4 --prompts-per-level 30", "30 requests, which arrive in 7.5 s\n"),
+        ("-r 4 --smoke", "40 requests, which arrive in 10 s\n"),
+        ("--slo ttft_ms=9 --mixes 5:2,1:1", "of at least 373 requests and held for 240 s, to"),
+        ("--slo ttft_ms=9 --prompts-per-level 30", "of at least 30 requests, to"),
+    ):
+        assert bench.main(["--dry-run", *flags.split()]) == 0
+        assert words in capsys.readouterr().out
     assert bench.main(["--dry-run", "--concurrency-per-gpu", "0.5,2", "--gpus", "4"]) == 0
     assert "  concurrency 2: 20 requests\n  concurrency 8: 80 requests\n" in capsys.readouterr().out
     assert bench.main(["--dry-run", "--concurrency-per-gpu", "2"]) == 0
@@ -312,6 +335,79 @@ def test_rates_are_held_longer_where_answers_take_long(tmp_path: Path) -> None:
     assert [level.num_requests for level in counted.levels] == [30, 30]
 
 
+@pytest.mark.parametrize(
+    ("kept", "planned", "words"),
+    [
+        (Closed(concurrency=8), Closed(concurrency=8, per_gpu=2.0), None),
+        (Closed(concurrency=8, per_gpu=4.0), Closed(concurrency=8, per_gpu=2.0), None),
+        (Open(rate_rps=4), Open(rate_rps=4, burstiness=0.5), "burstiness 1, this command has burstiness 0.5;"),
+        (Ramp(start_rps=1, end_rps=8), Ramp(start_rps=2, end_rps=8), "start_rps 1, this command has start_rps 2;"),
+        (
+            Ramp(start_rps=1, end_rps=8),
+            Ramp(start_rps=1, end_rps=8, shape="exponential"),
+            "shape linear, this command has shape exponential;",
+        ),
+    ],
+)
+def test_a_kept_level_of_another_load_is_refused_by_what_differs(
+    kept: Load, planned: Load, words: str | None, tmp_path: Path
+) -> None:
+    levels_of_both = [levels.sweep_levels(Workload(), [load]) for load in (kept, planned)]
+    sweeper(tmp_path, Fake(1.0), loads=(kept,)).run(levels_of_both[0], levels_of_both[0], manifest())
+    options = SweepOptions(loads=(planned,), resume=True)
+    if words is None:
+        assert _todo(Store(tmp_path), levels_of_both[1], options) == []
+        return
+    with pytest.raises(StoreError, match=f"was measured with {words}"):
+        _todo(Store(tmp_path), levels_of_both[1], options)
+
+
+SEARCH = SloSearchOptions(slo=Slo(ttft_s=0.5), burstiness=0.5)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_search_of_another_burstiness_is_refused_before_the_first_request(force: bool, tmp_path: Path) -> None:
+    """Levels are named by their rate, and results of searches by the SLO."""
+    loads = (Open(rate_rps=4),)
+    planned = levels.sweep_levels(Workload(), loads)
+    sweeper(tmp_path, Fake(1.0), loads=loads).run(planned, planned, manifest())
+    nowhere = SimpleNamespace(manifest=manifest(), base_url="http://127.0.0.1:9", notes=(), figure_notes=())
+
+    def search(search: SloSearchOptions, store: Store) -> None:
+        options = SweepOptions(searches=(search,), resume=True, force=force)
+        _run_held(options, nowhere, store, Progress(io.StringIO()), None)  # type: ignore[arg-type]
+
+    with pytest.raises(StoreError, match=r"rate4\.json was measured with burstiness 1, the search for .* has 0\.5;"):
+        search(SEARCH, Store(tmp_path))
+    store = Store(tmp_path / "searched")
+    store.write_manifest(manifest())
+    point = slo_search.LevelSample(rate_rps=1, repeat=0, judged=1000, met=1000)
+    alike = SEARCH.model_copy(update={"burstiness": 1.0})
+    store.write_search(slo_search.evaluate([point], alike, label="x", repeat=0).answer)
+    with pytest.raises(StoreError, match=r"slo-ttft500ms-q0\.95\.json was measured with burstiness 1, the search"):
+        search(SEARCH, store)
+
+
+@pytest.mark.parametrize(
+    ("loads", "searches", "words"),
+    [
+        ((), (SEARCH, SEARCH), "two searches for ttft500ms-q0.95 have one result"),
+        ((), (SEARCH, SEARCH.model_copy(update={"burstiness": 1.0, "slo": Slo(tpot_s=0.1)})), "give both one burst"),
+        ((Open(rate_rps=2),), (SEARCH,), "the search for ttft500ms-q0.95 has burstiness 0.5, 2 requests/s has 1"),
+        ((Open(rate_rps=2, burstiness=0.5), Ramp(start_rps=1, end_rps=2), Closed(concurrency=1)), (SEARCH,), None),
+    ],
+)
+def test_searches_that_would_share_levels_are_refused(
+    loads: tuple[Load, ...], searches: tuple[SloSearchOptions, ...], words: str | None
+) -> None:
+    options = SweepOptions(loads=loads, searches=searches)
+    if words is None:
+        assert len(build(options, 0)) == len(loads)
+        return
+    with pytest.raises(UsageError, match=words):
+        build(options, 0)
+
+
 def test_a_closed_loop_is_soaked_for_as_many_requests_as_a_first_round_shows(tmp_path: Path) -> None:
     changes = {"loads": (Closed(concurrency=2),), "soak_s": 60.0, "hold_s": 60.0}
     options, driver = SweepOptions(**changes, resume=True), Fake(0.5)
@@ -324,7 +420,7 @@ def test_a_closed_loop_is_soaked_for_as_many_requests_as_a_first_round_shows(tmp
     (run,) = Store(tmp_path).runs()
     assert run.soak and run.soak.requested_s == 60 and len(run.soak.windows) == 1
     assert _todo(Store(tmp_path), planned, options) == []
-    with pytest.raises(StoreError, match="was measured with 500 requests, this command has 20"):
+    with pytest.raises(StoreError, match="was measured with --soak 1, this command has --soak 2;"):
         _todo(Store(tmp_path), planned, options.model_copy(update={"soak_s": 120.0}))
     with pytest.raises(StoreError, match="was measured with 500 requests, this command has 20"):
         _todo(Store(tmp_path), planned, options.model_copy(update={"soak_s": None}))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import tarfile
 from pathlib import Path
 
 import pytest
 
 from pdlab.cli import first_hour
+from pdlab.core.catalog import resolve_model
 from pdlab.first_hour import run as run_module
 from pdlab.first_hour import steps as steps_module
 from pdlab.first_hour.steps import Step
@@ -28,6 +30,36 @@ def test_a_rehearsal_serves_and_measures_alone(tmp_path: Path, capsys: pytest.Ca
     assert "6 launch spread: start pd-spread-p1xtp4-d1xtp4" in text
     assert "--pd-spread --p-tp 4 --d-tp 4 --model gpt-oss-120b --rehearse" in text
     assert "doctor" not in text and "check-transfer" not in text
+
+
+def test_launches_that_will_be_refused_are_named_before_the_hour(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--dry-run", "--model", "deepseek-v3", "--out", str(tmp_path / "out")]
+    assert first_hour.main(words) == 0
+    warnings = capsys.readouterr().err.splitlines()
+    assert len(warnings) == 3, "the nodes may have more memory"
+    assert all(
+        "would be refused on p5.48xlarge-x2: " in line and "cannot hold deepseek-v3" in line for line in warnings
+    )
+    assert first_hour.main([*words, "--rehearse"]) == 2
+    assert "every launch of the first hour will be refused" in capsys.readouterr().err
+
+
+def test_a_launch_that_no_nodes_can_make_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known = resolve_model("tiny-llama").shape
+    assert known is not None and known.config is not None
+    config = {**known.config, "num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 6 * 64, "head_dim": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert first_hour.main(["--dry-run", "--model", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert warning.startswith("warning: step launch spread will be refused: prefill TP 4 does not divide the 6 ")
+
+
+def test_the_usual_hour_has_no_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for where in ([], ["--local"], ["--rehearse"]):
+        assert first_hour.main(["--dry-run", "--out", str(tmp_path / "out"), *where]) == 0
+        assert not capsys.readouterr().err
 
 
 def planted(out: Path, **_: object) -> tuple[Step, ...]:

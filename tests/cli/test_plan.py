@@ -67,6 +67,19 @@ def predicted(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     return list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
 
 
+@pytest.mark.parametrize(
+    ("given", "node"),
+    [
+        ("p5.48xlarge-x2", "p5.48xlarge"),
+        ("p5.48xlarge", "p5.48xlarge"),
+        ("mine-x2.yaml", "mine-x2.yaml"),
+        ("p5-x2", "p5-x2"),
+    ],
+)
+def test_a_cluster_as_a_launch_names_it_is_nodes_of_its_type(given: str, node: str) -> None:
+    assert parse(plan.PlanSettings, ["--cluster", given]).node == node
+
+
 class TestPredict:
     def test_rows_come_back_in_order_with_their_columns(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]

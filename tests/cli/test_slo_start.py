@@ -16,8 +16,12 @@ from pdlab.cli import experiment as cli_experiment
 from pdlab.cli import slo_start
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import UsageError
+from pdlab.core.schema import to_yaml
 from pdlab.core.workload import Slo, Workload
 from pdlab.deploy.endpoint import save_running
+from pdlab.plan.error_catalog import error_after
+from pdlab.sim.computed_hardware import computed
+from pdlab.sim.hardware import FitDomain, signed
 
 URL = "http://127.0.0.1:9"
 SHORT = Workload(input_tokens=2000, output_tokens=4)
@@ -39,6 +43,21 @@ def test_it_begins_where_the_simulator_ends(monkeypatch: pytest.MonkeyPatch, tmp
     assert "(extrapolated: " in words and f"input length {SHORT.input_tokens}" in words
     again, _ = slo_start.from_plan(search.model_copy(update={"hardware": "h100-vllm-0.11"}), SHORT, URL)
     assert again == started and started.start_from is None, "the same every time"
+
+
+@pytest.mark.usefixtures("tabulated")
+def test_tables_are_judged_as_a_prediction_by_tables_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Their errors include those of another TP and other lengths. They are of closed loops."""
+    publish(monkeypatch, tmp_path)
+    fit = FitDomain(
+        model="gpt-oss-120b", gpu="H200", version="0.18", modes=("collocated",), tp=(4,), input_tokens=(1024, 1024),
+        output_tokens=(1024, 1024), in_flight_per_gpu=(1.0, 8.0),
+    )  # fmt: skip
+    made = computed("H200", "vllm", "0.18").model_copy(update={"error": error_after(3)})
+    (tmp_path / "mine.yaml").write_text(to_yaml(signed(made, fit)))
+    search = SloSearchOptions(slo=Slo(ttft_s=0.5), start_from="plan", hardware=str(tmp_path / "mine.yaml"))
+    _, words = slo_start.from_plan(search, Workload(input_tokens=2000, output_tokens=256), URL)
+    assert "(extrapolated: errors are known of public stacks, and they are closed loops)" in words
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from contract.conftest import quietly
 
 from pdlab.core.catalog import resolve_model
+from pdlab.core.vllm_limits import default_utilization
 from pdlab.deploy.engine_memory import STEPS_AHEAD, reserved_bytes
 
 pytestmark = pytest.mark.usefixtures("ray_llm", "import_warnings_aside")
@@ -33,3 +34,8 @@ def test_a_request_of_gpt_oss(tokens: int) -> None:
     ours = reserved_bytes(shape, tokens, {}, "gpu")
     blocks = 2 * shape.layers * full.page_size_bytes  # of each layer at most two are not full
     assert theirs - blocks <= ours <= theirs
+
+
+def test_the_share_of_the_memory_is_the_default_of_the_installed_version() -> None:
+    theirs = quietly("vllm.config").CacheConfig
+    assert theirs().gpu_memory_utilization == default_utilization()

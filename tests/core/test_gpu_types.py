@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pdlab.core.catalog import GpuType, gpu_link, gpu_memory_gb, gpu_type_of, known_gpus
+from pdlab.core.catalog import (
+    GpuType,
+    gpu_link,
+    gpu_memory_gb,
+    gpu_name,
+    gpu_type_of,
+    has_gpu,
+    known_gpus,
+    load_cluster,
+    why_no_tables,
+)
 from pdlab.core.files import CONFIGS
 from pdlab.core.nodes import ClusterNode
 from pdlab.core.schema import load_yaml
@@ -60,3 +71,38 @@ def test_types_of_public_recipes_have_a_memory_and_a_link(gpu_type: str, link: s
 def test_the_card_that_is_there_wins() -> None:
     mine = node(gpu_type="H100", gpu_memory_gb=100.5, gpu_link="pcie")
     assert (gpu_memory_gb(mine), gpu_link(mine)) == (100.5, "pcie")
+
+
+def test_a_name_is_known_in_any_case() -> None:
+    for name in known_gpus():
+        assert gpu_name(name.lower()) == gpu_name(name.upper()) == gpu_name(name) == name
+        assert gpu_memory_gb(node(gpu_type=name.lower())) == gpu_memory_gb(node(gpu_type=name))
+    assert gpu_name("of-tomorrow") == "of-tomorrow"
+    assert why_no_tables("amd-instinct-mi300x-oam").startswith("GPU type AMD-Instinct-MI300X-OAM: ")
+
+
+def test_a_cluster_file_has_the_known_spelling(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    rows = ", ".join(
+        f"{{id: n{n}, gpus: 8, cpus: 99, gpu_type: {name}}}" for n, name in enumerate(("h200", "H200", "mY"))
+    )
+    file.write_text(f"nodes: [{rows}]\n")
+    assert [each.gpu_type for each in load_cluster(str(file)).nodes] == ["H200", "H200", "mY"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "name", "has"),
+    [
+        ({"gpu_type": "A100", "gpu_memory_gb": 85.9}, "A100-80G", True),
+        ({"gpu_type": "A100", "gpu_memory_gb": 84.6}, "A100-80G", True),
+        ({"gpu_type": "A100", "gpu_memory_gb": 85.9}, "A100-40G", False),
+        ({"gpu_type": "A100", "gpu_memory_gb": 42.9}, "A100-40G", True),
+        ({"gpu_type": "A100", "gpu_memory_gb": 42.9}, "A100", True),
+        ({"gpu_type": "A100"}, "A100-80G", False),
+        ({"gpu_type": "A100-80G"}, "A100", False),
+        ({"gpu_type": "H100", "gpu_memory_gb": 85.9}, "A100-80G", False),
+        ({}, "A100-80G", False),
+    ],
+)
+def test_a_size_of_a_type_has_its_own_name(facts: dict[str, Any], name: str, has: bool) -> None:
+    assert has_gpu(node(**facts), name) is has

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from itertools import islice, pairwise
+from itertools import islice, pairwise, takewhile
 
 import pytest
 from hypothesis import given, settings
@@ -102,6 +102,26 @@ def test_the_mean_of_a_round_is_that_of_its_arrivals() -> None:
         )
         assert mixes.mean((0, 0)) == pytest.approx(mean, rel=0.02)
         assert total / len(seen) == pytest.approx(mixes.mean_rate, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "10:1@2,20:1,every=7",
+        "10:1@0.2,20:1@3,every=5,drift",
+        "10:1,crowd=rate*6@12+5",
+        "10:1@2,20:1,every=4,crowd=rate*5@6+7",
+        "10:1@2,20:1,every=4,crowd=prompts*5@6+7",
+    ],
+)
+def test_as_many_arrive_as_are_counted_before(text: str) -> None:
+    mixes, rps = parse_mixes(text), 400.0
+    moments_s = (3.0, 9.0, 13.5, 21.0, 40.0)
+    due_s = [each.due_s for each in takewhile(lambda each: each.due_s < 40, mixes.arrivals(rps, 1.0, "seed"))]
+    counted = [sum(moment_s < limit_s for moment_s in due_s) for limit_s in moments_s]
+    assert [rps * mixes.mean_requests(moment_s) for moment_s in moments_s] == pytest.approx(counted, rel=0.06)
+    took_s = [mixes.mean_duration_s(count / rps) for count in counted]
+    assert took_s == pytest.approx(moments_s, rel=0.06)
 
 
 def test_bounds_hold_the_crowd() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +107,25 @@ def test_one_name_for_two_sizes_is_asked_for(tmp_path: Path, capsys: pytest.Capt
     assert "cannot hold" in capsys.readouterr().err
 
 
+def test_the_case_of_a_gpu_type_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--pd-spread", "--p-tp", "2", "--d-tp", "4")
+    alike = [
+        dry_run(cluster_of(tmp_path, f"gpu_type: {one}", "gpu_type: H200"), capsys, *words) for one in ("h200", "H200")
+    ]
+    assert alike[0] == alike[1] and "not known" not in alike[0]
+    mixed = cluster_of(tmp_path, "gpu_type: H100", "gpu_type: h200")
+    for gpus in (("H200", "h100"), ("h200", "H100")):
+        text = dry_run(mixed, capsys, *words, "--p-gpu", gpus[0], "--d-gpu", gpus[1])
+        assert re.search(r"prefill 0 +n1 ", text) and re.search(r"decode 0 +n0 ", text)
+
+
+def test_a_pool_is_bound_to_a_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = ("gpu_type: A100, gpu_memory_gb: 42.9", "gpu_type: A100, gpu_memory_gb: 85.9")
+    for size, name in (("a100-40g", "n0"), ("A100-80G", "n1")):
+        text = dry_run(cluster_of(tmp_path, *nodes), capsys, "--collocated", "--tp", "4", "--gpu", size)
+        assert re.search(rf"collocated 0 +{name} ", text)
+
+
 @pytest.mark.parametrize(
     ("nodes", "flags", "parts"),
     [
@@ -135,9 +156,57 @@ def test_the_length_that_the_refusal_names_is_not_refused() -> None:
     deployment = Deployment(topology=parse_label("collocated-1xtp1"), engine_kwargs=kwargs)
     with pytest.raises(UsageError, match=r"--max-model-len (\d+)") as caught:
         examine(deployment, GPT_OSS, X2, place(deployment, X2), Workload())
-    length = int(str(caught.value).split("--max-model-len ")[1].split(",")[0])
+    length = int(str(caught.value).split("--max-model-len ")[1].split(" with shorter requests,")[0])
     shorter = deployment.model_copy(update={"max_model_len": length})
     assert examine(shorter, GPT_OSS, X2, place(shorter, X2), Workload())
+
+
+def small(kv_tokens: int, **more: Any) -> Deployment:
+    """A TP1 engine with KV cache for so many tokens of gpt-oss, whose windowed layers keep all of them."""
+    kwargs = {"kv_cache_memory_bytes": 2 * 8 * 64 * 2 * 36 * kv_tokens, "disable_hybrid_kv_cache_manager": True}
+    return Deployment(topology=parse_label("collocated-1xtp1"), engine_kwargs=kwargs, **more)
+
+
+@pytest.mark.parametrize(
+    ("kv_tokens", "fix"),
+    [
+        (5539, "give --max-model-len 5250, a larger"),
+        (5249, "give --max-model-len 5120 with shorter requests, a larger"),
+        (6500, "give --max-model-len 6144, a larger"),
+        (900, "give a larger --tp"),
+    ],
+)
+def test_the_length_that_the_refusal_names_holds_the_requests(kv_tokens: int, fix: str) -> None:
+    deployment = small(kv_tokens, max_model_len=8192)
+    with pytest.raises(UsageError, match=re.escape(fix)):
+        examine(deployment, GPT_OSS, X2, place(deployment, X2), Workload(input_tokens=5000, output_tokens=250))
+
+
+def test_the_refusal_names_the_argument_that_set_the_length() -> None:
+    deployment = small(6500)
+    kwargs = {**deployment.engine_kwargs, "max_model_len": 8192}
+    deployment = deployment.model_copy(update={"engine_kwargs": kwargs})
+    with pytest.raises(UsageError, match="give --engine-arg max_model_len=6144, a larger"):
+        examine(deployment, GPT_OSS, X2, place(deployment, X2), Workload())
+
+
+def test_a_length_that_vllm_fits_to_the_memory_is_computed() -> None:
+    deployment = small(6500)
+    kwargs = {**deployment.engine_kwargs, "max_model_len": -1}
+    deployment = deployment.model_copy(update={"engine_kwargs": kwargs})
+    (memory,) = examine(deployment, GPT_OSS, X2, place(deployment, X2), Workload())
+    assert (memory.longest, memory.requests) == (6144, 1)
+    whole = deployment.model_copy(update={"engine_kwargs": {"max_model_len": -1, "kv_cache_memory_bytes": 10**11}})
+    assert examine(whole, GPT_OSS, X2, place(whole, X2), Workload())[0].longest == 131072
+
+
+def test_the_commands_that_follow_send_what_the_engines_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--collocated --tp 4 --cluster p5.48xlarge-x2 --dry-run"
+    for more in ("--max-model-len 4096", "--engine-arg max_model_len=4096"):
+        assert launch.main([*words.split(), *more.split()]) == 0
+        text = capsys.readouterr().out
+        assert "requests of 3,900:195 that fit" in text and "longer than" not in text
+        assert "--itl 3900 --otl 195" in next(line for line in text.splitlines() if "run_bm.sh" in line)
 
 
 def test_a_dry_run_of_tp1_says_how_many_requests_fit(capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,6 +227,9 @@ def test_a_dry_run_of_tp1_says_how_many_requests_fit(capsys: pytest.CaptureFixtu
         ("--collocated --lengths uniform:0.8-1.0", 8192),
         ("--collocated --lengths uniform:1.0-4.0", 21504),
         ("--collocated --itl 9000 --lengths lognormal:0.5,max=12000", 12288),
+        ("--collocated --itl 9000 --engine-arg max_model_len=9300", None),
+        ("--collocated --itl 9000 --engine-arg max_model_len=-1", None),
+        ("--pd-pack --itl 9000 --p-engine-arg max_model_len=9001", 10240),
     ],
 )
 def test_max_model_len_follows_the_workload_unless_it_is_given(line: str, length: int | None) -> None:
@@ -167,6 +239,52 @@ def test_max_model_len_follows_the_workload_unless_it_is_given(line: str, length
 def test_a_workload_longer_than_the_given_length_is_refused() -> None:
     with pytest.raises(UsageError, match="5250 tokens, max_model_len is 4096"):
         deployment_from(parse(LaunchSettings, ["--collocated", "--itl", "5000", "--max-model-len", "4096"]))
+
+
+def test_a_workload_gets_no_more_than_the_models_context(tmp_path: Path) -> None:
+    known = resolve_model("tiny-llama").shape
+    assert known is not None and known.config is not None
+    short = {**known.config, "max_position_embeddings": 4100}
+    (tmp_path / "config.json").write_text(json.dumps(short))
+
+    def length(*words: str) -> int | None:
+        return deployment_from(parse(LaunchSettings, ["--collocated", "--model", str(tmp_path), *words])).max_model_len
+
+    assert length("--itl", "1000") == length("--itl", "4050", "--otl", "50") == 4100
+    with pytest.raises(UsageError, match=r"takes 4100 tokens of context; a request has 4101: shorten it$"):
+        length("--itl", "4051", "--otl", "50")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--collocated --engine-arg max_model_len=4096", "--itl 5000 and --otl 250 are 5250 tokens, max_model_len is "
+         "4096: give a larger --engine-arg max_model_len, or leave"),
+        ("--pd-spread --engine-arg max_model_len=5249", "are 5250 tokens, max_model_len is 5249"),
+        ("--pd-spread --p-engine-arg max_model_len=4096", "--itl 5000 and one of the answer are 5001 tokens, "
+         "max_model_len is 4096: give a larger --p-engine-arg max_model_len, or leave"),
+        ("--pd-spread --d-engine-arg max_model_len='5001'", "a larger --d-engine-arg max_model_len, or leave"),
+    ],
+)  # fmt: skip
+def test_a_workload_longer_than_an_engine_argument_is_refused(line: str, message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        deployment_from(parse(LaunchSettings, [*line.split(), "--itl", "5000", "--otl", "250"]))
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("--collocated --engine-arg max_model_len=8192", "--engine-arg max_model_len=8192"),
+        ("--pd-pack --p-engine-arg max_model_len=8192 --d-engine-arg max_model_len=9000",
+         "--p-engine-arg max_model_len=8192"),
+    ],
+)  # fmt: skip
+def test_a_length_that_no_engine_would_take_is_refused(line: str, named: str) -> None:
+    words = line.split()
+    with pytest.raises(UsageError, match=f"^--max-model-len 9000 and {named} set the same length: leave one"):
+        deployment_from(parse(LaunchSettings, [*words, "--max-model-len", "9000"]))
+    if "--p-engine-arg" in words:
+        deployment_from(parse(LaunchSettings, [*words[:3], "--max-model-len", "9000"]))
 
 
 def test_a_longest_request_above_the_given_length_is_refused() -> None:

@@ -161,9 +161,10 @@ def test_plain_names_what_is_lost(export: Callable[..., Exported]) -> None:
     kinds = [set(loss.keys) for loss in exports.LOSSES]
     always = {number for number, keys in enumerate(kinds) if "guard" in keys}
     of_guard = {number for number, keys in enumerate(kinds) if "kv_guard" in keys}
-    of_cpus = {number for number, keys in enumerate(kinds) if not keys}
+    of_cpus = {number for number, loss in enumerate(exports.LOSSES) if ("callback_config",) in loss.engine_keys}
+    options = {number for number, keys in enumerate(kinds) if not keys} - of_cpus
     of_spans = {number for number, keys in enumerate(kinds) if "traces" in keys}
-    everything = set(range(len(kinds))) - of_spans
+    everything = set(range(len(kinds))) - of_spans - options
     assert lost("--collocated", "--cluster", "p5.48xlarge-x2") == always
     assert lost(*SPREAD) == everything - of_cpus
     assert lost(*SPREAD, "--no-kv-guard") == everything - of_cpus - of_guard
@@ -171,6 +172,65 @@ def test_plain_names_what_is_lost(export: Callable[..., Exported]) -> None:
     traced = ("--otlp-endpoint", "grpc://collector:4317")
     assert len(of_spans) == 1 and lost("--collocated", "--cluster", "p5.48xlarge-x2", *traced) == always | of_spans
     assert "No API key" in export(*SPREAD, *EVERYWHERE, flag="--export-plain").comments
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        (["--early-token"], "The early token"),
+        (["--reuse-first-token"], "The reuse of the first token"),
+        (["--kv-poll-ms", "2"], "The check for arrived KV cache between steps"),
+    ],
+)
+def test_plain_names_each_lost_option(option: list[str], text: str, export: Callable[..., Exported]) -> None:
+    without, given = (export(*SPREAD, *words, flag="--export-plain") for words in ([], option))
+    assert given.config == without.config  # the option has no effect there
+    assert text not in without.comments
+    assert text in given.comments and text in given.said
+
+
+HASH = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
+TURN = "ray.serve.experimental.round_robin_router.RoundRobinRouter"
+
+
+@pytest.mark.parametrize(
+    ("words", "routers"),
+    [
+        (["--collocated", "--num", "2", "--routing", "session"], [HASH]),
+        (["--collocated", "--num", "2", "--routing", "round-robin"], [TURN]),
+        (["--collocated", "--num", "2"], [None]),
+        (["--pd-pack", "--p-tp", "2", "--d-tp", "2", "--p-num", "2", "--p-routing", "session"], [HASH, None]),
+        (["--pd-pack", "--p-tp", "2", "--d-tp", "2", "--p-num", "2", "--p-routing", "round-robin"], [TURN, None]),
+        (["--pd-pack", "--p-tp", "2", "--d-tp", "2", "--d-num", "2", "--d-routing", "session"], [None, HASH]),
+    ],
+)
+def test_plain_routes_as_asked(words: list[str], routers: list[str | None], export: Callable[..., Exported]) -> None:
+    args = export(*words, "--cluster", "p5.48xlarge-x2", flag="--export-plain").application["args"]
+    engines = args.get("llm_configs") or [args["prefill_config"], args["decode_config"]]
+    options = [each["deployment_config"] for each in engines]
+    assert [each.get("request_router_config", {}).get("request_router_class") for each in options] == routers
+
+
+def test_plain_takes_the_guard_out_of_several_connectors(export: Callable[..., Exported]) -> None:
+    for store in (["--kv-offload-gb", "10"], ["--kv-connector", '{"kv_connector": "LMCacheConnectorV1"}']):
+        made = export(*SPREAD, *store, flag="--export-plain")
+        assert [each for each in strings(made.application) if each.startswith("pdlab.")] == []
+        assert "pdlab_deadline_s" not in str(made.application)
+        assert "MultiConnector" in strings(made.application)
+
+
+def test_plain_keeps_the_classes_of_the_user(export: Callable[..., Exported]) -> None:
+    own = '{"kv_connector": "Own", "kv_connector_module_path": "mine.connector"}'
+    for mode in (SPREAD, ["--collocated", "--cluster", "p5.48xlarge-x2"]):
+        words = [*mode, "--kv-connector", own, "--engine-arg", "worker_extension_cls=mine.Extension"]
+        made = export(*words, flag="--export-plain")
+        assert {"mine.connector", "mine.Extension"} <= set(strings(made.application))
+        assert "small CPU nodes" not in made.comments
+
+
+def test_plain_has_no_host_memory_on_cpus(capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch.main(["--collocated", "--local", "2", "--kv-offload-gb", "1", "--export-plain", "-"]) == 2
+    assert "leave --kv-offload-gb out, or give --export" in capsys.readouterr().err
 
 
 def test_ray_has_no_builder_for_a_fluid_pool(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,10 +14,11 @@ from pdlab.cli import launch, models, plan
 from pdlab.core.catalog import ModelShape, load_model, resolve_model
 from pdlab.core.deployment import Collocated, Deployment, Pool
 from pdlab.core.errors import UsageError
+from pdlab.core.request_lengths import DEFAULT_MODEL_LEN
 from pdlab.core.workload import Workload
 from pdlab.deploy.engine_memory import EngineMemory, engine_memory
 from pdlab.deploy.launch import start_timeout_s
-from pdlab.deploy.serve_config import DEFAULT_MODEL_LEN, engine_kwargs
+from pdlab.deploy.serve_config import engine_kwargs
 from pdlab.transfer.options import kv_shape
 from tests.core.test_model_config import DEEPSEEK, GPT_OSS, LLAMA, QWEN_MOE, folder
 

@@ -118,6 +118,35 @@ def test_ep_divides_experts_and_their_copies() -> None:
         check_divisibility(made(*[word.replace("72", "71") for word in words], *copies), shape)
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--collocated --tp 1 --ep", r"^--ep: tiny-llama has no experts, .*; leave --ep out$"),
+        ("--collocated --tp 4 --ep", r"^--ep: tiny-llama has no experts, .*; leave --ep out$"),
+        ("--pd-pack --p-tp 1 --d-tp 1 --d-dp 2 --d-ep", r"^--d-ep: tiny-llama has no experts"),
+    ],
+)
+def test_a_model_without_experts_has_no_expert_parallel(line: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_divisibility(made(*line.split()), resolve_model("tiny-llama").shape)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--tp 4 --engine-arg enable_eplb=true", "enable_eplb=true: vLLM .* add --ep, or"),
+        ("--tp 1 --ep --engine-arg enable_eplb=true", "there is one rank"),
+        ("--tp 4 --ep --engine-arg 'eplb_config={num_redundant_experts: 4}'", "add --engine-arg enable_eplb=true"),
+    ],
+)
+@pytest.mark.parametrize("known", [True, False])
+def test_experts_are_balanced_only_where_vllm_can(line: str, message: str, known: bool) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_divisibility(
+            made(*shlex.split(f"--collocated {line}")), resolve_model("gpt-oss-120b").shape if known else None
+        )
+
+
 def test_a_plan_waits_for_what_was_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = local_cluster(2)
     busy = busy.model_copy(update={"nodes": tuple(n.model_copy(update={"free_cpus": 0.0}) for n in busy.nodes)})

@@ -15,9 +15,9 @@ from pdlab.core.catalog import load_cluster, local_cluster, resolve_model, two_h
 from pdlab.core.deployment import Deployment, Disaggregated, Fluid, Pool, Transport, parse_label
 from pdlab.core.errors import WireError
 from pdlab.core.nodes import NODE_ID_LABEL, ClusterView, LinkShape
+from pdlab.core.request_lengths import LEAST_MODEL_LEN
 from pdlab.deploy import wire_proof
 from pdlab.deploy.application import AppState, ReplicaState
-from pdlab.deploy.options import LEAST_MODEL_LEN
 from pdlab.deploy.wire_proof import NodeCounters, judge, planned_wire, refuse, sentence
 from pdlab.placement.place import place
 from pdlab.remote import network
@@ -304,7 +304,12 @@ def test_the_payload_has_every_copy_that_decode_keeps(topology: str, model: str,
 
 @pytest.mark.parametrize(
     ("more", "tokens"),
-    [({}, wire_proof.TOKENS), ({"max_model_len": 2048}, 2032), ({"engine_kwargs": {"max_model_len": 1024}}, 1008)],
+    [
+        ({}, wire_proof.TOKENS),
+        ({"max_model_len": 2048}, 2032),
+        ({"engine_kwargs": {"max_model_len": 1024}}, 1008),
+        ({"engine_kwargs": {"max_model_len": -1}}, wire_proof.TOKENS),
+    ],
 )
 def test_the_request_fits_what_is_served(more: dict[str, Any], tokens: int) -> None:
     deployment = Deployment(topology=parse_label("pd-spread-p1xtp4-d1xtp4"), **more)

@@ -308,6 +308,8 @@ class TestWhatAFitWasMadeOn:
         assert made.fit is not None and made.fit.gpu == made.gpu_type == made.gpu == "H200"
         assert (made.fit.model, made.fit.version, made.stack) == (MODEL, "0.29", "vLLM 0.29.0, Ray 2.60.0")
         assert (made.steps_in_flight, HARDWARE.steps_in_flight) == (2, 1), "vLLM 0.29 schedules asynchronously"
+        shares = (made.value("memory_utilization"), HARDWARE.value("memory_utilization"))
+        assert shares == (0.92, 0.9), "vLLM's default since 0.20"
         assert made.name == "theirs" and made.gpus_per_node == 4 and made.value("memory_gb") == 150.8
         assert made.fitted_on == ("run",) and made.error is None
         assert "H100" not in to_yaml(made).partition("constants:")[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -86,6 +87,13 @@ def test_the_verdict_follows_from_the_gain(gain: float, code: str, moves: bool) 
     assert hint is (code != "worth_it" and not moves), "a mix that moves needs no hint at one"
 
 
+def test_the_launch_holds_the_requests() -> None:
+    usual = scenario(ttft_s=2.0, tpot_s=0.012)
+    longer = replace(usual, workload=Workload(input_tokens=20000, output_tokens=100))
+    assert "--pd-fluid --num 8 --tp 2 --itl 20000 --otl 100 --detach" in fluid_text(planned(1.3), longer)
+    assert "--pd-fluid --num 8 --tp 2 --detach" in fluid_text(planned(1.3), usual)
+
+
 def test_a_small_pool_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
     flags = "--gpus 4 --fluid --assume-merged --slo-ttft-ms 3000 --slo-tpot-ms 20 --itl 4000 --otl 20"
     assert cli.main(shlex.split(flags)) == 0
@@ -94,6 +102,26 @@ def test_a_small_pool_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
     assert "auto" in rows and any(":" in row and row[0].isdigit() for row in rows)
     assert "launch_gptoss.py --pd-fluid --num" in printed and "--slo-ttft-ms 3000 --slo-tpot-ms 20 --detach" in printed
     assert "./run_bm.sh -e pd-fluid-" in printed and "simulated" in printed
+
+
+def test_a_crowd_is_simulated_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    moving = Workload(lengths=parse_mixes("4000:20,crowd=rate*10@60+30"))
+    lasted_s: list[float] = []
+
+    class Seen(Exception):
+        pass
+
+    def simulate(deployment: Deployment, planned: list[Level], *_: object, **__: object) -> None:
+        (level,) = planned
+        arrivals = moving.arrivals(level)
+        assert arrivals is not None
+        lasted_s.append(arrivals[-1].due_s)
+        raise Seen
+
+    monkeypatch.setattr("pdlab.plan.fluid_pools.simulate", simulate)
+    with pytest.raises(Seen):
+        fluid_plan(replace(scenario(ttft_s=2.0, tpot_s=0.012), workload=moving), "gpt-oss-120b", 16)
+    assert lasted_s == [pytest.approx(145, rel=0.05)], "25 s to fill, the crowd, and its duration once more"
 
 
 def test_an_slo_of_both_latencies_is_needed() -> None:

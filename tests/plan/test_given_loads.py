@@ -12,7 +12,7 @@ from support.plans import HARDWARE, MODEL, SHAPE, nodes, scenario
 from pdlab.cli import plan as cli_plan
 from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Deployment, Disaggregated, Pool, Role, parse_label
-from pdlab.core.errors import PlacementError
+from pdlab.core.errors import PlacementError, UsageError
 from pdlab.core.nodes import ClusterNode, ClusterView, Nic
 from pdlab.core.schema import to_yaml
 from pdlab.core.workload import Workload
@@ -21,7 +21,7 @@ from pdlab.placement.solver import cpus_per_group
 from pdlab.plan.accuracy import MeasuredSweep
 from pdlab.plan.engine_arguments import measured_as_launched
 from pdlab.plan.pictures import candidate_curve
-from pdlab.plan.planned_nodes import planned_nodes
+from pdlab.plan.planned_nodes import nodes_of, planned_nodes
 from pdlab.plan.planner import Candidate, Plan, plan
 from pdlab.sim.argument_effects import with_added
 from pdlab.sim.computed_hardware import computed
@@ -130,6 +130,30 @@ def test_memory_that_a_file_states_is_that_of_the_plan() -> None:
     given = [ClusterNode(id=str(n), gpu_type=gpu, gpus=8, gpu_memory_gb=gb) for n, (gpu, gb) in enumerate(sizes)]
     assert on_nodes(HARDWARE, given).value("memory_gb") == 40.0
     assert on_nodes(HARDWARE, given[3:]).value("memory_gb") == HARDWARE.value("memory_gb")
+
+
+@pytest.mark.parametrize(
+    ("hardware", "keys"),
+    [
+        ("H200", "gpu_type: h200"),
+        ("A100-80G", "gpu_type: A100, gpu_memory_gb: 84.6"),
+        ("A100-40G", "gpu_type: a100-40g"),
+    ],
+)
+def test_nodes_of_a_file_are_of_the_hardware(hardware: str, keys: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"nodes: [{{id: a, gpus: 8, cpus: 96, {keys}}}]\n")
+    described = computed(hardware)
+    assert {each.gpu_type for each in planned_nodes(described, 16, str(file), spread=True).nodes} == {hardware}
+    stated = 84.6 if "memory" in keys else described.value("memory_gb")
+    assert on_nodes(described, nodes_of(str(file))).value("memory_gb") == stated
+
+
+def test_nodes_of_another_size_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("nodes: [{id: a, gpus: 8, cpus: 96, gpu_type: A100, gpu_memory_gb: 42.9}]\n")
+    with pytest.raises(UsageError, match=r"has 8 x A100, .*; give --hardware A100-40G, or"):
+        planned_nodes(computed("A100-80G"), 8, str(file), spread=False)
 
 
 def test_what_a_plan_does_not_take_from_a_file_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

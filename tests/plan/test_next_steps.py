@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.plans import HARDWARE, MODEL, nodes, scenario
 
 from pdlab.cli import launch, plan
+from pdlab.core.catalog import load_deployment, resolve_model
 from pdlab.core.deployment import Deployment, Disaggregated, parse_label
 from pdlab.core.settings import parse
+from pdlab.deploy.options import deployment_from
+from pdlab.deploy.serve_config import engine_kwargs
 from pdlab.plan import facts, planner
 from pdlab.plan.next_steps import commands
 from pdlab.sim.engine_host import host_of
@@ -59,6 +63,36 @@ def test_what_only_a_person_can_add_is_named() -> None:
     bare = HARDWARE.model_copy(update={"direct": host_of("vllm").direct})
     assert "--without-ray" in comments(printed(bare))
     assert "50% of each prompt is cached" in comments(printed(HARDWARE, prefix_hit_rate=0.5))
+
+
+def launched(line: str) -> dict[str, int | None]:
+    """The max_model_len of each pool of a printed launch, as Ray Serve LLM gets it."""
+    words = shlex.split(line)[2:]
+    deployment = deployment_from(parse(launch.LaunchSettings, words))
+    shape = resolve_model(deployment.model).shape
+    return {role: engine_kwargs(deployment, role, shape, cpu=False)["max_model_len"] for role in deployment.pools}
+
+
+@pytest.mark.parametrize("to_file", [False, True])
+@pytest.mark.parametrize(
+    ("lengths", "least"), [("--itl 30000 --otl 500", 30500), ("--itl 9000 --otl 100 --lengths uniform:0.5-2.0", 18200)]
+)
+def test_the_launches_of_a_plan_hold_its_requests(
+    lengths: str, least: int, to_file: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--out", str(tmp_path)] if to_file else []
+    assert plan.main([*["--gpus", "8", "--concurrency", "4", "--top", "1"], *lengths.split(), *out]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "launch_gptoss.py" in line]
+    assert lines and all(lengths in line for line in lines)
+    assert all(least <= length < 2 * least for line in lines for length in launched(line).values() if length)
+    for file in tmp_path.iterdir():
+        assert (load_deployment(str(file)).max_model_len or 0) >= least
+
+
+def test_lengths_that_a_launch_holds_anyway_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.main(["--gpus", "8", "--concurrency", "4", "--top", "1", "--itl", "16000", "--otl", "384"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "launch_gptoss.py" in line]
+    assert lines and not any("--itl" in line or "--max-model-len" in line for line in lines)
 
 
 def test_the_sweep_is_as_bursty_as_the_plan(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,27 +8,31 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support import published
 from support.made_up_tables import made_up_tables
 from support.model_folders import LLAMA_70B, model_folder
 
 from pdlab.core.catalog import ModelShape, require_shape
 from pdlab.core.deployment import Collocated, Deployment, Pool, parse_label
 from pdlab.core.findings import found
+from pdlab.core.rendering import macro
+from pdlab.core.version import STACK
 from pdlab.core.workload import Closed, Load, Open, Slo, Workload
-from pdlab.plan import csv_predictions, error_catalog, stack_bands
+from pdlab.plan import TEMPLATES, csv_predictions, error_catalog, stack_bands
+from pdlab.plan.comparison import compared_experiment
 from pdlab.plan.csv_rows import read
 from pdlab.plan.error_catalog import error_after, public_errors, public_models, stack_of, with_stack_prior
-from pdlab.plan.extrapolation import OutsideFit, outside_fit
+from pdlab.plan.extrapolation import OutsideFit, major_minor, outside_fit
 from pdlab.plan.pd_catalog import public_pd, with_pd_correction
 from pdlab.plan.rate_matching import RateMatcher
 from pdlab.plan.scenario import Scenario
 from pdlab.plan.stack_bands import OTHER_WEIGHTS, StackBand, band_of
 from pdlab.plan.stack_prior import LEAST_STACKS
-from pdlab.plan.step_findings import step_findings
+from pdlab.plan.step_findings import launched_stack, step_findings
 from pdlab.sim import aic
 from pdlab.sim.computed_hardware import beside, computed
 from pdlab.sim.hardware import FitDomain, Hardware, TableMode, load_hardware
-from pdlab.sim.simulator import simulate
+from pdlab.sim.simulator import Prompts, simulate
 from pdlab.sim.step_source import Correction
 from pdlab.sim.step_time import kv_capacity_tokens
 
@@ -164,6 +168,34 @@ def test_measured_levels_give_no_band_to_what_no_public_stack_is() -> None:
     deployment = Deployment(topology=parse_label("pd-pack-p1xtp4-d1xtp4"))
     found = band_of(measured(), GPT_OSS, deployment, WORKLOAD, Closed(concurrency=16), [2.0], ())
     assert found.error is None and "pd-pack" in str(found.findings[0].numbers["why"])
+
+
+@pytest.mark.parametrize(
+    ("folder", "load", "prompts", "output_tokens", "why"),
+    [
+        ("x_1xtp1", {}, "fresh", 1024, []),  # the levels have another TP, and another load
+        ("x_1xtp1", {}, "fresh", 100, ["128 to 8192 output tokens, not 100"]),
+        ("x_1xtp1", {}, "repeated", 1024, ["prefix caches"]),
+        ("x_1xtp1", {"max_concurrency": None, "request_rate": 1.0}, "fresh", 1024, ["closed loops"]),
+        ("x_1xtp1-1xtp1", {}, "fresh", 1024, ["pd-pack with vllm"]),
+    ],
+)
+def test_a_comparison_is_judged_as_a_prediction_is(
+    folder: str, load: dict[str, object], prompts: Prompts, output_tokens: int, why: list[str], tmp_path: Path
+) -> None:
+    files = {
+        f"c{n}": published.content(
+            n,
+            model_id="gpt-oss-120b",
+            total_input_tokens=n * 20 * 1024,
+            total_output_tokens=n * 20 * output_tokens,
+            **load,
+        )
+        for n in (8, 16)
+    }
+    found = compared_experiment(published.write(tmp_path / folder, files), measured(), None, prompts, {}).outside
+    assert [each.dimension for each in found] == ["errors"] * len(why)
+    assert all(part in each.text for part, each in zip(why, found, strict=True))
 
 
 @pytest.mark.parametrize("mode", ["HYBRID", "EMPIRICAL", "SOL"])
@@ -583,3 +615,47 @@ def test_where_prefill_engines_are_full_a_row_has_a_note_and_no_band(monkeypatch
 
 
 EVERY_BAND_HOLDS = {kind: {"TPOT": 0.9, "mean TTFT": 0.9} for kind in ("model", "gpu", "engine")}
+
+
+def test_a_file_with_levels_but_without_errors_has_the_true_reason() -> None:
+    """It was changed after its fit, or its levels contradict their correction. Neither is a public stack, and levels
+    were measured."""
+    made = measured()
+    levels = made.with_correction(Correction(fitted_levels=3)).model_copy(update={"name": "mine", "error": None})
+    changed = levels.model_copy(update={"fit": None})
+    deployment = Deployment(topology=parse_label("collocated-1xtp4"))
+    for hardware, why in (
+        (changed, "mine was changed after its levels were fitted"),
+        (levels, "the measured levels of mine contradict its correction or are outside of its bands"),
+    ):
+        scenario = Scenario(hardware, GPT_OSS, WORKLOAD, Slo(ttft_s=1.0))
+        assert [each.text for each in scenario.outside(deployment)] == [why]
+        words = macro(TEMPLATES / "words.txt", "unknown_errors", scenario.outside(), hardware)
+        assert why in words and "--predict" not in words
+    never = computed("H200", "vllm", "0.18")
+    words = macro(TEMPLATES / "words.txt", "unknown_errors", outside_fit(never, GPT_OSS), never)
+    assert "no measured run on H200" in words and "--predict has a band" in words
+
+
+def test_a_row_of_a_changed_file_names_the_change() -> None:
+    levels = measured().with_correction(Correction(fitted_levels=3))
+    changed = levels.model_copy(update={"name": "mine", "fit": None, "error": None})
+    (found,) = predicted(changed, "4,1024,1024,8,24")
+    note = str(found[csv_predictions.NOTE])
+    assert "extrapolated: mine was changed after its levels were fitted" in note
+    assert "contradict" not in note and "no measured run" not in note
+
+
+def test_a_plan_says_that_pdlab_launches_another_stack() -> None:
+    """With flags that plan for what is launched."""
+    launched = major_minor(STACK["vllm"])
+    home, older, bare = load_hardware("h100-vllm-0.11"), computed("H200", "vllm", "0.18"), computed("H200", bare=True)
+    said = {each.name: [found.numbers["flags"] for found in launched_stack(each)] for each in (home, older, bare)}
+    assert list(said.values()) == [
+        [f"--hardware H100 --engine-version {launched}"],
+        *[[f"--hardware H200 --engine-version {launched}"]] * 2,
+    ]
+    (pair,) = launched_stack(beside(computed("H100", "vllm", "0.18"), computed("H200", "vllm", "0.18")))
+    assert pair.numbers["flags"] == f"--engine-version {launched}", "--hardware is refused beside the two"
+    others = (computed("H200", "vllm", launched), computed("H200", "sglang"), load_hardware("cpu-vllm-0.29"))
+    assert [launched_stack(each) for each in others] == [()] * 3

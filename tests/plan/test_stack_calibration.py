@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import shutil
+import statistics
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from support.model_folders import GPT_OSS_20B, GPT_OSS_120B, model_folder
 
 from pdlab.cli import calibrate as cli_calibrate
 from pdlab.cli import plan as cli_plan
-from pdlab.core.catalog import require_shape
+from pdlab.core.catalog import ModelShape, require_shape
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterNode, ClusterView, Nic
@@ -22,7 +24,7 @@ from pdlab.first_hour import steps
 from pdlab.plan.accuracy import MeasuredSweep
 from pdlab.plan.calibration import measured_sweep, predict
 from pdlab.plan.comparison import compared_experiment
-from pdlab.plan.error_catalog import error_after, public_errors, with_stack_prior
+from pdlab.plan.error_catalog import error_after, public_errors, stack_of, with_stack_prior
 from pdlab.plan.extrapolation import outside_fit
 from pdlab.plan.stack_calibration import calibrated, calibration_text
 from pdlab.results.published_folders import load_experiment
@@ -39,18 +41,24 @@ def start() -> Hardware:
     return with_stack_prior(computed("H200", "vllm", "0.29"), SHAPE)
 
 
-def sweep(label: str, lengths: tuple[int, int], loads: tuple[int, ...]) -> MeasuredSweep:
-    """As a stack with the true correction would measure it."""
+def sweep(
+    label: str,
+    lengths: tuple[int, int],
+    loads: tuple[int, ...],
+    truth: Hardware | None = None,
+    shape: ModelShape = SHAPE,
+) -> MeasuredSweep:
+    """As a stack would measure it. ``truth``: None: one with the true correction."""
     levels = tuple(Level(load=Closed(concurrency=n), num_requests=4 * n, seed=0) for n in loads)
     made = MeasuredSweep(
         name=f"{label} {lengths[0]}",
-        deployment=Deployment(model=SHAPE.name, topology=parse_label(label)),
+        deployment=Deployment(model=shape.name, topology=parse_label(label)),
         workload=Workload(input_tokens=lengths[0], output_tokens=lengths[1]),
         levels=levels,
         values=(),
         prompts="fresh",
     )
-    values = predict(start().with_correction(TRUTH), SHAPE, made, (0,))
+    values = predict(truth or start().with_correction(TRUTH), shape, made, (0,))
     return made.model_copy(update={"values": tuple(values)})
 
 
@@ -70,6 +78,48 @@ def test_three_levels_predict_a_level_that_none_of_them_is_like() -> None:
         assert least <= abs(predicted.tpot_s / other.values[0].tpot_s - 1) <= most
     assert found.correction.fitted_levels == 3
     assert found.correction.prefill_factor == pytest.approx(TRUTH.prefill_factor, rel=0.15)
+
+
+@pytest.mark.parametrize(("model", "version"), [("gpt-oss-120b", "0.18"), ("gpt-oss-120b", "0.99")])
+def test_a_host_that_takes_longer_is_found_whether_or_not_public_levels_have_the_stack(
+    model: str, version: str
+) -> None:
+    """They are of another installation."""
+    shape = require_shape(model)
+    prior = with_stack_prior(computed("H200", "vllm", version), shape)
+    assert prior.steps is not None
+    is_public = any(each.stack == stack_of(prior, shape) for each in public_errors().stacks)
+    assert is_public == (version == "0.18")
+    slow = prior.steps.correction.model_copy(update={"host_ms": prior.steps.correction.host_ms + 1.0})
+    found = calibrated(prior, shape, [sweep(*each, prior.with_correction(slow), shape) for each in SPREAD])
+    other = sweep("collocated-1xtp8", (2048, 1024), (16,), prior.with_correction(slow), shape)
+    before, after = (
+        abs(math.log(each.tpot_s / other.values[0].tpot_s))
+        for hardware in (prior, prior.with_correction(found.correction))
+        for each in predict(hardware, shape, other, (0,))
+        if each.tpot_s is not None and other.values[0].tpot_s is not None
+    )
+    assert after < 0.5 * before
+    assert not found.contradicting and not found.outside
+
+
+def test_levels_that_are_all_outside_of_their_bands_are_named() -> None:
+    """Each alone contradicts nothing. The correction cannot follow a host so slow: three levels are few."""
+    shape = require_shape("gpt-oss-120b")
+    prior = with_stack_prior(computed("H200", "vllm", "0.18"), shape)
+    assert prior.steps is not None
+    slow = prior.steps.correction.model_copy(update={"host_ms": prior.steps.correction.host_ms + 5.0})
+    measured = [sweep(*each, prior.with_correction(slow), shape) for each in SPREAD]
+    found = calibrated(prior, shape, measured)
+    own = [each for made in measured for each in predict(prior.with_correction(found.correction), shape, made, (0,))]
+    error = statistics.median(
+        each.tpot_s / made.values[0].tpot_s - 1
+        for each, made in zip(own, measured, strict=True)
+        if each.tpot_s is not None and made.values[0].tpot_s is not None
+    )
+    (outside,) = (each for each in found.outside if each.metric == "TPOT")
+    assert (outside.outside, outside.levels) == (3, 3) and outside.error == pytest.approx(error, abs=0.01)
+    assert "3 of 3 levels outside of the band" in calibration_text(found)
 
 
 def test_how_much_each_level_helped_and_what_is_left() -> None:
@@ -125,6 +175,29 @@ def test_a_setting_counts_once_however_its_levels_are_given() -> None:
     assert (other.fitted_levels, other.fitted_settings) == (3, 2)
 
 
+def test_engines_of_one_parallelism_are_one_setting_whatever_their_number() -> None:
+    """And whatever the file was when a level came: a record of another number of replicas is of the same engines."""
+    alike = [sweep(f"collocated-{n}xtp4", (1024, 256), (8 * n,)) for n in (1, 2, 4)]
+    apart = [sweep(f"collocated-1xtp{n}", (1024, 256), (8,)) for n in (1, 2, 4)]
+    one, three = (calibrated(start(), SHAPE, each) for each in (alike, apart))
+    assert (one.correction.fitted_levels, one.correction.fitted_settings) == (3, 1) and one.error == error_after(1)
+    assert three.correction.fitted_settings == 3 and three.error == error_after(3)
+    second, third = (each.share for each in one.helped[1:])
+    assert second < three.helped[1].share and third < 0.5 * three.helped[2].share, "errors in common"
+    first = calibrated(start(), SHAPE, alike[:1]).correction
+    assert calibrated(start().with_correction(first), SHAPE, alike[1:]).correction.fitted_settings == 1
+    assert one.next_level is not None and one.next_level.label != "collocated-1xtp4"
+
+
+def test_levels_of_pd_narrow_no_band_of_collocated_engines() -> None:
+    """The errors after levels are those of public stacks with collocated engines."""
+    given = [sweep(*SPREAD[0]), *(sweep(f"pd-{each}", (1024, 256), (4,)) for each in ("pack-p1xtp2-d1xtp2",
+             "spread-p1xtp4-d1xtp4"))]  # fmt: skip
+    found = calibrated(start(), SHAPE, given)
+    assert (found.correction.fitted_levels, found.correction.fitted_settings) == (3, 1)
+    assert found.error == error_after(1)
+
+
 def test_a_repeat_is_a_level_of_its_own() -> None:
     one = sweep(*SPREAD[0])
     tpot_s, *rest = one.values[0]
@@ -162,7 +235,7 @@ def test_more_measured_levels_leave_smaller_errors() -> None:
     assert public_errors().after[1].components["TPOT"].stack > 0
 
 
-run = partial(run_on, model="gpt-oss-20b", loads=(2, 4), faster=1.4, ttft_s=0.06)
+run = partial(run_on, model="gpt-oss-20b", loads=(2, 4), faster=2.0, ttft_s=0.11)
 
 
 def test_runs_that_differ_in_what_is_not_simulated_correct_nothing(
@@ -253,7 +326,9 @@ def test_the_gpu_that_the_runs_record_is_enough(tmp_path: Path) -> None:
         run(runs / deployed.label, label=deployed.label)
     assert cli_calibrate.main(list(words[1:])) == 0
     made = load_hardware(str(out))
-    assert (made.gpu_type, made.steps is not None and made.steps.correction.fitted_levels) == ("H200", 6)
+    assert made.steps is not None
+    assert (made.gpu_type, made.steps.correction.fitted_levels) == ("H200", 6)
+    assert made.steps.correction.fitted_settings == 1, "one deployment is collocated"
 
 
 def test_levels_of_another_stack_are_not_added_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -380,6 +455,17 @@ def test_what_contradicts_the_stack_leaves_a_file_without_errors(
     assert load_hardware(str(again)).error is None, "a further level does not make the first ones true"
 
 
+def test_what_is_outside_of_its_own_bands_has_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.yaml"
+    runs = run(tmp_path / "run", loads=(4,), faster=1.6, ttft_s=0.06)
+    assert cli_calibrate.main(["--runs", runs, "--start", "H200", "--out", str(out)]) == 0
+    printed, error = capsys.readouterr()
+    assert "1 of 1 level outside of the band" in printed and "contradict" not in printed + error
+    assert "measured levels are outside of the bands of their own correction" in error
+    made = load_hardware(str(out))
+    assert made.fit is not None and made.error is None
+
+
 def test_runs_of_another_stack_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.yaml"
     for faster in (0.02, 50.0):
@@ -388,6 +474,22 @@ def test_runs_of_another_stack_are_refused(tmp_path: Path, capsys: pytest.Captur
         error = capsys.readouterr().err
         assert error.count("\n") == 1 and "no level is of this stack" in error and "wrong --gpu" in error
         assert not out.exists()
+
+
+def test_runs_without_tables_are_named_a_start_that_takes_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_cpus = str(Path(__file__).parents[2] / "bm_results" / "local-pack-vs-spread" / "collocated")
+    for runs, words in (
+        (on_cpus, ["--start", "H200"]),
+        (on_cpus, ["--start", "recorded"]),
+        (on_cpus, ["--out", str(tmp_path / "out.yaml")]),
+        (run(tmp_path / "t4", gpu="T4"), ["--start", "H200"]),
+    ):
+        assert cli_calibrate.main(["--runs", runs, *words]) == 2
+        error = capsys.readouterr().err
+        named = error.rpartition("give --start ")[2].split()[0]
+        assert error.count("\n") == 1 and load_hardware(named).cpu == (runs == on_cpus), error
 
 
 def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pdlab.core.catalog import known_gpus
+from pdlab.plan.error_catalog import public_errors
 from pdlab.plan.stack_prior import UNSTATED, EffectSds, Stack, StackFit, generation_of, prior_of, unseen, version_of
 
 EFFECTS = (EffectSds(0.6, 0.2, 0.3, 0.2, 0.6),) * 4
@@ -140,3 +141,20 @@ def test_every_gpu_with_tables_has_a_generation() -> None:
     assert {generation_of(each) for each in ("H100", "H200")} == {"Hopper"}
     assert all(each.generation for each in known_gpus().values() if each.step_tables)
     assert generation_of("no such GPU") == "no such GPU"
+
+
+def test_an_installation_of_a_public_stack_has_its_mean_and_may_differ_from_it_as_single_stacks_do() -> None:
+    """Without levels it is predicted as the public one; its own levels count as those of a stack that was left out."""
+    catalog = public_errors()
+    effects = [EffectSds(*each) for each in catalog.effects]
+    fits = [each.fit for each in catalog.stacks]
+    ratios = []
+    for known in (each.stack for each in fits):
+        prior = catalog.prior(known)
+        assert prior.mean == pytest.approx(prior_of(known, fits, effects).mean)
+        left_out = prior_of(known, [each for each in fits if each.stack != known], effects)
+        ratios.append(np.sqrt(np.diag(prior.covariance) / np.diag(left_out.covariance)))
+    assert np.min(ratios) > 0.5, "of standard deviations"
+    assert np.all(np.mean(ratios, axis=0)[[0, 1, 3]] > 0.85) and np.max(ratios) < 1.15
+    other = catalog.stacks[0].stack._replace(version="0.99")
+    assert catalog.prior(other).covariance == pytest.approx(prior_of(other, fits, effects).covariance)

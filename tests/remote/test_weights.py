@@ -127,6 +127,9 @@ def test_the_command(cached: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--model", "org/model", "--here"]) == 3
     out = capsys.readouterr().out
     assert "MISSING of org/model: model-1.safetensors" in out
-    assert "python -m pdlab weights --model org/model --fetch" in out
+    assert "python -m pdlab weights --model org/model --here --fetch" in out
+    assert command.main(["--model", str(cached), "--here"]) == 3
+    out = capsys.readouterr().out
+    assert f"copy the model's files to {cached} on the node" in out and "--fetch" not in out
     assert command.main(["--model", "tiny-gptoss", "--here"]) == 0
     assert command.main(["--model", "nonsense"]) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ import pytest
 from support import folders, published
 
 import pdlab
+from pdlab.analysis.curves import curves, gpus_of
 from pdlab.cli import viz
 from pdlab.cli.viz import EXPORTS
+from pdlab.core.deployment import Disaggregated
+from pdlab.plan.extrapolation import Platform, ran_on
 from pdlab.report.export import PER_LEVEL, TABLES
 from pdlab.report.load import Row
 
@@ -74,7 +78,62 @@ def test_what_is_exported_is_read_back_with_the_same_figures(kind: str, closed: 
             found = {name: value for name, value in found.items() if name in wanted}
         assert found == pytest.approx(wanted, rel=1e-9)
         assert (new["model"], new["load_kind"]) == (old["model"], old["load_kind"])
+        if kind in TABLES:
+            assert new["judged"] == old["judged"]
         assert new["valid"] and (kind == "inferencex" or new["completed"] == old["completed"])
+
+
+@pytest.mark.parametrize("kind", EXPORTS)
+def test_the_platform_comes_back(kind: str, tmp_path: Path) -> None:
+    if kind == "parquet":
+        pytest.importorskip("pyarrow")
+    on_cpus = folders.write(tmp_path / "e", folders.deployments(1)[0], local=True, versions={"vllm": "0.29.0+cpu"})
+    stated = {"gpu": "h200-nb", "framework": "sglang", "framework_version": "0.5.5"}
+    of_others = published.write(tmp_path / "x_2xtp4", {"conc64": published.content(64, **stated)})
+    nothing = published.write(tmp_path / "y_2xtp4", {"conc64": published.content(64)})
+    found = {}
+    for number, source in enumerate((on_cpus, of_others, nothing)):
+        for each in pdlab.load(exported(kind, tmp_path / f"out{number}", source)).experiments:
+            found[number] = (gpus_of(each).device, ran_on(each), each.manifest.hardware.get("gpu"))
+    assert found == {
+        0: ("cpu", Platform("cpu", "vllm", "0.29"), "cpu"),
+        1: ("gpu", Platform("H200", "sglang", "0.5"), "H200"),
+        2: ("gpu", Platform(), None),
+    }
+
+
+def test_rates_of_inferencex_are_per_gpu_of_their_role(tmp_path: Path) -> None:
+    pd = folders.deployments(5)[4]
+    assert isinstance(pd.topology, Disaggregated)
+    prefill, decode = pd.topology.prefill.gpus, pd.topology.decode.gpus
+    assert prefill != decode
+    source = folders.write(tmp_path / "e", pd, loads=(4,), repeats=1)
+    (row,) = json.loads((exported("inferencex", tmp_path / "out", source) / "levels.json").read_text())
+    (whole,) = (run.whole for each in pdlab.load(source).experiments for run in each.runs)
+    assert row["output_tput_per_gpu"] * decode == pytest.approx(whole.output_tokens_per_s)
+    assert row["input_tput_per_gpu"] * prefill == pytest.approx(whole.input_tokens_per_s)
+    assert row["tput_per_gpu"] * (prefill + decode) == pytest.approx(whole.total_tokens_per_s)
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_table_keeps_the_window_and_the_invalid_repeat_of_a_curve(kind: str, tmp_path: Path) -> None:
+    if kind == "parquet":
+        pytest.importorskip("pyarrow")
+    levels = {
+        "a": published.content(8), "b": published.content(8, num_prompts=400), "c": published.content(16)
+    }  # fmt: skip
+    back = pdlab.load(exported(kind, tmp_path / "others", published.write(tmp_path / "x_1xtp2", levels)))
+    (curve,) = curves(back.experiments)
+    assert [(p.value, p.repeats, p.excluded, p.window) for p in curve.points] == [
+        (8, 1, 1, "whole"),
+        (16, 1, 0, "whole"),
+    ]
+    ours = folders.write(tmp_path / "e", folders.deployments(1)[0])
+    back = pdlab.load(exported(kind, tmp_path / "ours", ours))
+    assert (
+        {row["window"] for row in back.levels()} == {"steady"} == {row["window"] for row in pdlab.load(ours).levels()}
+    )
+    assert {point.window for curve in curves(back.experiments) for point in curve.points} == {"steady"}
 
 
 @pytest.mark.parametrize("kind", ["aiperf", "csv"])

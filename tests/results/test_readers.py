@@ -14,7 +14,7 @@ from pdlab.analysis.curves import curves
 from pdlab.analysis.goodput import met_share
 from pdlab.core.errors import StoreError
 from pdlab.core.workload import Closed, Open, Slo
-from pdlab.results.published_folders import sourced_experiments
+from pdlab.results.published_folders import load_experiments, sourced_experiments
 from pdlab.results.readers import READERS, read_file
 from pdlab.results.schema import Run
 
@@ -499,6 +499,62 @@ def test_the_requests_of_aiperf_without_their_summary_are_a_level(tmp_path: Path
     assert run.whole.tpot is not None and run.whole.tpot.mean_s == pytest.approx(0.02)
     with pytest.raises(StoreError, match="neither a request rate nor max_concurrency"):
         runs_of(written(tmp_path / "y", {"profile_export.jsonl": lines}))
+
+
+POOLS = {
+    "tp": None, "disagg": True, "num_prefill_gpu": 4, "num_decode_gpu": 8, "isl": 1000, "osl": 500,
+    "output_tput_per_gpu": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "rates",
+    [
+        # 6 requests/s on 12 GPUs: 6,000 input tokens/s on 4 of them, 3,000 output tokens/s on the other 8.
+        {"tput_per_gpu": 750.0, "input_tput_per_gpu": 1500.0, "output_tput_per_gpu": 375.0},
+        {"tput_per_gpu": 750.0},
+        {"output_tput_per_gpu": 375.0},
+        {"out_tok_s_per_gpu_derived": 250.0},
+        {"tput_per_gpu": 750.0, "input_tput_per_gpu": 500.0, "output_tput_per_gpu": 250.0},
+    ],
+)
+def test_rates_of_a_disaggregated_row_are_per_gpu_of_their_role(tmp_path: Path, rates: dict[str, float]) -> None:
+    row = {name: value for name, value in (INFERENCEX | POOLS | rates).items() if value is not None}
+    (experiment,) = pdlab.load(written(tmp_path, {"rows.json": [row]})).experiments
+    (run,) = experiment.runs
+    assert (experiment.manifest.gpus, run.whole.requests_per_s) == (12, pytest.approx(6.0))
+    assert run.whole.output_tokens_per_s == pytest.approx(3000.0)
+
+
+def test_the_platform_that_clients_state(tmp_path: Path) -> None:
+    def platform(name: str, files: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str | None]]:
+        (experiment,) = load_experiments(written(tmp_path / name, files), 2)
+        return experiment.manifest.hardware, experiment.manifest.versions
+
+    metadata = GENAI_METADATA | {"server_engine": "vLLM", "server_version": "0.11.2", "server_gpu_type": "H100"}
+    genai = {"D(100,3)_text-to-text_num_concurrency_2_time_2s.json": GENAI_BENCH, "experiment_metadata.json": metadata}
+    assert platform("genai", genai) == ({"gpu": "H100"}, {"vllm": "0.11.2"})
+    server = SGLANG | {"server_info": {"model_path": "org/m", "version": "0.5.5"}, "backend": "sglang-oai"}
+    assert platform("sglang", {"a.jsonl": [server]}) == ({}, {"sglang": "0.5.5"})
+    row = INFERENCEX | {"image": "vllm/vllm-openai:v0.11.0"}
+    assert platform("inferencex", {"a.json": [row]}) == ({"gpu": "h100"}, {"vllm": "0.11.0"})
+    for name, tools, versions, stated in (
+        ("one", ["vllm"] * 2, ["0.11.0"] * 2, {"vllm": "0.11.0"}),
+        ("two", ["vllm"] * 2, ["0.11.0", "0.12.0"], {}),
+        ("none", ["vllm"] * 2, [None, None], {}),
+        ("half", ["vllm"] * 2, ["0.11.0", None], {}),
+    ):
+        stack = [
+            {
+                "standardized": {
+                    "kind": "inference_engine", "tool": tool, "tool_version": version,
+                    "accelerator": {"model": "H200", "count": 1},
+                }
+            }
+            for tool, version in zip(tools, versions, strict=True)
+        ]  # fmt: skip
+        report = LLMD | {"scenario": LLMD["scenario"] | {"stack": stack}}
+        assert platform(name, {"r.json": report}) == ({"gpu": "H200"}, stated)
 
 
 @pytest.mark.parametrize(

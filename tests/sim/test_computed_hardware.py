@@ -12,7 +12,9 @@ from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool, p
 from pdlab.core.errors import UsageError
 from pdlab.core.files import CONFIGS
 from pdlab.core.model_size import kv_bytes_per_token_layer
+from pdlab.core.version import STACK
 from pdlab.core.workload import Closed, Level, Workload
+from pdlab.deploy.engine_memory import engine_memory
 from pdlab.plan.step_findings import step_findings
 from pdlab.sim import aic
 from pdlab.sim.computed_hardware import (
@@ -112,9 +114,31 @@ def test_a_gpu_type_has_its_memory_and_the_rest_as_at_home() -> None:
     home = load_hardware("h100-vllm-0.11")
     assert hardware.value("overhead_ms") == home.value("overhead_ms")
     assert {hardware.constants[name].basis for name in ("overhead_ms", "routers")} == {"assumed"}
-    more = 4 * 0.9 * (hardware.value("memory_gb") - home.value("memory_gb")) * 1e9
+    more = 4 * (0.92 * hardware.value("memory_gb") - 0.9 * home.value("memory_gb")) * 1e9
     grown = kv_pool_bytes(hardware, GPT_OSS, TP4) - kv_pool_bytes(home, GPT_OSS, TP4)
     assert grown == pytest.approx(more, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "share"),
+    [
+        *(("vllm", "0.11", 0.9), ("vllm", "0.19", 0.9), ("vllm", "0.20", 0.92), ("vllm", "0.29", 0.92)),
+        *(("vllm", "1.0", 0.92), ("sglang", None, 0.9), ("trtllm", None, 0.9)),
+    ],
+)
+def test_the_share_of_the_memory_is_that_of_the_version(engine: str, version: str | None, share: float) -> None:
+    hardware = computed("H200", engine, version)
+    assert hardware.value("memory_utilization") == share
+    assert hardware.of(Pool(engine_kwargs={"gpu_memory_utilization": 0.85})).value("memory_utilization") == 0.85
+
+
+@pytest.mark.parametrize("model", ["gpt-oss-120b", "gpt-oss-20b"])
+def test_a_plan_of_the_stack_has_the_kv_cache_of_a_launch(model: str) -> None:
+    shape, deployment = require_shape(model), Deployment(topology=Collocated(pool=TP4), model=model)
+    hardware = computed("H200", "vllm", STACK["vllm"].rpartition(".")[0])
+    memory = engine_memory(deployment, "collocated", shape, hardware.value("memory_gb"), cpu=False, workload=Workload())
+    assert memory is not None
+    assert kv_pool_bytes(hardware, shape, TP4) == pytest.approx(4 * memory.kv_bytes, rel=1e-3)
 
 
 def test_tables_have_no_name_of_a_fit() -> None:

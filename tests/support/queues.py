@@ -26,11 +26,13 @@ def highest_rate(t: float, service: float, quantile: float) -> float:
     return float(brentq(lambda rate: waits_at_most(t, rate, service) - quantile, 0.0, 1 / service))
 
 
-def served(level: Level, service_s: float, decode_s: float = 0.0, tokens: int = 2) -> LevelData:
+def served(
+    level: Level, service_s: float, decode_s: float = 0.0, tokens: int = 2, *, arrivals: float = 1.0
+) -> LevelData:
     """Poisson arrivals before one server of that service time (0: a server without any limit), behind which each
-    answer takes ``decode_s``. An answer begins where its service ends."""
+    answer takes ``decode_s``. An answer begins where its service ends. ``arrivals``: per s, over the load's rate."""
     assert isinstance(level.load, Open)
-    gaps_s = np.random.default_rng(level.seed).exponential(1 / level.load.rate_rps, level.num_requests)
+    gaps_s = np.random.default_rng(level.seed).exponential(1 / level.load.rate_rps / arrivals, level.num_requests)
     arrival_s = gaps_s.cumsum() - gaps_s[0]
     number = np.arange(level.num_requests)
     # Who ends the n-th service: it began when he, or whoever came before him and found it idle, arrived.

@@ -298,7 +298,8 @@ def _metadata(folder: Folder) -> Iterator[AuditFinding]:
     assert folder.experiment is not None
     manifest = folder.experiment.manifest
     if not folder.ours:
-        unrecorded = ["a manifest: versions, hardware, commands, placement"]
+        versions, hardware = (f"other {name}" if getattr(manifest, name) else name for name in ("versions", "hardware"))
+        unrecorded = [f"a manifest: {versions}, {hardware}, commands, placement"]
         if all(level.run.seed is None for level in folder.levels):
             unrecorded.append("seeds")
     else:

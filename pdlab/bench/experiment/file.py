@@ -17,7 +17,7 @@ from pydantic import Field, field_validator, model_validator
 
 from pdlab.bench.levels import per_gpu_loads
 from pdlab.bench.options import LevelOptions, SearchOptions
-from pdlab.bench.slo_search import SloSearchOptions
+from pdlab.bench.slo_search import SloSearchOptions, check_apart
 from pdlab.bench.traffic import read_traffic, replayed
 from pdlab.core import defaults
 from pdlab.core.arguments import MAX_REPEATS
@@ -26,6 +26,7 @@ from pdlab.core.catalog import find_config
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import relative_to_folder
+from pdlab.core.request_lengths import configured_length, length_for, short_pools
 from pdlab.core.schema import Frozen, Incidental, load_yaml, validate
 from pdlab.core.served_model import served_model
 from pdlab.core.settings import FlagsOf, flag_names, flags_in_part, to_words
@@ -413,13 +414,8 @@ def configurations(file: ExperimentFile, path: Path) -> tuple[Configuration, ...
                 f"{path}: no workload fits {name}: decode-only runs only on deployments with decode_bench: true, "
                 "and nothing else does there"
             )
-        limit = deployment.max_model_len or _context(deployment)
         for workload in mine:
-            if (needed := sum(workload.longest)) > (limit or needed):
-                raise UsageError(
-                    f"{path}: {name}: the longest request of workload {workload.name} ({workload.label}) has {needed} "
-                    f"tokens, its max_model_len is {limit}: make one of them fit the other"
-                )
+            _check_length(deployment, workload, f"{path}: {name}", cpu=file.where.local is not None)
         configurations_.append(
             Configuration(name=name, settings=settings, request=request, entry=entry, workloads=tuple(mine))
         )
@@ -430,10 +426,18 @@ def configurations(file: ExperimentFile, path: Path) -> tuple[Configuration, ...
     return tuple(configurations_)
 
 
-def _context(deployment: Deployment) -> int | None:
-    """Tokens of the model's context; None: the model's config.json is not at hand."""
+def _check_length(deployment: Deployment, workload: NamedWorkload, where: str, *, cpu: bool) -> None:
+    """Raises UsageError for requests that are longer than the engines take, as far as their length is known."""
     shape = served_model(deployment).shape
-    return shape.max_context if shape else None
+    for role, limit, needed in short_pools(deployment, shape, workload, cpu=cpu):
+        fix = "make one of them fit the other"
+        by_default = configured_length(deployment, deployment.pools[role], None, cpu=cpu) is None
+        if by_default and (shape is None or sum(workload.longest) <= shape.max_context):
+            fix = f"give the deployment max_model_len: {length_for(workload, shape)}, or shorten the requests"
+        raise UsageError(
+            f"{where}: the longest request of workload {workload.name} ({workload.label}) has {needed} tokens, "
+            f"its max_model_len is {limit}: {fix}"
+        )
 
 
 def fits(deployment: Deployment, workload: NamedWorkload) -> bool:
@@ -499,7 +503,7 @@ def loads_and_searches(
     file: ExperimentFile, configuration: Configuration, workload: NamedWorkload
 ) -> tuple[tuple[Load, ...], tuple[SloSearchOptions, ...]]:
     """The loads and searches of one configuration under one workload. Raises UsageError when there are
-    none, or when two are the same level."""
+    none, when two are the same level, and for what cannot share a folder (`check_apart`)."""
     if (lengths := replayed(workload)) is not None:
         return (Replay(speed=lengths.speed),), ()
     groups = file.loads_of(workload)
@@ -511,4 +515,8 @@ def loads_and_searches(
     keys = [(load.kind, load.value) for load in loads]
     if twice := [key for key in keys if keys.count(key) > 1]:
         raise UsageError(f"{where}: {twice[0][0]} {twice[0][1]:g} is listed twice")
+    try:
+        check_apart(searches, loads)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from error
     return loads, searches

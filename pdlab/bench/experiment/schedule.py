@@ -26,10 +26,10 @@ from pdlab.bench.experiment.file import (
 from pdlab.bench.slo_search import SloSearchOptions
 from pdlab.bench.sweep import unfinished
 from pdlab.bench.traffic import replayed
-from pdlab.core.errors import UsageError
+from pdlab.core.errors import PlacementError, UsageError
 from pdlab.core.schema import Frozen, incidental
-from pdlab.core.workload import Closed, Load, Replay, RunKey
-from pdlab.placement.place import place
+from pdlab.core.workload import Closed, Load, Open, Replay, RunKey
+from pdlab.deploy.prepared import checked_model, prepared_launch
 from pdlab.results.schema import ExperimentRecord, Tuning
 from pdlab.results.store import LOCK, RECORD, Store, read_record
 from pdlab.steps.resume import check_folder_is_new, check_same_run
@@ -90,9 +90,14 @@ def schedule_of(file: ExperimentFile, path: Path) -> Schedule:
     by_name = {configuration.name: configuration for configuration in configurations(file, path)}
     parts = {}
     for name, configuration in by_name.items():
-        view = configuration.request.known_view()
-        if view is not None:
-            place(configuration.deployment, view)
+        try:
+            model, view = checked_model(configuration.request), configuration.request.known_view()
+            if view is not None:
+                prepared_launch(configuration.request, model, view)
+        except PlacementError:
+            raise  # it names the deployment
+        except UsageError as error:
+            raise UsageError(f"{path}: {name}: {error}") from error
         parts[name] = tuple(_part(file, configuration, workload) for workload in configuration.workloads)
     folders = [part.folder for some in parts.values() for part in some]
     if twice := [folder for folder in folders if folders.count(folder) > 1]:
@@ -126,8 +131,8 @@ def launch_s(file: ExperimentFile) -> float:
 def part_s(file: ExperimentFile, part: Part, loads: tuple[Load, ...], searches: tuple[SloSearchOptions, ...]) -> float:
     """Estimate of measuring those loads and searches in one visit, the load generator's start included.
 
-    A closed loop takes requests / concurrency times the expected time of one, an open loop requests / rate. Expected
-    times are the file's (``expect``): they do not include how load slows a server down.
+    A closed loop takes requests / concurrency times the expected time of one, an open loop the time in which its
+    requests arrive. Expected times are the file's (``expect``): they do not include how load slows a server down.
     """
     if not loads and not searches:
         return 0.0
@@ -135,21 +140,23 @@ def part_s(file: ExperimentFile, part: Part, loads: tuple[Load, ...], searches: 
     request_s = file.expect.ttft_s + (workload.mean_tokens[1] - 1) * file.expect.tpot_s
     total = CLIENT_START_S + request_s
     for load in loads:
-        requests = file.prompts_per_level or levels.num_requests(
-            load, hold_s=file.hold_s, e2el_s=request_s, lengths=workload.lengths
-        )
+        requests = file.prompts_per_level or levels.num_requests(load, workload, hold_s=file.hold_s, e2el_s=request_s)
         if isinstance(load, Closed):
             total += requests / load.concurrency * request_s
         elif isinstance(load, Replay):
             lengths = replayed(workload)
             total += request_s + (lengths.least_s if lengths else 0.0)
         else:
-            total += requests / load.mean_rps + request_s
+            total += workload.mean_duration_s(load, requests) + request_s
         total += AFTER_LEVEL_S
     for search in searches:
-        rate = search.start_rps or 1 / request_s
-        held_s = max(search.requests_needed / rate, file.hold_s, levels.HOLD_E2EL * request_s)
-        total += SEARCH_POINTS * (held_s + AFTER_LEVEL_S)
+        load = Open(rate_rps=search.start_rps or 1 / request_s / workload.mean_rate, burstiness=search.burstiness)
+        requests = search.requests_needed
+        if file.prompts_per_level is None:
+            held = levels.num_requests(load, workload, hold_s=file.hold_s, e2el_s=request_s)
+            requests = max(requests, held)
+        took_s = workload.mean_duration_s(load, requests)
+        total += SEARCH_POINTS * (took_s + AFTER_LEVEL_S)
     return total
 
 

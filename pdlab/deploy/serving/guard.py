@@ -45,7 +45,7 @@ _NO_CONTENT = "Validating message"
 # A part of the message of a 500 or an exception that is the request's fault -> what the client reads, with a 400.
 REASONS = {
     NO_VOCABULARY: "the engine's node has no vocabulary for this model's chat format (o200k_base.tiktoken) and cannot "
-    "download it: fetch it there with pdlab's command `weights --fetch`, or use /v1/completions",
+    "download it: fetch it there with pdlab's command `weights --model MODEL --fetch`, or use /v1/completions",
     _NO_CONTENT: "content or tool_calls of a message have a part that is of no known kind: give a text",
 }
 

@@ -66,5 +66,6 @@ def _of_folder(file: Path) -> dict[str, Any]:
         "model_id": stated.get("api_model_name") or stated.get("model"),
         "num_gpus": int(count) if count.isdigit() else None,
         "gpu": stated.get("server_gpu_type"),
-        "engine": " ".join(filter(None, (stated.get("server_engine"), stated.get("server_version")))) or None,
+        "framework": stated.get("server_engine"),
+        "framework_version": stated.get("server_version"),
     }

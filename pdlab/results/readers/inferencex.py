@@ -1,6 +1,7 @@
 """InferenceX (InferenceMAX): the aggregated JSON of a run, a list of these, and the site's CSV, a level per row.
 
-Latencies are in seconds unless the name ends in ``_ms``; throughput is per GPU. A row has no duration and no number of
+Latencies are in seconds unless the name ends in ``_ms``; throughput is per GPU, of a disaggregated row the output
+rate per decode GPU. A row has no duration and no number of
 requests. It is read as `ASSUMED_REQUESTS` at its throughput, and its level notes that.
 """
 
@@ -36,6 +37,8 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "d_tp": ("d_tp", "decode_tp"),
 }
 _LATENCY = re.compile(rf"(?:(?P<statistic>mean|median|p\d+)_)?(?P<metric>{'|'.join(METRICS)})(?P<ms>_ms)?")
+# Their names are InferenceX's own, which of disaggregated rows are per decode GPU.
+_PER_DECODE_GPU = ("output_tput_per_gpu", "output_throughput_per_gpu")
 _GPUS = ("gpus_total", "num_gpus", "total_gpus")
 
 
@@ -67,22 +70,34 @@ def _gpus(row: dict[str, Any]) -> float | None:
     stated = next((number_in(row.get(name)) for name in _GPUS if row.get(name) not in (None, "")), None)
     if stated:
         return stated
-    pools = [
-        (number_in(row.get(f"num_{role}_gpu")) or number_in(row.get(f"{role}_num_gpus")))
+    pools = _pools(row)
+    return sum(pools) if pools else number_in(row.get("tp"))
+
+
+def _pools(row: dict[str, Any]) -> tuple[float, float] | None:
+    """GPUs of prefill and of decode; None unless both are stated."""
+    prefill, decode = (
+        number_in(row.get(f"num_{role}_gpu")) or number_in(row.get(f"{role}_num_gpus"))
         for role in ("prefill", "decode")
-    ]
-    if all(pools):
-        return sum(filter(None, pools))
-    return number_in(row.get("tp"))
+    )
+    return (prefill, decode) if prefill and decode else None
 
 
 def _throughput(row: dict[str, Any]) -> float | None:
-    """Output tokens/s per GPU."""
+    """Output tokens/s per GPU of the whole deployment.
+
+    Of disaggregated rows the output rate is per decode GPU, and the total rate per GPU of both pools.
+    """
+    total, isl, osl = number_in(row.get("tput_per_gpu")), number_in(_first(row, "isl")), number_in(_first(row, "osl"))
+    of_total = None if total is None or not isl or not osl else total * osl / (isl + osl)
+    pools = _pools(row)
+    if pools and of_total is not None:
+        return of_total
     for name in ("output_tput_per_gpu", "out_tok_s_per_gpu", "out_tok_s_per_gpu_derived", "output_throughput_per_gpu"):
         if number_in(row.get(name)) is not None:
-            return number_in(row[name])
-    total, isl, osl = number_in(row.get("tput_per_gpu")), number_in(_first(row, "isl")), number_in(_first(row, "osl"))
-    return None if total is None or not isl or not osl else total * osl / (isl + osl)
+            output = float(row[name])
+            return output * pools[1] / sum(pools) if pools and name in _PER_DECODE_GPU else output
+    return of_total
 
 
 def _level(row: dict[str, Any]) -> dict[str, Any] | None:

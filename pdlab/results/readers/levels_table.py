@@ -1,6 +1,7 @@
 """The table of levels from ``viz.py --export csv=FILE`` and ``parquet=FILE``, a level per row.
 
-Its figures may be those of a steady window. A row has no duration: that is its requests over their rate.
+Its figures may be those of a steady window; the rest of the run is then unknown. A row has no duration: that is its
+requests over their rate.
 """
 
 from __future__ import annotations
@@ -37,15 +38,21 @@ def _level(row: dict[str, Any]) -> dict[str, Any] | None:
         "label": row["experiment"],
         "model_id": row.get("model") or None,
         "num_gpus": number_in(row.get("gpus")),
+        "device": row.get("device") or None,
+        "gpu": row.get("gpu_type") or None,
+        "framework": row.get("engine") or None,
+        "framework_version": row.get("engine_version") or None,
         "request_throughput": rate,
         "duration": duration,
         "completed": completed,
+        "judged": number_in(row.get("judged")),
         "num_prompts": completed + (number_in(row.get("failed")) or 0),
         "total_input_tokens": (number_in(row.get("input_tokens_per_s")) or 0) * duration,
         "total_output_tokens": (number_in(row["output_tokens_per_s"]) or 0) * duration,
         "max_concurrency": load if kind == "concurrency" else None,
         "request_rate": load if kind == "rate" else None,
         "burstiness": number_in(row.get("burstiness")),
+        "steady": row["window"] == "steady",
         "invalid": (row.get("reasons") or "not valid") if str(row.get("valid")) == "False" else None,
     }
     if kind == "ramp":

@@ -84,14 +84,32 @@ def _scenario(scenario: dict[str, Any]) -> dict[str, Any]:
         for each in [*(scenario.get("stack") or []), *hosts]
         if isinstance(each, dict)
     ]
+    engines = [each for each in parts if each.get("kind") == "inference_engine" and each.get("tool")]
+    engines += [
+        {"tool": each.get("name"), "tool_version": each.get("version")}
+        for each in (scenario.get("platform") or {}).get("engine") or []
+        if isinstance(each, dict) and each.get("name")
+    ]
     models = [scenario.get("model"), *(each.get("model") for each in parts)]
     model = next((each for each in models if isinstance(each, dict) and each.get("name")), {})
     accelerators = [each.get("accelerator") for each in parts]
+    gpus = [each.get("model") for each in accelerators if isinstance(each, dict)]
     if any((each.get("replicas") or 1) > 1 for each in parts):
         accelerators = []  # unclear whether the count is of one replica or of all
     return {
         "request_rate": standardized.get("rate_qps"),
         "max_concurrency": standardized.get("concurrency"),
         "model_id": model.get("name"),
+        "gpu": _alike(gpus, ", "),
+        "framework": _alike([each["tool"] for each in engines], ", "),
+        "framework_version": _alike([each.get("tool_version") for each in engines]),
         "num_gpus": sum(each.get("count") or 0 for each in accelerators if isinstance(each, dict)) or None,
     }
+
+
+def _alike(texts: list[Any], separator: str | None = None) -> str | None:
+    """Each of these texts once; None without one, if a part has none, or if there are several without a separator."""
+    several = list(dict.fromkeys(texts))
+    if not several or not all(isinstance(text, str) and text for text in several):
+        return None
+    return None if separator is None and len(several) > 1 else (separator or "").join(several)

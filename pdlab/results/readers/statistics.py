@@ -110,8 +110,10 @@ def json_beside(file: Path, name: str) -> Any:
 
 
 def of_export(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The curve's name and GPUs in a file that viz.py exported, for which the format has no field."""
+    """The curve's name and platform in a file that viz.py exported, for which the format has no field."""
     origin = content.get("pdlab")
     if not isinstance(origin, dict):
         return {}
-    return {"label": origin.get("experiment"), "num_gpus": origin.get("gpus")}
+    names = {"label": "experiment", "num_gpus": "gpus", "device": "device", "gpu": "gpu_type"}
+    names |= {"framework": "engine", "framework_version": "engine_version"}
+    return {ours: origin[theirs] for ours, theirs in names.items() if origin.get(theirs) is not None}

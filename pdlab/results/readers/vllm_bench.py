@@ -74,8 +74,9 @@ def _numbers(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_server(info: dict[str, Any]) -> dict[str, Any]:
-    """The deployment that SGLang's server reports."""
+    """The deployment and the version that SGLang's server reports."""
     names = {"model_path": "model_id", "tp_size": "tp", "dp_size": "dp", "ep_size": "ep", "pp_size": "pp"}
+    names["version"] = "sglang_version"
     return {ours: info[theirs] for theirs, ours in names.items() if info.get(theirs) is not None}
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from pdlab.core.commands import PDLAB
+from pdlab.core.command_lines import how_to_fetch
 from pdlab.core.text import counted
-from pdlab.transfer.doctor.findings import SPANNING, DoctorFinding, Facts, Rule
+from pdlab.transfer.doctor.findings import HERE, SPANNING, DoctorFinding, Facts, Rule
 
 LEAST_DRIVER = 580  # first driver for CUDA 13, for which torch is built
 
@@ -142,6 +142,7 @@ def _weights(facts: Facts) -> Iterator[DoctorFinding]:
         found = fact.get("weights")
         if not found:
             continue
+        fetch = how_to_fetch(found["model"], here=node == HERE)
         for name, why in found["broken"].items():
             yield DoctorFinding(
                 "error",
@@ -149,7 +150,7 @@ def _weights(facts: Facts) -> Iterator[DoctorFinding]:
                 (node,),
                 f"{found['folder']}/{name}: {why}",
                 "the engine fails when it loads the model, minutes after the launch",
-                f"remove the file, and what it links to, and fetch it again ({PDLAB} weights --fetch)",
+                f"remove the file, and what it links to, and fetch it again ({fetch})",
             )
         if found["missing"]:
             more = f" and {len(found['missing']) - 3} more" if len(found["missing"]) > 3 else ""
@@ -159,7 +160,7 @@ def _weights(facts: Facts) -> Iterator[DoctorFinding]:
                 (node,),
                 f"not on the node: {', '.join(found['missing'][:3])}{more}",
                 "engines download them while they start, or fail without a network",
-                f"{PDLAB} weights --fetch",
+                fetch,
             )
 
 

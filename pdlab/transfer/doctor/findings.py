@@ -11,6 +11,7 @@ from pdlab.core.nodes import NETWORKS, WireKind
 
 Facts = Mapping[str, Mapping[str, Any]]  # node -> facts
 SPANNING: Literal["an engine over several nodes"] = "an engine over several nodes"
+HERE = "here"  # the name of this machine, examined without Ray
 # A feature of a deployment to which a finding matters: the wire of its KV cache, or an engine over several nodes.
 Concern = WireKind | Literal["an engine over several nodes"]
 FABRIC: tuple[Concern, ...] = ("efa", "rdma")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,13 @@ import yaml
 
 from pdlab.bench.experiment import schedule
 from pdlab.bench.experiment.file import ExperimentFile, NamedWorkload, configurations, launch_settings, order
-from pdlab.bench.experiment.schedule import make_schedule
+from pdlab.bench.experiment.schedule import (
+    AFTER_LEVEL_S,
+    CLIENT_START_S,
+    SEARCH_POINTS,
+    make_schedule,
+    part_s,
+)
 from pdlab.cli import experiment
 from pdlab.core.catalog import load_cluster, local_cluster
 from pdlab.core.errors import UsageError
@@ -111,6 +118,39 @@ def test_unknown_names_list_the_shipped_ones() -> None:
         make_schedule("no-such-experiment")
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"deployments": [{"label": "pd-pack-p1xtp3-d1xtp4"}]},
+         "x.yaml: pd-pack-p1xtp3-d1xtp4: prefill TP 3 does not divide the 64 attention heads"),
+        ({"deployments": [{"label": "collocated-1xtp1", "engine_arg": {"gpu_memory_utilization": 0.8}}]},
+         "x.yaml: collocated-1xtp1: collocated engine of 1 GPU cannot hold gpt-oss-120b"),
+        ({"deployments": [{"label": "collocated-1xtp1", "model": "tiny-llama", "ep": True}]},
+         "x.yaml: collocated-1xtp1ep: --ep: tiny-llama has no experts"),
+        ({"where": {"cluster": "auto"}, "deployments": [{"label": "pd-pack-p1xtp3-d1xtp4"}]},
+         "prefill TP 3 does not divide the 64 attention heads"),
+        ({"where": {"local": 2}, "deployments": [{"label": "collocated-1xtp1", "model": "gpt-oss-120b"}]},
+         "--local serves on this machine's CPUs, too little for gpt-oss-120b"),
+        ({"workloads": [{"input_tokens": 30000, "output_tokens": 250}]},
+         "has 30250 tokens, its max_model_len is 16384: give the deployment max_model_len: 30720, or shorten the"),
+        ({"deployments": [{"label": "pd-pack-p1xtp4-d1xtp4", "d_engine_arg": {"max_model_len": 5000}}],
+          "workloads": [{"input_tokens": 5000, "output_tokens": 250}]}, "has 5250 tokens, its max_model_len is 5000:"),
+    ],
+)  # fmt: skip
+def test_what_the_launcher_refuses_is_refused_before_the_first_start(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    cluster = {"where": {"cluster": "p5.48xlarge-x2"}, "deployments": [{"label": "collocated-1xtp4"}]}
+    with pytest.raises(UsageError, match=re.escape(message)):
+        make_schedule(write(tmp_path, **{**cluster, **changes}))
+
+
+def test_the_length_that_a_refusal_names_is_not_refused(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"where": {"cluster": "p5.48xlarge-x2"}, "workloads": [{"input_tokens": 30000}]}
+    longer = [{"label": "collocated-1xtp4", "max_model_len": 30720}]
+    assert make_schedule(write(tmp_path, deployments=longer, **changes)).visits
+
+
 def test_an_entry_becomes_the_launchers_flags(tmp_path: Path) -> None:
     entry = {
         "name": "s", "label": "pd-spread-p2xtp1-d1xtp1", "ucx_tls": "tcp", "kv_backend": ["UCX"],
@@ -160,7 +200,7 @@ def test_loads_of_a_plan(tmp_path: Path) -> None:
         {"concurrency_per_gpu": [0.2, 3]},
         {"rate_rps": [2], "burstiness": 0.5},
         {"ramp": [{"start_rps": 1, "end_rps": 8}]},
-        {"slo": {"tpot_ms": 50}},
+        {"slo": {"tpot_ms": 50}, "burstiness": 0.5},
     ]
     (part,) = make_schedule(write(tmp_path, loads=loads)).visits[0].parts
     assert part.loads == (
@@ -171,6 +211,39 @@ def test_loads_of_a_plan(tmp_path: Path) -> None:
     )
     (search,) = part.searches
     assert search.slo.tpot_s == 0.05 and search.slo.quantile == 0.95
+
+
+@pytest.mark.parametrize("load", [{"slo": {"ttft_ms": 500}}, {"slo": {"tpot_ms": 50}}, {"rate_rps": [2]}])
+def test_a_search_shares_its_folder_with_no_other_burstiness(load: dict[str, Any], tmp_path: Path) -> None:
+    bursty = {"slo": {"ttft_ms": 500}, "burstiness": 0.5}
+    with pytest.raises(UsageError, match="pd-pack-p1xtp1-d1xtp1 under workload mixed: "):
+        make_schedule(write(tmp_path, loads=[load, bursty]))
+    workloads = [{"name": "a", "input_tokens": 64}, {"name": "b", "input_tokens": 32}]
+    apart = [{**load, "workloads": ["a"]}, {**bursty, "workloads": ["b"]}]
+    assert make_schedule(write(tmp_path, workloads=workloads, loads=apart)).visits
+
+
+@pytest.mark.parametrize(
+    ("lengths", "load", "seconds"),
+    [
+        ("fixed", {"rate_rps": [2]}, 60),
+        ("fixed", {"rate_rps": [0.01]}, 2000),
+        ("mixes:256:32@0.2,128:64@0.2,every=60", {"rate_rps": [2]}, 240),
+        ("mixes:256:32,crowd=rate*10@60+30", {"rate_rps": [4]}, 240),
+        ("mixes:256:32@0.2,128:64@0.2,every=60", {"slo": {"ttft_ms": 500, "start_rps": 20}}, SEARCH_POINTS * 240),
+        ("mixes:256:32@4,128:64@4,every=60", {"slo": {"ttft_ms": 500, "start_rps": 0.25}}, SEARCH_POINTS * 373),
+    ],
+)
+def test_an_open_loop_is_estimated_by_the_time_of_its_arrivals(
+    lengths: str, load: dict[str, Any], seconds: float, tmp_path: Path
+) -> None:
+    """20 requests at least, two rounds at least, and 373 requests for a look of a search."""
+    tokens = {} if lengths != "fixed" else {"input_tokens": 256, "output_tokens": 32}
+    plan = make_schedule(write(tmp_path, workloads=[{"lengths": lengths, **tokens}], loads=[load]))
+    (part,) = plan.parts.values()
+    measured_s = part_s(plan.file, part, part.loads, part.searches)
+    request_s = 0.5 + 64 * 0.02
+    assert seconds <= measured_s <= 1.05 * seconds + CLIENT_START_S + 3 * request_s + SEARCH_POINTS * AFTER_LEVEL_S
 
 
 def test_the_order_is_a_latin_square_and_the_seeds(tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ def export(
             if code_ := launch.main([*words, "--export-k8s", "rayservice.yaml"]):
                 return code_, ""
             exported[made_of] = Path("rayservice.yaml").read_text()
+            Path("rayservice.yaml").unlink()  # no export writes over a file
         return 0, exported[made_of]
 
     return run

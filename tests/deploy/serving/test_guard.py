@@ -256,7 +256,7 @@ def test_chat_without_its_vocabulary_is_a_400_that_names_it(app: Any) -> None:
     assert sent[0]["status"] == 400
     error = json.loads(sent[1]["body"])["error"]
     assert error["code"] == 400
-    assert "o200k_base.tiktoken" in error["message"] and "`weights --fetch`" in error["message"]
+    assert "o200k_base.tiktoken" in error["message"] and "`weights --model MODEL --fetch`" in error["message"]
 
 
 def test_a_part_of_no_known_kind_is_a_400() -> None:

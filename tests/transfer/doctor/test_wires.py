@@ -194,13 +194,30 @@ class TestOfAnyEngine:
 
     def test_weights_that_no_engine_can_load(self) -> None:
         found = {
+            "model": "org/m",
             "folder": "/w",
             "missing": [],
             "broken": {"model-2.safetensors": "truncated: 7 bytes, 9 by its header"},
         }
         assert topics(nd_h100_v5(weights=found), set()) == [("error", "weights")]
-        absent = {"folder": None, "missing": ["everything"], "broken": {}}
+        absent = {"model": "org/m", "folder": None, "missing": ["everything"], "broken": {}}
         assert topics(nd_h100_v5(weights=absent), set()) == [("note", "weights")]
+
+    @pytest.mark.parametrize(
+        ("node", "model", "fix"),
+        [
+            ("here", "org/m", "python -m pdlab weights --model org/m --here --fetch"),
+            ("10.0.0.1", "org/m", "python -m pdlab weights --model org/m --fetch"),
+            ("here", "/models/m", "copy the model's files to /models/m on the node"),
+        ],
+    )
+    def test_the_fix_of_weights_is_for_this_model_and_these_nodes(self, node: str, model: str, fix: str) -> None:
+        absent = {"model": model, "folder": None, "missing": ["everything"], "broken": {}}
+        (one,) = [each for each in diagnose({node: nd_h100_v5(weights=absent)}) if each.code == "weights"]
+        assert one.fix == fix
+        cut = {"model": model, "folder": "/w", "missing": [], "broken": {"a": "truncated"}}
+        (one,) = [each for each in diagnose({node: nd_h100_v5(weights=cut)}) if each.code == "weights"]
+        assert fix in one.fix
 
 
 def test_what_ucx_finds_and_whom_a_finding_concerns_is_printed() -> None:
