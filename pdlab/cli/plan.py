@@ -754,7 +754,7 @@ def _explain(settings: PlanSettings, label: str, hardware: Hardware, shape: Mode
     from pdlab.core.vllm_limits import check_divisibility
     from pdlab.plan.candidates import on_two_types
     from pdlab.plan.facts import explanation_text
-    from pdlab.plan.planner import evaluate, sized_deployment
+    from pdlab.plan.planner import evaluate, ladder, sized_deployment
     from pdlab.sim.argument_effects import with_added
 
     deployment = Deployment(model=settings.model_name, topology=parse_label(label))
@@ -772,13 +772,12 @@ def _explain(settings: PlanSettings, label: str, hardware: Hardware, shape: Mode
     nic = _nic(settings, hardware, of_type, spread=deployment.mode == "pd-spread")
     scenario = replace(_scenario(settings, hardware, shape), nic=nic)
     deployment = with_added(scenario.with_offload(deployment), hardware, shape)
-    candidate = evaluate(
-        scenario,
-        sized_deployment(scenario, deployment),
-        None,
-        concurrencies=settings.concurrency,
-        rate_rps=scenario.trace.rate_rps if scenario.trace else settings.rate,
-    )
+    sized = sized_deployment(scenario, deployment)
+    rate_rps = scenario.trace.rate_rps if scenario.trace else settings.rate
+    loads = settings.concurrency
+    if rate_rps is None and not loads:  # the search has short levels
+        loads = tuple(int(outcome.load.value) for outcome in ladder(scenario, sized))
+    candidate = evaluate(scenario, sized, None, concurrencies=loads, rate_rps=rate_rps)
     print(explanation_text(candidate, scenario))
     return 0
 

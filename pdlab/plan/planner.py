@@ -205,7 +205,7 @@ def evaluate(
         # Of all GPUs' requests in flight, those of the copy's GPUs: less is to be served where some GPUs are left over.
         share = 1.0 if gpus is None else deployment.gpus / scenario.planned_gpus(gpus)
         numbers = sorted({max(round(number * share), 1) for number in concurrencies})
-        outcomes = tuple(scenario.outcome(deployment, Closed(concurrency=number)) for number in numbers)
+        outcomes = tuple(scenario.outcome(deployment, Closed(concurrency=number), long=True) for number in numbers)
     else:
         outcomes = ladder(scenario, sized)
     best, total = _best(outcomes), scenario.counted_gpus(deployment, copies, gpus)

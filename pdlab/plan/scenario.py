@@ -27,6 +27,7 @@ from pdlab.sim.level import SimulatedLevel, Trace
 from pdlab.sim.simulator import simulate
 
 WAVES, LATER_WAVES, FIRST_REQUESTS, LEAST_REQUESTS = 6, 3, 96, 48
+LONG_WAVES, MOST_LONG = 60, 3000  # of a given closed loop: its first requests start at once, and run in step for long
 STAYS, LEAST_OPEN, MOST_OPEN = 12.0, 1200, 3000  # of an open loop: duration in E2EL; least and most requests
 # The least and the largest share of the requests of an open loop that are left out at the beginning and at the end.
 FILLING, MOST_FILLING, DRAINING, MOST_DRAINING = 0.2, 0.5, 0.1, 0.25
@@ -184,15 +185,20 @@ class Scenario:
         """The load of that rate, with the burstiness of the plan."""
         return Open(rate_rps=rate_rps, burstiness=self.burstiness)
 
-    def outcome(self, deployment: Deployment, load: Closed | Open, stays_s: float = 0.0) -> LoadResult:
+    def outcome(
+        self, deployment: Deployment, load: Closed | Open, stays_s: float = 0.0, *, long: bool = False
+    ) -> LoadResult:
         """Simulate one copy under one load. ``stays_s``: approximate E2EL of a request, for the duration of an open
-        loop. Raises UsageError if a request does not fit."""
+        loop. ``long``: a closed loop lasts until its synchronous start hardly counts. Raises UsageError if a request
+        does not fit."""
         trace = self._trace(load)
         if trace is not None:
             count = len(trace.arrival_s)
         elif isinstance(load, Closed):
             n = load.concurrency
             count = max(min(WAVES * n, LATER_WAVES * n + FIRST_REQUESTS), LEAST_REQUESTS)
+            if long:
+                count = max(min(LONG_WAVES * n, MOST_LONG), count)
         else:
             count = min(max(round(STAYS * stays_s * load.rate_rps), LEAST_OPEN), MOST_OPEN)
         return self._simulated(self._simulate, deployment, Level(load=load, num_requests=count, seed=self.seed), trace)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.plans import HARDWARE, MODEL, SHAPE, nodes, scenario
 
@@ -15,19 +16,20 @@ from pdlab.core.deployment import Deployment, Disaggregated, Pool, Role, parse_l
 from pdlab.core.errors import PlacementError, UsageError
 from pdlab.core.nodes import ClusterNode, ClusterView, Nic
 from pdlab.core.schema import to_yaml
-from pdlab.core.workload import Workload
+from pdlab.core.workload import Closed, Level, Workload
 from pdlab.deploy.serve_config import engine_kwargs
 from pdlab.placement.solver import cpus_per_group
 from pdlab.plan.accuracy import MeasuredSweep
 from pdlab.plan.engine_arguments import measured_as_launched
 from pdlab.plan.pictures import candidate_curve
 from pdlab.plan.planned_nodes import nodes_of, planned_nodes
-from pdlab.plan.planner import Candidate, Plan, plan
+from pdlab.plan.planner import Candidate, Plan, evaluate, plan, sized_deployment
 from pdlab.sim.argument_effects import with_added
 from pdlab.sim.computed_hardware import computed
 from pdlab.sim.engine_host import host_of
 from pdlab.sim.hardware import Hardware, load_hardware
 from pdlab.sim.kv_transfer import on_nodes
+from pdlab.sim.simulator import simulate
 from pdlab.sim.step_time import kv_capacity_tokens, step_costs
 
 WITHOUT_RAY = HARDWARE.model_copy(update={"direct": host_of("vllm").direct})
@@ -294,3 +296,14 @@ def test_a_picture_has_the_figures_of_the_ranking() -> None:
             assert run.steady.ttft.mean_s == pytest.approx(outcome.ttft_s)
             assert run.steady.tpot.mean_s == pytest.approx(outcome.tpot_s)
             assert run.steady.judged == len(outcome.columns[0]) < run.num_requests
+
+
+@pytest.mark.parametrize("concurrency", [8, 32])
+def test_ttft_of_a_given_closed_loop_is_that_of_a_long_run(concurrency: int) -> None:
+    """Of other requests. All requests start at once, and so on two replicas they are unevenly spread for long."""
+    under, deployment = scenario(), Deployment(topology=parse_label("collocated-2xtp4"))
+    found = evaluate(under, sized_deployment(under, deployment), None, concurrencies=(concurrency,))
+    level = Level(load=Closed(concurrency=concurrency), num_requests=300 * concurrency, seed=5)
+    (long,) = simulate(deployment, [level], under.workload, HARDWARE, SHAPE, seed=5, scattered=True)
+    waits_s = np.subtract(long.first_token_s, long.arrival_s)[20 * concurrency : -concurrency]
+    assert found.outcomes[0].ttft_s == pytest.approx(waits_s.mean(), rel=0.1)
