@@ -234,7 +234,8 @@ def build(options: SweepOptions, attempt: int) -> tuple[Level, ...]:
     for level in all_levels:
         if level.num_requests > MAX_REQUESTS:
             raise UsageError(
-                f"{level.load.kind} {level.load.value:g} held for {options.hold_s:g} s is {level.num_requests} "
+                f"{level.load.kind} {level.load.value:g} held for "
+                f"{levels.held_s(options.workload, options.hold_s):g} s is {level.num_requests} "
                 f"requests, at most {MAX_REQUESTS} are drawn for a level: hold it less long, or lower the rate"
             )
     if options.shuffle is None:

@@ -182,6 +182,12 @@ class Mixes(LengthDistribution):
         return high
 
     @property
+    def constant_rate(self) -> bool:
+        """Whether requests arrive at one mean rate all the time."""
+        crowded = self.crowd is not None and self.crowd.of == "rate" and self.crowd.factor != 1
+        return not crowded and len({mix.rate for mix in self.mixes}) == 1
+
+    @property
     def most_rate(self) -> float:
         """The highest rate, over the load's rate."""
         crowd = self.crowd.factor if self.crowd is not None and self.crowd.of == "rate" else 1.0

@@ -20,6 +20,7 @@ from pdlab.analysis.curves import gpus_of
 from pdlab.core.deployment import Collocated, Disaggregated, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.files import replace
+from pdlab.core.mixes import Mixes
 from pdlab.core.output_paths import check_folder, check_output
 from pdlab.core.text import counted, listed
 from pdlab.core.version import __version__
@@ -144,6 +145,8 @@ def _left_out(run: Run, name: str) -> str | None:
         return "not valid"
     if isinstance(run.load, Ramp | Replay):
         return "a ramp" if isinstance(run.load, Ramp) else "a replay"
+    if isinstance(run.workload.lengths, Mixes) and not run.workload.lengths.constant_rate:
+        return "a rate that changes with time"
     if name == "inferencex" and not isinstance(run.load, Closed):
         return "no closed loop"
     if name == "llmd" and isinstance(run.load, Open) and run.load.burstiness != 1:
@@ -201,9 +204,10 @@ def _aiperf(level: ExportedLevel) -> dict[str, Any]:
         phase: dict[str, Any] = {"type": "concurrency", "concurrency": run.load.concurrency}
     else:
         assert isinstance(run.load, Open)
-        phase = {"type": "gamma", "rate": run.load.rate_rps, "smoothness": run.load.burstiness}
+        rate_rps = run.workload.mean_rps(run.load)
+        phase = {"type": "gamma", "rate": rate_rps, "smoothness": run.load.burstiness}
         if run.load.burstiness == 1:
-            phase = {"type": "poisson", "rate": run.load.rate_rps}
+            phase = {"type": "poisson", "rate": rate_rps}
     return {
         "schema_version": AIPERF_SCHEMA,
         "pdlab": level.origin,
@@ -267,7 +271,7 @@ def _llmd(level: ExportedLevel) -> dict[str, Any]:
         load: dict[str, Any] = {"concurrency": run.load.concurrency}
     else:
         assert isinstance(run.load, Open)
-        load = {"rate_qps": run.load.rate_rps}
+        load = {"rate_qps": run.workload.mean_rps(run.load)}
     latencies = {
         LLMD_NAMES[each]: {"units": "s/token" if each in ("tpot", "itl") else "s", **value.statistics_s}
         for each, value in whole.latencies.items()

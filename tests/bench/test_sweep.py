@@ -265,6 +265,8 @@ def test_a_dry_run_prints_what_would_be_measured(capsys: pytest.CaptureFixture[s
         "    at most 20 levels, each of at least 182 requests and held for 90 s, to within 10% at 95% confidence\n"
         "results: bm_results/x\n"
     )
+    assert bench.main(["--dry-run", "-r", "9", "--mixes", "5:2,1:1", "--mix-every", "50000"]) == 2
+    assert "rate 9 held for 200000 s is 1800000 requests" in capsys.readouterr().err
     for flags, words in (
         ("--mixes 5000:250,1000:1000@1.5 -r 4", "1200 requests, held for 240 s, or 10 times E2EL where"),
         ("--lengths mixes:1000:100,crowd=rate*10@60+30 -r 4", "2040 requests, held for 240 s, or"),

@@ -16,8 +16,10 @@ from pdlab.analysis.curves import curves, gpus_of
 from pdlab.cli import viz
 from pdlab.cli.viz import EXPORTS
 from pdlab.core.deployment import Disaggregated
+from pdlab.core.lengths import parse_lengths
+from pdlab.core.workload import Open, Workload
 from pdlab.plan.extrapolation import Platform, ran_on
-from pdlab.report.export import PER_LEVEL, TABLES
+from pdlab.report.export import PER_LEVEL, TABLES, ExportedLevel, _left_out
 from pdlab.report.load import Row
 
 OF_CLIENTS = ("aiperf", "llmd", "inferencex")
@@ -190,3 +192,28 @@ def test_parquet_without_pyarrow_is_one_line(
     (tmp_path / "t" / "a.parquet").write_bytes(b"PAR1")
     assert viz.main(["--exps", str(tmp_path / "t"), "--no-plot"]) == 2
     assert "pip install pyarrow" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("mixes", "rate_rps"),
+    [
+        ("mixes:100:10@0.2,50:20@0.2", 0.4),
+        ("mixes:100:10,50:20,crowd=prompts*4@6+3", 2.0),
+        ("mixes:100:10,50:20@3", None),
+        ("mixes:100:10,crowd=rate*4@6+3", None),
+        ("mixes:100:10,crowd=rate*0.5@6+3", None),
+    ],
+)
+def test_the_rate_of_mixes_is_that_of_the_arrivals(mixes: str, rate_rps: float | None, tmp_path: Path) -> None:
+    """Those clients know one rate, which does not change."""
+    source = folders.write(tmp_path / "e", folders.deployments(1)[0], loads=(4,), repeats=1)
+    (experiment,) = pdlab.load(source).experiments
+    workload, load = Workload(lengths=parse_lengths(mixes)), Open(rate_rps=2.0)
+    run = experiment.runs[0].model_copy(update={"workload": workload, "load": load})
+    level = ExportedLevel("x", experiment, run)
+    reasons = {_left_out(run, kind) for kind in ("aiperf", "llmd")}
+    assert reasons == {None if rate_rps else "a rate that changes with time"}
+    if rate_rps is not None:
+        of_aiperf, of_llmd = (PER_LEVEL[kind][1](level) for kind in ("aiperf", "llmd"))
+        assert of_aiperf["input_config"]["phases"][0]["rate"] == pytest.approx(rate_rps)
+        assert json.dumps({"rate_qps": rate_rps})[1:-1] in json.dumps(of_llmd)
