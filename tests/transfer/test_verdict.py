@@ -144,6 +144,7 @@ def wire(protocol: str, *lanes: str) -> Wire:
 
 TCP = wire("software emulation", "tcp/ens5")
 CMA = wire("zero-copy", "cma/memory")
+CUDA = wire("zero-copy", "cuda_ipc/cuda")
 TWO_RAILS = wire("zero-copy", "srd/rdmap79s0:1", "srd/rdmap80s0:1")
 ON_TWO_RAILS = {"rdmap79s0": GIB // 2, "rdmap80s0": GIB // 2}
 
@@ -343,6 +344,40 @@ def test_four_ranks_on_devices_of_their_own_are_one_wire() -> None:
     assert verdict.code == OK and "46% of 8 rails (100 GB/s)" in verdict.text, verdict.text
 
 
+@pytest.mark.parametrize("number", [1, 2, 4, 5, 8, 16, 32])
+def test_a_payload_over_many_devices_without_a_table(number: int) -> None:
+    """LIBFABRIC stripes over every device of a GPU, so each counts a small share of the payload."""
+    nics = (Interface("ens5", "ethernet", 100.0), *(Interface(f"rdmap{i}s0", "efa", 100.0) for i in range(32)))
+    sides = dict(prefill=replace(HOST_A, nics=nics), decode=replace(HOST_B, nics=nics), vram=True)
+    counts = {f"rdmap{i}s0": GIB // number for i in range(number)} | {"ens5": GIB // 50}
+    run = dict(traffic=counts, gb_per_s=10.0 * number, memcpy_gb_per_s=1000.0, **LIBFABRIC, **sides)
+    verdict = judge(observed(**run))
+    assert verdict.code == OK and verdict.proven and verdict.share == pytest.approx(0.8), verdict.text
+    inside = judge(observed(**run | dict(strategy="pack", decode=sides["prefill"])))
+    assert inside.cause is not None and inside.cause.code == "wire_backend_leaves_host", inside.text
+    table = judge(observed(**run | dict(strategy="pack", decode=sides["prefill"], backend="UCX", wire=CUDA)))
+    assert table.cause is not None and table.cause.code == "wire_not_as_counted", table.text
+
+
+def test_a_kind_that_carried_a_quarter_is_part_of_the_wire() -> None:
+    """One rank of four without its devices, whose bytes leave over two Ethernet ports."""
+    nics = (*P5, Interface("ens6", "ethernet", 100.0))
+    sides = dict(prefill=replace(HOST_A, nics=nics), decode=replace(HOST_B, nics=nics))
+    counts = {f"rdmap{first + j}s0": GIB // 16 for first in FOUR_GPUS[:3] for j in range(4)}
+    both = judge(observed(**LIBFABRIC, **sides, traffic=counts | {"ens5": GIB // 8, "ens6": GIB // 8}))
+    assert both.code == SLOW and both.wire == "efa on 12 devices + tcp/ens5 + tcp/ens6"
+    background = judge(observed(**LIBFABRIC, **sides, traffic=counts | {"ens5": GIB // 8, "ens6": GIB // 10}, gb_per_s=60.0))
+    assert background.code == OK and background.wire == "efa on 12 devices"
+
+
+def test_bytes_that_a_virtual_interface_counts_again_are_not_added_up() -> None:
+    """Traffic of a container is counted by its own interface, by the bridge and by the tunnel."""
+    nics = tuple(Interface(name, "virtual", None) for name in ("veth1", "cni0", "flannel.1"))
+    counts = {nic.name: GIB // 5 for nic in nics}
+    quiet = judge(observed(**ONE_HOST | dict(decode=replace(HOST_A, nics=nics), traffic=counts)))
+    assert quiet.code == OK, quiet.text
+
+
 def test_one_rank_of_four_on_tcp_is_the_wrong_wire() -> None:
     logs = [rank_log(first) for first in FOUR_GPUS[:3]] + [rank_log(0, transport="tcp", protocol="software emulation")]
     joined = together(wire_of(parse_table(log), "read", 65536) for log in logs)
@@ -359,6 +394,13 @@ def test_a_share_of_one_ranks_operations_on_another_way_is_part_of_its_wire() ->
     log = "\n".join([rank_log(79, 990), rank_log(0, 10, "tcp", "software emulation")])
     stray = wire_of(parse_table(log), "read", 65536)
     assert stray is not None and stray.transports == ("srd",), "one in a hundred is no wire"
+
+
+def test_operations_over_many_devices_are_one_way() -> None:
+    """The log of an engine has the tables of all its ranks, each with devices of its own."""
+    ranks = [rank_log(first) for first in range(0, 60, 2)]
+    spread = wire_of(parse_table("\n".join([*ranks, rank_log(0, 10, "tcp", "software emulation")])), "read", 65536)
+    assert spread is not None and spread.transports == ("srd",) and len(spread.devices) == 60
 
 
 def test_no_wire_of_no_rank() -> None:
@@ -398,6 +440,21 @@ def test_the_devices_of_a_p5_48xlarge(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(network.time, "sleep", slept.append)
     assert network.settled_counters()["rdmap3s0"] == (60, 30), "received, sent"
     assert slept == [pytest.approx(0.0015)], "past the age that the kernel's copy of the counters may have"
+
+
+@pytest.mark.parametrize(("state", "fabric"), [("1: DOWN", False), ("2: INIT", False), ("4: ACTIVE", True)])
+def test_a_port_without_a_link_is_no_fabric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, fabric: bool
+) -> None:
+    port = tmp_path / "mlx5_1/ports/1"
+    port.mkdir(parents=True)
+    for name, text in (("link_layer", "Ethernet"), ("state", state), ("rate", "40 Gb/sec (4X QDR)")):
+        (port / name).write_text(f"{text}\n")
+    monkeypatch.setattr(network, "CLASS_RDMA", tmp_path)
+    facts = network.host_facts("192.0.2.1")
+    assert facts.rdma is fabric and any(nic.kind == "roce" for nic in facts.nics) is fabric
+    prefill, decode = (replace(host, nics=(*ETHERNET, *facts.nics)) for host in (HOST_A, HOST_B))
+    assert judge(observed(prefill=prefill, decode=decode)).code == (SLOW if fabric else OK)
 
 
 def test_counters_of_infiniband_are_in_words_of_four_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
