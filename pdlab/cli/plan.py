@@ -572,7 +572,13 @@ def _scenario(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> 
     if settings.blocks is not None:
         from pdlab.plan.scattered_blocks import read
 
-        blocks = read(settings.blocks, shape, workload.sent_input_tokens, cpu=hardware.cpu)
+        blocks = read(
+            settings.blocks,
+            shape,
+            workload.sent_input_tokens,
+            cpu=hardware.cpu,
+            hybrid=hardware.of_pd().hybrid_kv,
+        )
         hardware = with_scattered_blocks(hardware, shape, blocks.extra_s_per_token)
     elif hardware.engine != "vllm":  # copies of single blocks were seen with vLLM alone
         hardware = with_scattered_blocks(hardware, shape, 0.0)

@@ -20,16 +20,22 @@ KIND = "kv-transfer-check"
 
 @dataclass(frozen=True, slots=True)
 class ScatteredBlocks:
-    """Transfer time of the KV cache of a prompt of ``tokens`` tokens, in scattered blocks and in contiguous ones."""
+    """Transfer time of the KV cache of a prompt of ``tokens`` tokens, in scattered blocks and in contiguous ones.
+
+    ``pages_ratio``: pages that a planned engine moves for that prompt, over those that the check moved. A page is one
+    block of one layer, or of one region that layers share.
+    """
 
     source: str
     tokens: int
     scattered_s: float
     contiguous_s: float
+    pages_ratio: float
 
     @property
     def extra_s_per_token(self) -> float:
-        return max(0.0, self.scattered_s - self.contiguous_s) / self.tokens
+        """Further seconds per token of a planned engine, as the cost of a page times its pages."""
+        return max(0.0, self.scattered_s - self.contiguous_s) * self.pages_ratio / self.tokens
 
 
 def check_line(**more: Any) -> str:
@@ -37,10 +43,11 @@ def check_line(**more: Any) -> str:
     return command_line("check-transfer", strategy="pack", compare=True, **more)
 
 
-def read(path: Path, shape: ModelShape, tokens: int, *, cpu: bool) -> ScatteredBlocks:
+def read(path: Path, shape: ModelShape, tokens: int, *, cpu: bool, hybrid: bool) -> ScatteredBlocks:
     """The costs in the ``--json`` file of a check, at the size nearest to ``tokens``. ``cpu``: the plan is for engines
-    on CPUs, whose KV cache is in host memory. Raises UsageError for a file of a model with another KV cache, of
-    another memory or kind of check."""
+    on CPUs, whose KV cache is in host memory. ``hybrid``: layers with sliding windows keep only their window in the
+    planned engines. Raises UsageError for a file of a model with another KV cache, of another memory or kind of
+    check."""
     where = f"--blocks {path}"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -50,7 +57,7 @@ def read(path: Path, shape: ModelShape, tokens: int, *, cpu: bool) -> ScatteredB
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise UsageError(f"{where}: not the --json of a KV-transfer check; make one with {check_line()}")
     try:
-        return _chosen(data, where, path, shape, tokens, cpu=cpu)
+        return _chosen(data, where, path, shape, tokens, cpu=cpu, hybrid=hybrid)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(
             f"{where}: something is missing or damaged ({error!r}); make it again with {check_line()}"
@@ -58,7 +65,7 @@ def read(path: Path, shape: ModelShape, tokens: int, *, cpu: bool) -> ScatteredB
 
 
 def _chosen(
-    data: dict[str, Any], where: str, path: Path, shape: ModelShape, tokens: int, *, cpu: bool
+    data: dict[str, Any], where: str, path: Path, shape: ModelShape, tokens: int, *, cpu: bool, hybrid: bool
 ) -> ScatteredBlocks:
     plan, runs = data["plan"], data["runs"]
     if not plan.get("compare"):
@@ -92,7 +99,15 @@ def _chosen(
         tokens=int(nearest["size"]["tokens"]),
         scattered_s=_each_s(nearest["seconds"], plan["concurrent"]),
         contiguous_s=_each_s(nearest["contiguous_s"], plan["concurrent"]),
+        pages_ratio=1.0 if hybrid else _pages_ratio(plan["shape"], nearest["size"], shape),
     )
+
+
+def _pages_ratio(measured: dict[str, Any], size: dict[str, Any], shape: ModelShape) -> float:
+    """Pages of an engine that keeps all blocks of all layers, over those of a check, whose engine keeps only windows
+    of the layers that have them."""
+    all_pages = shape.layers * math.ceil(size["tokens"] / measured["block_tokens"])
+    return float(all_pages / (measured["regions"] * size["blocks"]))
 
 
 def _same_cache(measured: dict[str, Any], shape: ModelShape) -> bool:
