@@ -194,7 +194,9 @@ def _carriers(run: ObservedTransfer) -> list[_Carrier]:
     for (transport, _), counts in by_kind.items():
         busiest = max(counts.values())
         if busiest and run.payload_bytes:
-            in_use = sorted((nic for nic in counts if counts[nic] >= IN_USE * busiest), key=lambda nic: (-counts[nic], nic))
+            in_use = sorted(
+                (nic for nic in counts if counts[nic] >= IN_USE * busiest), key=lambda nic: (-counts[nic], nic)
+            )
             carriers.append(_Carrier(transport, tuple(in_use), sum(counts.values()) / run.payload_bytes))
     return sorted(carriers, key=lambda carrier: -carrier.share)
 

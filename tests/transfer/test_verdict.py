@@ -366,7 +366,9 @@ def test_a_kind_that_carried_a_quarter_is_part_of_the_wire() -> None:
     counts = {f"rdmap{first + j}s0": GIB // 16 for first in FOUR_GPUS[:3] for j in range(4)}
     both = judge(observed(**LIBFABRIC, **sides, traffic=counts | {"ens5": GIB // 8, "ens6": GIB // 8}))
     assert both.code == SLOW and both.wire == "efa on 12 devices + tcp/ens5 + tcp/ens6"
-    background = judge(observed(**LIBFABRIC, **sides, traffic=counts | {"ens5": GIB // 8, "ens6": GIB // 10}, gb_per_s=60.0))
+    background = judge(
+        observed(**LIBFABRIC, **sides, traffic=counts | {"ens5": GIB // 8, "ens6": GIB // 10}, gb_per_s=60.0)
+    )
     assert background.code == OK and background.wire == "efa on 12 devices"
 
 
