@@ -31,6 +31,12 @@ FABRIC: dict[str, tuple[str, ...]] = {
 # measurement: a GPU copies in its own memory many times faster than over any link between two GPUs.
 Ceiling = Literal["memcpy", "GPU copy", "line rate", "rails"]
 SLOW_SHARE: dict[Ceiling, float] = {"memcpy": 0.2, "GPU copy": 0.002, "line rate": 0.5, "rails": 0.2}
+WHY_SLOW: dict[Ceiling, str] = {
+    "memcpy": "slow_memory",
+    "GPU copy": "slow_gpu_link",
+    "line rate": "slow_tcp",
+    "rails": "slow_rails",
+}
 # Smaller transfers are not judged slow, because posting and polling take most of their time.
 LEAST_BYTES = 64_000_000
 UNPROVEN = "a wire that is not proven (no table of UCX's, and no interface counted it)"
@@ -112,7 +118,7 @@ def judge(run: ObservedTransfer) -> Verdict:
         protocol_text += " (UCX has no other read over tcp)"
     text = f"{run.strategy} over {name}{protocol_text}, {speed}{of_text}"
     if share is not None and share < SLOW_SHARE[ceiling] and run.size_bytes >= LEAST_BYTES:
-        return verdict(SLOW, f"SLOW: {text}", _why_slow(run, transports))
+        return verdict(SLOW, f"SLOW: {text}", found(WHY_SLOW[ceiling]))
     return verdict(OK, f"OK: {text}")
 
 
@@ -257,7 +263,7 @@ def _contradiction(run: ObservedTransfer, transports: tuple[str, ...]) -> Findin
 
 def _cause(run: ObservedTransfer, transports: tuple[str, ...], expected: str, emulated: bool) -> Finding:
     """Likely cause of a wrong wire; checks the strongest evidence first."""
-    tls = run.ucx_tls
+    tls = run.ucx_tls if run.backend == "UCX" else None
     failed = run.failed_modules or {}
     if one_host(run) and run.backend != "UCX":
         return found("wire_backend_leaves_host", backend=run.backend, wire=_actual(run)[0])
@@ -269,29 +275,29 @@ def _cause(run: ObservedTransfer, transports: tuple[str, ...], expected: str, em
                 return found("wire_module_lacks", module=module, why=failed[module])
         return found("wire_memory_forbidden")
     if run.prefill.efa and run.decode.efa:
-        if {"srd", "tcp"} <= set(transports):
+        if tls and not allows(tls, FABRIC["efa"]):
+            return found("wire_tls_lacks", tls=tls, lacks="srd", needed="srd")
+        if "tcp" in transports and {"srd", "efa"} & set(transports):
             return found("wire_efa_of_some_ranks")
         if emulated or "srd" in transports:
             if run.ucx_version and _release(run.ucx_version) < EMULATION_FREE_SINCE:
                 return found("wire_ucx_too_old", version=run.ucx_version)
             return found("wire_efa_without_gpudirect")
-        if tls and not allows(tls, ("srd",)):
-            return found("wire_tls_lacks", tls=tls, lacks="srd", needed="srd")
         if "uct_ib_efa" in failed:
             return found("wire_efa_module_lacks", why=failed["uct_ib_efa"])
-        return found("wire_efa_not_usable")
+        return found("wire_efa_not_usable", backend=run.backend)
     if run.prefill.rdma and run.decode.rdma:
-        return found("wire_rdma_unused")
+        if tls and not allows(tls, FABRIC["rdma"]):
+            return found("wire_tls_lacks", tls=tls, lacks="the reads of InfiniBand and RoCE", needed="rc")
+        if "tcp" in transports and set(VERBS) & set(transports):
+            return found("wire_rdma_of_some_ranks")
+        if emulated:
+            return found("wire_rdma_without_gpudirect")
+        if "uct_ib" in failed:
+            return found("wire_module_lacks", module="uct_ib", why=failed["uct_ib"])
+        return found("wire_rdma_unused", backend=run.backend)
     lone = next((host for host in (run.prefill, run.decode) if host.rdma), None)
     return found("wire_rdma_on_one_side", host=lone.name) if lone else found("wire_unexpected", expected=expected)
-
-
-def _why_slow(run: ObservedTransfer, transports: tuple[str, ...]) -> Finding:
-    if transports == ("tcp",):
-        return found("slow_tcp")
-    if set(transports) & set(EFA):
-        return found("slow_rails")
-    return found("slow_gpu_link") if run.vram else found("slow_memory")
 
 
 def allows(tls: str, transports: tuple[str, ...]) -> bool:

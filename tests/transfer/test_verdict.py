@@ -167,6 +167,8 @@ ON_LOOPBACK = ONE_HOST | dict(wire=wire("software emulation", "tcp/lo"), traffic
 EMULATED_SRD = ON_EFA | dict(wire=wire("software emulation", SRD), traffic={"rdmap79s0": GIB})
 CUDA_IPC = ONE_HOST | dict(vram=True, wire=wire("zero-copy", "cuda_ipc/cuda"))
 LIBFABRIC = dict(backend="LIBFABRIC", wire=None)
+RC = wire("zero-copy", "rc_mlx5/mlx5_0:1")
+ON_IB = dict(prefill=IB_A, decode=IB_B, wire=RC, traffic={"mlx5_0": GIB})
 
 # What: changes, the cause (None: right and fast), and how the verdict begins.
 CASES: dict[str, tuple[dict[str, Any], str | None, str]] = {
@@ -187,7 +189,7 @@ CASES: dict[str, tuple[dict[str, Any], str | None, str]] = {
         ON_LOOPBACK | dict(ucx_tls="tcp"),
         "wire_tls_lacks",
         "WRONG WIRE: pack by software emulation over tcp/lo, 0.30 GB/s; expected shared memory (cma), zero-copy; "
-        "likely cause: UCX_TLS=tcp leaves out shared memory; try: unset UCX_TLS, or add cma to it",
+        "likely cause: UCX_TLS=tcp leaves out shared memory; try: unset UCX_TLS, or let it have cma",
     ),
     "tcp on one host, not forced": (ON_LOOPBACK, "wire_memory_forbidden", "WRONG WIRE: pack"),
     "tcp on one host, no cma": (
@@ -207,6 +209,52 @@ CASES: dict[str, tuple[dict[str, Any], str | None, str]] = {
     ),
     "emulation over srd, UCX 1.21": (EMULATED_SRD, "wire_efa_without_gpudirect", "WRONG WIRE: spread"),
     "tcp between InfiniBand hosts": (dict(prefill=IB_A, decode=IB_B), "wire_rdma_unused", "WRONG WIRE: spread"),
+    "tcp between InfiniBand hosts, forced": (
+        dict(prefill=IB_A, decode=IB_B, ucx_tls="tcp"),
+        "wire_tls_lacks",
+        "WRONG WIRE: spread by software emulation over tcp/ens5, 11.4 GB/s; expected RDMA verbs, zero-copy; likely "
+        "cause: UCX_TLS=tcp leaves out the reads of InfiniBand and RoCE; try: unset UCX_TLS, or let it have rc",
+    ),
+    "tcp between InfiniBand hosts, no module": (
+        dict(prefill=IB_A, decode=IB_B, failed_modules={"uct_ib": "libibverbs.so.1: cannot open"}),
+        "wire_module_lacks",
+        "WRONG WIRE: spread",
+    ),
+    "tcp for some ranks between InfiniBand hosts": (
+        dict(prefill=IB_A, decode=IB_B, wire=wire("software emulation and zero-copy", "tcp/ens5", "rc_mlx5/mlx5_0:1")),
+        "wire_rdma_of_some_ranks",
+        "WRONG WIRE: spread",
+    ),
+    "emulation over InfiniBand": (
+        ON_IB | dict(wire=wire("software emulation", "rc_mlx5/mlx5_0:1")),
+        "wire_rdma_without_gpudirect",
+        "WRONG WIRE: spread by software emulation over rc_mlx5/mlx5_0:1",
+    ),
+    "emulation over datagrams, forced": (
+        ON_IB | dict(wire=wire("software emulation", "ud_mlx5/mlx5_0:1"), ucx_tls="ud,tcp"),
+        "wire_tls_lacks",
+        "WRONG WIRE: spread by software emulation over ud_mlx5/mlx5_0:1",
+    ),
+    "slow InfiniBand": (
+        ON_IB | dict(gb_per_s=3.0),
+        "slow_rails",
+        "SLOW: spread over rc_mlx5/mlx5_0:1, zero-copy, 3.0 GB/s, 6% of 1 rail (50 GB/s)",
+    ),
+    "slow InfiniBand between GPUs": (ON_IB | dict(gb_per_s=3.0, vram=True), "slow_rails", "SLOW: spread"),
+    "slow LIBFABRIC on EFA": (
+        ON_EFA | LIBFABRIC | dict(traffic=ON_TWO_RAILS, gb_per_s=1.0), "slow_rails", "SLOW: spread over efa/rdmap79s0",
+    ),
+    "LIBFABRIC fallen back, with a setting of UCX": (
+        ON_EFA | LIBFABRIC | dict(gb_per_s=0.2, ucx_tls="tcp"),
+        "wire_efa_not_usable",
+        "WRONG WIRE: spread by tcp/ens5, 0.20 GB/s; expected srd over EFA, zero-copy; likely cause: LIBFABRIC sees no "
+        "usable EFA device",
+    ),
+    "LIBFABRIC fallen back for some ranks": (
+        ON_EFA | LIBFABRIC | dict(traffic={"rdmap79s0": GIB // 2, "ens5": GIB // 2}),
+        "wire_efa_of_some_ranks",
+        "WRONG WIRE: spread by efa/rdmap79s0 + tcp/ens5",
+    ),
     "InfiniBand on one host": (dict(decode=IB_B, wire=CMA, traffic={}), "wire_rdma_on_one_side", "WRONG WIRE: spread"),
     "shared memory between hosts": (dict(wire=CMA, traffic={}), "wire_unexpected", "WRONG WIRE: spread by zero-copy"),
     "host staging on one GPU host": (
