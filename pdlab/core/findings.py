@@ -921,10 +921,10 @@ CODES: dict[str, FindingCode] = {
     "wire_tls_lacks": _wire(
         "UCX_TLS has a transport of the expected wire",
         "UCX_TLS={tls} leaves out {lacks}",
-        "unset UCX_TLS, or add {needed} to it",
+        "unset UCX_TLS, or let it have {needed}",
     ),
     "wire_module_lacks": _wire(
-        "the UCX module of shared memory or GPU memory loads",
+        "the UCX module of the expected wire loads",
         "UCX's module {module} did not load: {why}",
         DOCTOR,
     ),
@@ -944,8 +944,8 @@ CODES: dict[str, FindingCode] = {
         "UCX 1.20 or later: debug/build_nixl_ucx_efa.sh",
     ),
     "wire_efa_without_gpudirect": _wire(
-        "UCX registers the memory of the KV cache with EFA",
-        "UCX cannot register this memory with EFA (no GPUDirect?)",
+        "EFA reads the memory of the KV cache without copies",
+        "UCX cannot read this memory by EFA (no GPUDirect, or too little memory may be locked)",
         f"{DOCTOR} on both nodes",
     ),
     "wire_efa_module_lacks": _wire(
@@ -954,14 +954,24 @@ CODES: dict[str, FindingCode] = {
         f"debug/build_nixl_ucx_efa.sh, or the EFA installer; {DOCTOR} proves it",
     ),
     "wire_efa_not_usable": _wire(
-        "UCX can open the EFA devices of a node",
-        "UCX sees no usable EFA device (rdma-core of another ABI, or a container without /dev/infiniband)",
+        "the backend can open the EFA devices of a node",
+        "{backend} sees no usable EFA device (rdma-core of another ABI, or a container without /dev/infiniband)",
         f"{DOCTOR} on both nodes",
     ),
     "wire_rdma_unused": _wire(
-        "UCX uses the InfiniBand or RoCE devices of both nodes",
-        "UCX does not use the RDMA devices",
+        "the backend uses the InfiniBand or RoCE devices of both nodes",
+        "{backend} does not use the RDMA devices",
         f"{DOCTOR} on both nodes; UCX_NET_DEVICES",
+    ),
+    "wire_rdma_of_some_ranks": _wire(
+        "every rank finds an InfiniBand or RoCE device",
+        "some ranks use an RDMA device and others none",
+        f"{DOCTOR} on both nodes; every GPU's RDMA devices visible to its process",
+    ),
+    "wire_rdma_without_gpudirect": _wire(
+        "the RDMA devices read the memory of the KV cache without copies",
+        "UCX cannot read this memory by the RDMA devices (no GPUDirect, or too little memory may be locked)",
+        f"{DOCTOR} on both nodes",
     ),
     "wire_rdma_on_one_side": _wire(
         "both nodes have RDMA devices, or neither",
@@ -979,9 +989,9 @@ CODES: dict[str, FindingCode] = {
         "use an idle machine",
     ),
     "slow_rails": _wire(
-        "EFA reaches a fifth of its rails",
-        "too few rails, or pages too small to fill them",
-        "UCX_MAX_RMA_RAILS=4, --block-len-bytes larger",
+        "RDMA devices reach a fifth of their line rate",
+        "pages too small to fill the devices, devices far from the memory, or other traffic on them",
+        f"a smaller TP on decode or a larger --block-len-bytes; {DOCTOR}; an idle network",
     ),
     "slow_gpu_link": _wire(
         "two GPUs of a host are joined by NVLink or peer access",

@@ -65,7 +65,7 @@ def host_facts(ip: str) -> RankHost:
 
 
 def nics() -> tuple[Interface, ...]:
-    """Network interfaces that are up, and RDMA devices."""
+    """Network interfaces that are up, and RDMA devices with a link."""
     interfaces = []
     for path in sorted(CLASS_NET.glob("*")):
         if not (path / "operstate").exists() or (read(path / "operstate") == "down"):
@@ -79,8 +79,8 @@ def nics() -> tuple[Interface, ...]:
         line = speed / 1000 if speed and speed > 0 else None
         shaped = rate is not None and (line is None or rate < line)
         interfaces.append(Interface(path.name, "virtual" if virtual else "ethernet", rate if shaped else line, shaped))
-    for device in rdma_devices():
-        interfaces.append(Interface(device.path.name, device.kind, line_rate(device)))
+    linked = (device for device in rdma_devices() if device.active)
+    interfaces += (Interface(device.path.name, device.kind, line_rate(device)) for device in linked)
     return tuple(interfaces)
 
 

@@ -25,7 +25,7 @@ _RANGE = re.compile(r"^(?:(?P<count>\d+)\s+)?(?P<low>\d+[KMG]?)(?:\.\.(?P<high>i
 _LANE = re.compile(r"(?:(\d+)% on )?\b([a-z][a-z0-9_]*)/([\w.:-]+)")
 _FAILED = re.compile(r"dlopen\('(?P<path>[^']*/lib(?P<name>uc[tm]_\w+)\.so[^']*)', mode=\w+\) failed: (?P<why>.*)")
 _VERSION = re.compile(r"UCX\s+INFO\s+Version (\d+\.\d+\.\d+)")
-# A protocol with less than this share of the operations is not part of the wire.
+# A protocol over a transport, on all its devices, with less than this share of the operations is not part of the wire.
 STRAY = 0.05
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -156,7 +156,11 @@ def wire_of(rows: Iterable[ProtocolRow], operation: Operation, page_bytes: int) 
             counts[row.protocol, row.lanes] += row.count
     if counts:
         total = sum(counts.values())
-        ways = [Wire(*way, True, count) for way, count in counts.most_common() if count >= STRAY * total]
+        ways = [Wire(*way, True, count) for way, count in counts.most_common()]
+        of_kind: Counter[tuple[str, tuple[str, ...]]] = Counter()
+        for way in ways:
+            of_kind[way.protocol, way.transports] += way.operations or 0
+        ways = [way for way in ways if of_kind[way.protocol, way.transports] >= STRAY * total]
         wire = together(ways)
         return None if wire is None else replace(wire, operations=total)
     for row in reversed(operation_rows):  # the endpoints for the data are made last

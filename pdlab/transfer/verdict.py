@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pdlab.core.findings import Finding, found
+from pdlab.core.text import counted
 from pdlab.remote.network import Interface, RankHost
 from pdlab.transfer.ucx_log import Wire
 
@@ -30,10 +31,18 @@ FABRIC: dict[str, tuple[str, ...]] = {
 # measurement: a GPU copies in its own memory many times faster than over any link between two GPUs.
 Ceiling = Literal["memcpy", "GPU copy", "line rate", "rails"]
 SLOW_SHARE: dict[Ceiling, float] = {"memcpy": 0.2, "GPU copy": 0.002, "line rate": 0.5, "rails": 0.2}
+WHY_SLOW: dict[Ceiling, str] = {
+    "memcpy": "slow_memory",
+    "GPU copy": "slow_gpu_link",
+    "line rate": "slow_tcp",
+    "rails": "slow_rails",
+}
 # Smaller transfers are not judged slow, because posting and polling take most of their time.
 LEAST_BYTES = 64_000_000
 UNPROVEN = "a wire that is not proven (no table of UCX's, and no interface counted it)"
-CARRIED = 0.5  # an interface carried the payload if it counted at least this share of it
+CARRIED = 0.5  # interfaces carried the payload if they counted at least this share of it
+PART = 0.25  # the interfaces of a kind carried a part of the payload if together they counted at least this share
+IN_USE = 0.1  # an interface of such a kind is in use if it counted at least this share of the busiest one's bytes
 EMULATION_FREE_SINCE = (1, 20)
 
 
@@ -109,7 +118,7 @@ def judge(run: ObservedTransfer) -> Verdict:
         protocol_text += " (UCX has no other read over tcp)"
     text = f"{run.strategy} over {name}{protocol_text}, {speed}{of_text}"
     if share is not None and share < SLOW_SHARE[ceiling] and run.size_bytes >= LEAST_BYTES:
-        return verdict(SLOW, f"SLOW: {text}", _why_slow(run, transports))
+        return verdict(SLOW, f"SLOW: {text}", found(WHY_SLOW[ceiling]))
     return verdict(OK, f"OK: {text}")
 
 
@@ -156,17 +165,51 @@ def _actual(run: ObservedTransfer) -> tuple[str | None, tuple[str, ...], str]:
     """(name, transports, protocol) from UCX's table, else from the counters; the name is None without a proof."""
     if run.wire is not None and run.wire.lanes:
         return run.wire.name, run.wire.transports, run.wire.protocol
-    kinds = _kinds(run)
-    carriers = [nic for nic, share in traffic_share(run).items() if share >= CARRIED / 2]
+    carriers = [carrier for carrier in _carriers(run) if carrier.share >= PART]
     if not carriers:
         return None, ("cuda_ipc",) if run.vram else ("cma",), ""
-    transport_of = {"efa": "efa", "infiniband": "rc", "roce": "rc"}
-    transports = tuple(dict.fromkeys(transport_of.get(kinds.get(nic, "ethernet"), "tcp") for nic in carriers))
-    return " + ".join(f"{transport_of.get(kinds.get(nic, ''), 'tcp')}/{nic}" for nic in carriers), transports, ""
+    return " + ".join(map(str, carriers)), tuple(dict.fromkeys(carrier.transport for carrier in carriers)), ""
 
 
-def _kinds(run: ObservedTransfer) -> dict[str, str]:
-    return {nic.name: nic.kind for nic in (*run.prefill.nics, *run.decode.nics)}
+@dataclass(frozen=True)
+class _Carrier:
+    """Interfaces of one kind that are in use. ``share``: of the payload, counted by all of that kind together."""
+
+    transport: str
+    nics: tuple[str, ...]
+    share: float
+
+    def __str__(self) -> str:
+        if len(self.nics) <= 4:
+            return " + ".join(f"{self.transport}/{nic}" for nic in self.nics)
+        return f"{self.transport} on {counted(len(self.nics), 'device')}"
+
+
+def _carriers(run: ObservedTransfer) -> list[_Carrier]:
+    """Counted bytes by kind of interface, the largest share first; a payload is spread over many devices of a kind.
+
+    A virtual interface lies on others, whose bytes it counts again, so each one is a kind of its own.
+    """
+    kinds = {nic.name: nic.kind for nic in _initiator_host(run).nics}
+    by_kind: dict[tuple[str, str], dict[str, int]] = {}
+    for nic, count in run.traffic.items():
+        kind = kinds.get(nic, "virtual")
+        transport = {"efa": "efa", "infiniband": "rc", "roce": "rc"}.get(kind, "tcp")
+        by_kind.setdefault((transport, nic if kind in ("virtual", "loopback") else ""), {})[nic] = count
+    carriers = []
+    for (transport, _), counts in by_kind.items():
+        busiest = max(counts.values())
+        if busiest and run.payload_bytes:
+            in_use = sorted(
+                (nic for nic in counts if counts[nic] >= IN_USE * busiest), key=lambda nic: (-counts[nic], nic)
+            )
+            carriers.append(_Carrier(transport, tuple(in_use), sum(counts.values()) / run.payload_bytes))
+    return sorted(carriers, key=lambda carrier: -carrier.share)
+
+
+def _initiator_host(run: ObservedTransfer) -> RankHost:
+    """The host whose ranks read or write, and whose interfaces are counted."""
+    return run.decode if run.direction == "read" else run.prefill
 
 
 def _lanes(run: ObservedTransfer, transports: tuple[str, ...]) -> list[list[Interface]]:
@@ -174,8 +217,8 @@ def _lanes(run: ObservedTransfer, transports: tuple[str, ...]) -> list[list[Inte
     if run.wire is not None and run.wire.lanes:
         names = {lane.device.split(":")[0] for lane in run.wire.lanes}
     else:
-        names = {nic for nic, share in traffic_share(run).items() if share >= 0.05}
-    initiator_host = run.decode if run.direction == "read" else run.prefill
+        names = {nic for carrier in _carriers(run) if carrier.share >= PART for nic in carrier.nics}
+    initiator_host = _initiator_host(run)
     peer_host = run.prefill if initiator_host is run.decode else run.decode
     sides = [[nic for nic in initiator_host.nics if nic.name in names]]
     if transports == ("tcp",):  # the peer's interface may have another name: take its only interface with a rate
@@ -208,22 +251,19 @@ def _contradiction(run: ObservedTransfer, transports: tuple[str, ...]) -> Findin
     """A finding if UCX's table and the byte counters disagree."""
     if run.wire is None or not run.wire.lanes or not run.payload_bytes:
         return None
-    shares = traffic_share(run)
     if not set(transports) & {"tcp", *EFA, *VERBS}:
-        loud = {nic: share for nic, share in shares.items() if share >= CARRIED}
-        if loud:
-            nic, share = next(iter(loud.items()))
-            return found("wire_not_as_counted", wire=run.wire.name, nic=nic, share=share)
-        return None
-    counted = {nic: share for nic, share in shares.items() if nic in {d.split(":")[0] for d in run.wire.devices}}
-    if sum(counted.values()) < CARRIED and any(device.split(":")[0] in _kinds(run) for device in run.wire.devices):
-        return found("wire_counts_nothing", wire=run.wire.name, share=sum(counted.values()))
+        loud = next((carrier for carrier in _carriers(run) if carrier.share >= CARRIED), None)
+        return found("wire_not_as_counted", wire=run.wire.name, nic=str(loud), share=loud.share) if loud else None
+    devices = {device.split(":")[0] for device in run.wire.devices}
+    share = sum(count for nic, count in run.traffic.items() if nic in devices) / run.payload_bytes
+    if share < CARRIED and devices & {nic.name for nic in _initiator_host(run).nics}:
+        return found("wire_counts_nothing", wire=run.wire.name, share=share)
     return None
 
 
 def _cause(run: ObservedTransfer, transports: tuple[str, ...], expected: str, emulated: bool) -> Finding:
     """Likely cause of a wrong wire; checks the strongest evidence first."""
-    tls = run.ucx_tls
+    tls = run.ucx_tls if run.backend == "UCX" else None
     failed = run.failed_modules or {}
     if one_host(run) and run.backend != "UCX":
         return found("wire_backend_leaves_host", backend=run.backend, wire=_actual(run)[0])
@@ -235,29 +275,29 @@ def _cause(run: ObservedTransfer, transports: tuple[str, ...], expected: str, em
                 return found("wire_module_lacks", module=module, why=failed[module])
         return found("wire_memory_forbidden")
     if run.prefill.efa and run.decode.efa:
-        if {"srd", "tcp"} <= set(transports):
+        if tls and not allows(tls, FABRIC["efa"]):
+            return found("wire_tls_lacks", tls=tls, lacks="srd", needed="srd")
+        if "tcp" in transports and {"srd", "efa"} & set(transports):
             return found("wire_efa_of_some_ranks")
         if emulated or "srd" in transports:
             if run.ucx_version and _release(run.ucx_version) < EMULATION_FREE_SINCE:
                 return found("wire_ucx_too_old", version=run.ucx_version)
             return found("wire_efa_without_gpudirect")
-        if tls and not allows(tls, ("srd",)):
-            return found("wire_tls_lacks", tls=tls, lacks="srd", needed="srd")
         if "uct_ib_efa" in failed:
             return found("wire_efa_module_lacks", why=failed["uct_ib_efa"])
-        return found("wire_efa_not_usable")
+        return found("wire_efa_not_usable", backend=run.backend)
     if run.prefill.rdma and run.decode.rdma:
-        return found("wire_rdma_unused")
+        if tls and not allows(tls, FABRIC["rdma"]):
+            return found("wire_tls_lacks", tls=tls, lacks="the reads of InfiniBand and RoCE", needed="rc")
+        if "tcp" in transports and set(VERBS) & set(transports):
+            return found("wire_rdma_of_some_ranks")
+        if emulated:
+            return found("wire_rdma_without_gpudirect")
+        if "uct_ib" in failed:
+            return found("wire_module_lacks", module="uct_ib", why=failed["uct_ib"])
+        return found("wire_rdma_unused", backend=run.backend)
     lone = next((host for host in (run.prefill, run.decode) if host.rdma), None)
     return found("wire_rdma_on_one_side", host=lone.name) if lone else found("wire_unexpected", expected=expected)
-
-
-def _why_slow(run: ObservedTransfer, transports: tuple[str, ...]) -> Finding:
-    if transports == ("tcp",):
-        return found("slow_tcp")
-    if set(transports) & set(EFA):
-        return found("slow_rails")
-    return found("slow_gpu_link") if run.vram else found("slow_memory")
 
 
 def allows(tls: str, transports: tuple[str, ...]) -> bool:

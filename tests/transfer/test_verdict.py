@@ -144,6 +144,7 @@ def wire(protocol: str, *lanes: str) -> Wire:
 
 TCP = wire("software emulation", "tcp/ens5")
 CMA = wire("zero-copy", "cma/memory")
+CUDA = wire("zero-copy", "cuda_ipc/cuda")
 TWO_RAILS = wire("zero-copy", "srd/rdmap79s0:1", "srd/rdmap80s0:1")
 ON_TWO_RAILS = {"rdmap79s0": GIB // 2, "rdmap80s0": GIB // 2}
 
@@ -166,6 +167,8 @@ ON_LOOPBACK = ONE_HOST | dict(wire=wire("software emulation", "tcp/lo"), traffic
 EMULATED_SRD = ON_EFA | dict(wire=wire("software emulation", SRD), traffic={"rdmap79s0": GIB})
 CUDA_IPC = ONE_HOST | dict(vram=True, wire=wire("zero-copy", "cuda_ipc/cuda"))
 LIBFABRIC = dict(backend="LIBFABRIC", wire=None)
+RC = wire("zero-copy", "rc_mlx5/mlx5_0:1")
+ON_IB = dict(prefill=IB_A, decode=IB_B, wire=RC, traffic={"mlx5_0": GIB})
 
 # What: changes, the cause (None: right and fast), and how the verdict begins.
 CASES: dict[str, tuple[dict[str, Any], str | None, str]] = {
@@ -186,7 +189,7 @@ CASES: dict[str, tuple[dict[str, Any], str | None, str]] = {
         ON_LOOPBACK | dict(ucx_tls="tcp"),
         "wire_tls_lacks",
         "WRONG WIRE: pack by software emulation over tcp/lo, 0.30 GB/s; expected shared memory (cma), zero-copy; "
-        "likely cause: UCX_TLS=tcp leaves out shared memory; try: unset UCX_TLS, or add cma to it",
+        "likely cause: UCX_TLS=tcp leaves out shared memory; try: unset UCX_TLS, or let it have cma",
     ),
     "tcp on one host, not forced": (ON_LOOPBACK, "wire_memory_forbidden", "WRONG WIRE: pack"),
     "tcp on one host, no cma": (
@@ -206,6 +209,52 @@ CASES: dict[str, tuple[dict[str, Any], str | None, str]] = {
     ),
     "emulation over srd, UCX 1.21": (EMULATED_SRD, "wire_efa_without_gpudirect", "WRONG WIRE: spread"),
     "tcp between InfiniBand hosts": (dict(prefill=IB_A, decode=IB_B), "wire_rdma_unused", "WRONG WIRE: spread"),
+    "tcp between InfiniBand hosts, forced": (
+        dict(prefill=IB_A, decode=IB_B, ucx_tls="tcp"),
+        "wire_tls_lacks",
+        "WRONG WIRE: spread by software emulation over tcp/ens5, 11.4 GB/s; expected RDMA verbs, zero-copy; likely "
+        "cause: UCX_TLS=tcp leaves out the reads of InfiniBand and RoCE; try: unset UCX_TLS, or let it have rc",
+    ),
+    "tcp between InfiniBand hosts, no module": (
+        dict(prefill=IB_A, decode=IB_B, failed_modules={"uct_ib": "libibverbs.so.1: cannot open"}),
+        "wire_module_lacks",
+        "WRONG WIRE: spread",
+    ),
+    "tcp for some ranks between InfiniBand hosts": (
+        dict(prefill=IB_A, decode=IB_B, wire=wire("software emulation and zero-copy", "tcp/ens5", "rc_mlx5/mlx5_0:1")),
+        "wire_rdma_of_some_ranks",
+        "WRONG WIRE: spread",
+    ),
+    "emulation over InfiniBand": (
+        ON_IB | dict(wire=wire("software emulation", "rc_mlx5/mlx5_0:1")),
+        "wire_rdma_without_gpudirect",
+        "WRONG WIRE: spread by software emulation over rc_mlx5/mlx5_0:1",
+    ),
+    "emulation over datagrams, forced": (
+        ON_IB | dict(wire=wire("software emulation", "ud_mlx5/mlx5_0:1"), ucx_tls="ud,tcp"),
+        "wire_tls_lacks",
+        "WRONG WIRE: spread by software emulation over ud_mlx5/mlx5_0:1",
+    ),
+    "slow InfiniBand": (
+        ON_IB | dict(gb_per_s=3.0),
+        "slow_rails",
+        "SLOW: spread over rc_mlx5/mlx5_0:1, zero-copy, 3.0 GB/s, 6% of 1 rail (50 GB/s)",
+    ),
+    "slow InfiniBand between GPUs": (ON_IB | dict(gb_per_s=3.0, vram=True), "slow_rails", "SLOW: spread"),
+    "slow LIBFABRIC on EFA": (
+        ON_EFA | LIBFABRIC | dict(traffic=ON_TWO_RAILS, gb_per_s=1.0), "slow_rails", "SLOW: spread over efa/rdmap79s0",
+    ),
+    "LIBFABRIC fallen back, with a setting of UCX": (
+        ON_EFA | LIBFABRIC | dict(gb_per_s=0.2, ucx_tls="tcp"),
+        "wire_efa_not_usable",
+        "WRONG WIRE: spread by tcp/ens5, 0.20 GB/s; expected srd over EFA, zero-copy; likely cause: LIBFABRIC sees no "
+        "usable EFA device",
+    ),
+    "LIBFABRIC fallen back for some ranks": (
+        ON_EFA | LIBFABRIC | dict(traffic={"rdmap79s0": GIB // 2, "ens5": GIB // 2}),
+        "wire_efa_of_some_ranks",
+        "WRONG WIRE: spread by efa/rdmap79s0 + tcp/ens5",
+    ),
     "InfiniBand on one host": (dict(decode=IB_B, wire=CMA, traffic={}), "wire_rdma_on_one_side", "WRONG WIRE: spread"),
     "shared memory between hosts": (dict(wire=CMA, traffic={}), "wire_unexpected", "WRONG WIRE: spread by zero-copy"),
     "host staging on one GPU host": (
@@ -343,6 +392,42 @@ def test_four_ranks_on_devices_of_their_own_are_one_wire() -> None:
     assert verdict.code == OK and "46% of 8 rails (100 GB/s)" in verdict.text, verdict.text
 
 
+@pytest.mark.parametrize("number", [1, 2, 4, 5, 8, 16, 32])
+def test_a_payload_over_many_devices_without_a_table(number: int) -> None:
+    """LIBFABRIC stripes over every device of a GPU, so each counts a small share of the payload."""
+    nics = (Interface("ens5", "ethernet", 100.0), *(Interface(f"rdmap{i}s0", "efa", 100.0) for i in range(32)))
+    sides = dict(prefill=replace(HOST_A, nics=nics), decode=replace(HOST_B, nics=nics), vram=True)
+    counts = {f"rdmap{i}s0": GIB // number for i in range(number)} | {"ens5": GIB // 50}
+    run = dict(traffic=counts, gb_per_s=10.0 * number, memcpy_gb_per_s=1000.0, **LIBFABRIC, **sides)
+    verdict = judge(observed(**run))
+    assert verdict.code == OK and verdict.proven and verdict.share == pytest.approx(0.8), verdict.text
+    inside = judge(observed(**run | dict(strategy="pack", decode=sides["prefill"])))
+    assert inside.cause is not None and inside.cause.code == "wire_backend_leaves_host", inside.text
+    table = judge(observed(**run | dict(strategy="pack", decode=sides["prefill"], backend="UCX", wire=CUDA)))
+    assert table.cause is not None and table.cause.code == "wire_not_as_counted", table.text
+
+
+def test_a_kind_that_carried_a_quarter_is_part_of_the_wire() -> None:
+    """One rank of four without its devices, whose bytes leave over two Ethernet ports."""
+    nics = (*P5, Interface("ens6", "ethernet", 100.0))
+    sides = dict(prefill=replace(HOST_A, nics=nics), decode=replace(HOST_B, nics=nics))
+    counts = {f"rdmap{first + j}s0": GIB // 16 for first in FOUR_GPUS[:3] for j in range(4)}
+    both = judge(observed(**LIBFABRIC, **sides, traffic=counts | {"ens5": GIB // 8, "ens6": GIB // 8}))
+    assert both.code == SLOW and both.wire == "efa on 12 devices + tcp/ens5 + tcp/ens6"
+    background = judge(
+        observed(**LIBFABRIC, **sides, traffic=counts | {"ens5": GIB // 8, "ens6": GIB // 10}, gb_per_s=60.0)
+    )
+    assert background.code == OK and background.wire == "efa on 12 devices"
+
+
+def test_bytes_that_a_virtual_interface_counts_again_are_not_added_up() -> None:
+    """Traffic of a container is counted by its own interface, by the bridge and by the tunnel."""
+    nics = tuple(Interface(name, "virtual", None) for name in ("veth1", "cni0", "flannel.1"))
+    counts = {nic.name: GIB // 5 for nic in nics}
+    quiet = judge(observed(**ONE_HOST | dict(decode=replace(HOST_A, nics=nics), traffic=counts)))
+    assert quiet.code == OK, quiet.text
+
+
 def test_one_rank_of_four_on_tcp_is_the_wrong_wire() -> None:
     logs = [rank_log(first) for first in FOUR_GPUS[:3]] + [rank_log(0, transport="tcp", protocol="software emulation")]
     joined = together(wire_of(parse_table(log), "read", 65536) for log in logs)
@@ -359,6 +444,13 @@ def test_a_share_of_one_ranks_operations_on_another_way_is_part_of_its_wire() ->
     log = "\n".join([rank_log(79, 990), rank_log(0, 10, "tcp", "software emulation")])
     stray = wire_of(parse_table(log), "read", 65536)
     assert stray is not None and stray.transports == ("srd",), "one in a hundred is no wire"
+
+
+def test_operations_over_many_devices_are_one_way() -> None:
+    """The log of an engine has the tables of all its ranks, each with devices of its own."""
+    ranks = [rank_log(first) for first in range(0, 60, 2)]
+    spread = wire_of(parse_table("\n".join([*ranks, rank_log(0, 10, "tcp", "software emulation")])), "read", 65536)
+    assert spread is not None and spread.transports == ("srd",) and len(spread.devices) == 60
 
 
 def test_no_wire_of_no_rank() -> None:
@@ -398,6 +490,21 @@ def test_the_devices_of_a_p5_48xlarge(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(network.time, "sleep", slept.append)
     assert network.settled_counters()["rdmap3s0"] == (60, 30), "received, sent"
     assert slept == [pytest.approx(0.0015)], "past the age that the kernel's copy of the counters may have"
+
+
+@pytest.mark.parametrize(("state", "fabric"), [("1: DOWN", False), ("2: INIT", False), ("4: ACTIVE", True)])
+def test_a_port_without_a_link_is_no_fabric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, fabric: bool
+) -> None:
+    port = tmp_path / "mlx5_1/ports/1"
+    port.mkdir(parents=True)
+    for name, text in (("link_layer", "Ethernet"), ("state", state), ("rate", "40 Gb/sec (4X QDR)")):
+        (port / name).write_text(f"{text}\n")
+    monkeypatch.setattr(network, "CLASS_RDMA", tmp_path)
+    facts = network.host_facts("192.0.2.1")
+    assert facts.rdma is fabric and any(nic.kind == "roce" for nic in facts.nics) is fabric
+    prefill, decode = (replace(host, nics=(*ETHERNET, *facts.nics)) for host in (HOST_A, HOST_B))
+    assert judge(observed(prefill=prefill, decode=decode)).code == (SLOW if fabric else OK)
 
 
 def test_counters_of_infiniband_are_in_words_of_four_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
