@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pdlab.core.catalog import load_model
+from pdlab.core.catalog import load_model, require_shape
 from pdlab.core.errors import TransferError, UsageError
 from pdlab.core.findings import found
 from pdlab.core.settings import parse
@@ -50,6 +51,18 @@ def test_an_unknown_dtype_is_refused() -> None:
     assert model is not None
     with pytest.raises(UsageError, match="int3"):
         kv_shape(model.model_copy(update={"kv_dtype": "int3"}))
+
+
+@pytest.mark.parametrize("block_tokens", [16, 128])
+def test_the_shape_in_place_of_a_latent_cache_moves_as_much_as_one_rank_reads(block_tokens: int) -> None:
+    """Each rank reads the whole latent: 61 layers x 576 values of 2 bytes per token, 5,008 tokens in whole blocks."""
+    model = require_shape("deepseek-v3").model_copy(update={"kv_block_tokens": block_tokens})
+    with pytest.raises(UsageError) as refused:
+        kv_shape(model)
+    advised = re.search(r"(--num-layers .*) in place of --model", str(refused.value))
+    assert advised is not None
+    plan = parsed(*advised[1].split(), "--tokens", "5000")
+    assert plan.shape.request_bytes(plan.sizes[0].blocks, plan.decode_tp) == 61 * 576 * 2 * 5008
 
 
 def result(gb_per_s: float = 10.0) -> BackendResult:
