@@ -41,20 +41,37 @@ def recovery_s(fault: InjectedFault, requests: Sequence[ChaosRequest], answers: 
 class FaultOutcome(NamedTuple):
     """One fault and the outcomes of the requests that belong to it.
 
-    ``next_s``: when the next fault began; infinite for the last fault. ``slowest_error_s``: from the beginning of the
-    fault, or from the sending of the request if that was later, to the end of the error; None without errors.
+    ``next_s``: when the next fault began; infinite for the last fault. ``right_after_s``: the time until requests were
+    right again, also beyond the next fault; None: never. ``slowest_error_s``: from the beginning of the fault, or from
+    the sending of the request if that was later, to the end of the error; None without errors.
     """
 
     fault: InjectedFault
     next_s: float
-    recovery_s: float | None
+    right_after_s: float | None
     outcomes: dict[RequestOutcome, int]
     slowest_error_s: float | None
 
     @property
+    def recovery_s(self) -> float | None:
+        """The recovery from this fault: None if there was none before the next fault, or before the end."""
+        late = self.right_after_s is None or self.fault.began_s + self.right_after_s > self.next_s
+        return None if late else self.right_after_s
+
+    @property
+    def overtaken(self) -> bool:
+        """Whether the next fault began before a recovery: what came after it is not of this fault alone."""
+        return self.recovery_s is None and self.next_s < math.inf
+
+    @property
+    def never(self) -> bool:
+        """Whether there was no recovery, and no later fault that explains it."""
+        return self.recovery_s is None and not self.overtaken
+
+    @property
     def over_s(self) -> float:
         """When the fault had ended and the deployment had recovered; infinite if it never recovered."""
-        return _over_s(self.fault, self.recovery_s)
+        return _over_s(self.fault, self.right_after_s)
 
     @property
     def requests(self) -> int:
@@ -64,10 +81,12 @@ class FaultOutcome(NamedTuple):
 
 def fault_outcomes(chaos: Chaos) -> list[FaultOutcome]:
     """One for each injected fault, in order of time."""
-    injected = sorted((fault for fault in chaos.faults if fault.outcome == "injected"), key=lambda f: f.began_s)
+    disturbing = disturbances(chaos.faults)
     results = []
-    for place, fault in enumerate(injected):
-        next_s = injected[place + 1].began_s if place + 1 < len(injected) else math.inf
+    for place, fault in enumerate(disturbing):
+        if fault.outcome != "injected":
+            continue
+        next_s = disturbing[place + 1].began_s if place + 1 < len(disturbing) else math.inf
         took_s = recovery_s(fault, chaos.requests, chaos.run.answers)
         until_s = min(next_s, _over_s(fault, took_s))
         hit = [r for r in chaos.requests if r.end_s >= fault.began_s and r.sent_s < until_s]
@@ -76,17 +95,31 @@ def fault_outcomes(chaos: Chaos) -> list[FaultOutcome]:
     return results
 
 
+def disturbances(faults: Sequence[InjectedFault]) -> list[InjectedFault]:
+    """Faults that did something to the deployment, in order of time: all acts, or the first of them."""
+    return sorted((fault for fault in faults if fault.outcome == "injected" or fault.acts), key=lambda f: f.began_s)
+
+
+def dead_at_end(chaos: Chaos) -> bool:
+    """Whether none of the last requests was right, as many as a recovery needs. Requests that were left do not
+    count."""
+    answered = sorted((r for r in chaos.requests if r.outcome != "left"), key=lambda r: r.sent_s)
+    return not any(r.outcome == "right" for r in answered[-chaos.run.answers :])
+
+
 def _over_s(fault: InjectedFault, recovery_s: float | None) -> float:
     return math.inf if recovery_s is None else max(fault.ended_s, fault.began_s + recovery_s)
 
 
 class KindOutcome(NamedTuple):
-    """All faults of one kind. ``recoveries_s``: of those that recovered; ``never``: how many did not."""
+    """All faults of one kind. ``recoveries_s``: of those that recovered; ``overtaken``: how many did not before the
+    next fault; ``never``: how many did not before the end."""
 
     kind: str
     faults: int
     outcomes: dict[RequestOutcome, int]
     recoveries_s: tuple[float, ...]
+    overtaken: int
     never: int
     slowest_error_s: float | None
 
@@ -103,7 +136,8 @@ def by_kind(results: Sequence[FaultOutcome]) -> list[KindOutcome]:
                 faults=len(same),
                 outcomes={outcome: sum(each.outcomes[outcome] for each in same) for outcome in REQUEST_OUTCOMES},
                 recoveries_s=tuple(each.recovery_s for each in same if each.recovery_s is not None),
-                never=sum(each.recovery_s is None for each in same),
+                overtaken=sum(each.overtaken for each in same),
+                never=sum(each.never for each in same),
                 slowest_error_s=max(slowest, default=None),
             )
         )

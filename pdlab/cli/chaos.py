@@ -31,7 +31,7 @@ examples:
       launch the deployments that this machine can serve; every fault, and a soak of twenty minutes, for each
 
 A plan is a file, or the name of one in configs/faults/ (docs/faults.md). Exit code 3: an answer was wrong, a request
-did not end, or something was left.
+did not end, something was left, nothing was injected, or the deployment did not recover. The verdict names it.
 """
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
-from pdlab.analysis.chaos import recovery_s
+from pdlab.analysis.chaos import disturbances, recovery_s
 from pdlab.cluster import local_nodes, run_on_host
 from pdlab.cluster.connection import Cluster, prepare
 from pdlab.cluster.local_nodes import MARKER, LocalNodes
@@ -35,7 +35,7 @@ from pdlab.deploy.metrics_page import read_pages, samples
 from pdlab.deploy.verify import LaunchProgress
 from pdlab.faults import plan as plans
 from pdlab.faults.inject import FaultContext, Injector
-from pdlab.faults.kinds import ROLES, DeploymentFeatures, Role
+from pdlab.faults.kinds import ROLES, DeploymentFeatures, FaultTarget, Role
 from pdlab.faults.link import ShapedLink
 from pdlab.faults.load import LEAVING_TIMES, Load, LoadTarget, Prompt, request_of, token_prompts
 from pdlab.faults.node_restart import in_background, request_restart
@@ -60,7 +60,8 @@ ROLE_OF = {
     "LLMServer": "collocated",
     "DPServer": "collocated",
 }
-LAST_RECOVERY_S = 180.0
+LAST_RECOVERY_S = 600.0  # for a large model: a replica of it takes minutes to start
+LOOK_AGAIN_S = 1.0
 CALM_S = 5.0  # ordinary load between a recovery and the next fault
 SAMPLE_S = 5.0
 LEFT_POLL_S, LEFT_REQUESTS_EVERY_S = 0.5, 3.0
@@ -313,7 +314,7 @@ class _FaultRun:
         service = self._service()
         prompts = self._prompts(service, replicas)
         surveys, members = self.look(ports=True)
-        before = self._inventory(surveys, members)
+        before, whole = self._inventory(surveys, members), self._present(members)
         self.count()
         counts = dict(self._counts)
         load = Load(service, prompts, self.plan.concurrency, self.plan.seed, lambda each: append(folder, [each]))
@@ -331,7 +332,7 @@ class _FaultRun:
                         faults.append(fault)
                         append(folder, [fault])
                         self.progress(_described(fault))
-                    self._await_end(load, faults)
+                    self._await_end(load, faults, whole)
                 except KeyboardInterrupt:
                     interrupted = True
                     self.progress("interrupted: nothing more is injected")
@@ -340,7 +341,7 @@ class _FaultRun:
                     loaded_s = load.now_s()
                     load.stop()
             if not interrupted:
-                leftovers = self._leftovers(service, prompts, before, time.monotonic())
+                leftovers = self._leftovers(service, prompts, before, whole, time.monotonic())
                 self.count()
         finally:
             run = ChaosRun(
@@ -397,18 +398,29 @@ class _FaultRun:
             load.check()
             time.sleep(0.1)
 
-    def _await_end(self, load: Load, faults: list[InjectedFault]) -> None:
-        """Wait for the end of a soak and for the recovery from the last fault."""
+    def _await_end(self, load: Load, faults: list[InjectedFault], whole: Counter[str]) -> None:
+        """Wait for the end of a soak, for the recovery from the last fault, and until the engines are ``whole``."""
         while self.plan.duration_s is not None and load.now_s() < self.plan.duration_s:
             load.check()
             time.sleep(0.1)
-        began_s = load.now_s()
-        while faults and not self._recovered(faults[-1], load) and load.now_s() < began_s + LAST_RECOVERY_S:
-            load.check()
-            time.sleep(0.1)
+        until_s = load.now_s() + LAST_RECOVERY_S
+        for last in disturbances(faults)[-1:]:
+            self.progress(f"waiting for the recovery and for all replicas, at most {LAST_RECOVERY_S:g} s")
+            while not self._recovered(last, load) and load.now_s() < until_s:
+                load.check()
+                time.sleep(0.1)
+            while not self._is_whole(whole) and load.now_s() < until_s:
+                load.check()
+                time.sleep(LOOK_AGAIN_S)
+
+    def _is_whole(self, whole: Counter[str]) -> bool:
+        """Whether no engine is missing; False also if Ray does not tell now."""
+        with contextlib.suppress(ClusterError):
+            return not whole - self._present(self.look()[1])
+        return False
 
     def _recovered(self, fault: InjectedFault, load: Load) -> bool:
-        if fault.outcome == "skipped":
+        if fault.outcome == "skipped" and not fault.acts:
             return True
         if load.now_s() < fault.ended_s:
             return False
@@ -451,8 +463,20 @@ class _FaultRun:
         actors = Counter(actor["ActorClassName"].rpartition(".")[2] for actor in alive)
         return processes, ports, actors
 
+    def _present(self, members: Sequence[DeploymentProcess]) -> Counter[str]:
+        """Processes of engines and of their replicas, by kind. A replica counts if Ray Serve reports that it runs.
+
+        Ray Serve notices a death only after some seconds, and a process is there before its replica runs.
+        """
+        there = Counter(FaultTarget(each.part, each.role).text for each in members if each.role is not None)
+        running = Counter(FaultTarget("replica", role).text for role in self._engines().values())
+        for name in (FaultTarget("replica", role).text for role in ROLES):
+            there[name] = min(there[name], running[name])
+        return +there
+
     def _leftovers(
-        self, service: LoadTarget, prompts: Sequence[Prompt], before: tuple[Counter[str], ...], ended: float
+        self, service: LoadTarget, prompts: Sequence[Prompt], before: tuple[Counter[str], ...],
+        whole: Counter[str], ended: float,
     ) -> Leftovers:  # fmt: skip
         limit_s = self.plan.lease_s + LEFT_GRACE_S
         last: dict[str, float] = {}
@@ -475,22 +499,25 @@ class _FaultRun:
                 break
             time.sleep(LEFT_POLL_S)
         engines = self._engines()
-        more = self._more(before)
-        while any(more) and time.monotonic() - ended < limit_s + SETTLE_S:
+        more, missing = self._changed(before, whole)
+        while (any(more) or missing) and time.monotonic() - ended < limit_s + SETTLE_S:
             time.sleep(1.0)
-            more = self._more(before)
+            more, missing = self._changed(before, whole)
         processes, ports, actors = more
         return Leftovers(
             kv_use={f"{role} {replica}": last.get(replica) for replica, role in sorted(engines.items())},
             kv_free_after_s=None if free_s is None else round(free_s, 2), kv_limit_s=limit_s,
-            processes=processes, ports=ports, actors=actors,
+            processes=processes, ports=ports, actors=actors, missing=missing,
         )  # fmt: skip
 
-    def _more(self, before: tuple[Counter[str], ...]) -> tuple[dict[str, int], ...]:
-        """(processes, ports, actors) by kind that were not there ``before``."""
+    def _changed(
+        self, before: tuple[Counter[str], ...], whole: Counter[str]
+    ) -> tuple[tuple[dict[str, int], ...], dict[str, int]]:
+        """(processes, ports, actors) by kind that were not there ``before``; engine processes that are missing."""
         surveys, members = self.look(ports=True)
         after = self._inventory(surveys, members)
-        return tuple(added_since(now_there, then) for now_there, then in zip(after, before, strict=True))
+        more = tuple(added_since(now_there, then) for now_there, then in zip(after, before, strict=True))
+        return more, dict(whole - self._present(members))
 
 
 def _is_counted(name: str) -> bool:

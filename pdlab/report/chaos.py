@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from statistics import median
 from typing import NamedTuple
 
@@ -9,14 +10,18 @@ from pdlab.analysis.chaos import (
     MemoryChange,
     ServedByHealthy,
     by_kind,
+    dead_at_end,
+    disturbances,
     fault_outcomes,
     faulted,
     memory_change,
+    recovery_s,
     served_by_healthy,
     throughput,
     total,
 )
 from pdlab.core.rendering import macro
+from pdlab.core.text import counted
 from pdlab.report.figure import DASH_DOT, DASHED, DOTTED, Dashes, Figure, Line, Span, line_panel, stacked, steps
 from pdlab.report.section import ASSETS
 from pdlab.report.style import HUES
@@ -41,11 +46,36 @@ LEAST_BAND_S = 0.3  # so that a very short fault is visible
 GOAL = 0.99  # of what healthy replicas could serve
 
 
+def findings(chaos: Chaos) -> list[str]:
+    """Why the run does not show a deployment that survives its faults, in words; empty if it does.
+
+    A run in which nothing was injected shows nothing, and a deployment that stays dead is a finding.
+    """
+    outcomes, left = total(chaos.requests), chaos.run.leftovers
+    found = []
+    if outcomes["wrong"]:
+        found.append(counted(outcomes["wrong"], "wrong answer"))
+    if outcomes["hang"]:
+        found.append(counted(outcomes["hang"], "request") + " without an end")
+    if not any(fault.outcome == "injected" for fault in chaos.faults):
+        found.append("no fault was injected")
+    last = disturbances(chaos.faults)[-1:]
+    dead = [fault for fault in last if recovery_s(fault, chaos.requests, chaos.run.answers) is None]
+    found += [f"no recovery from the last fault ({fault.kind}) before the load ended" for fault in dead]
+    if not dead and dead_at_end(chaos):
+        found.append(f"no right answer among the last {chaos.run.answers} requests")
+    if left is None:
+        found.append("the run was interrupted")
+    elif not left.nothing:
+        found.append("something was left")
+    if left is not None and left.missing:
+        found.append("engines are missing")
+    return found
+
+
 def well(chaos: Chaos) -> bool:
-    """No wrong answer, no hang, nothing left, and not ended early."""
-    outcomes = total(chaos.requests)
-    left = chaos.run.leftovers
-    return not outcomes["wrong"] and not outcomes["hang"] and left is not None and left.nothing
+    """Whether a fault was injected, and the deployment survived all: no `findings`."""
+    return not findings(chaos)
 
 
 def text(chaos: Chaos) -> str:
@@ -55,7 +85,7 @@ def text(chaos: Chaos) -> str:
 
 def title(chaos: Chaos) -> str:
     """One line on the run."""
-    return macro(WORDS, "title", chaos.run, chaos.manifest.rehearsal)
+    return macro(WORDS, "title", chaos.run, chaos.manifest)
 
 
 def table(chaos: Chaos) -> str:
@@ -63,18 +93,13 @@ def table(chaos: Chaos) -> str:
     kinds = [
         (kind, median(kind.recoveries_s) if kind.recoveries_s else None) for kind in by_kind(fault_outcomes(chaos))
     ]
-    skipped: dict[str, list[str]] = {}
-    for fault in chaos.faults:
-        if fault.outcome != "injected":
-            skipped.setdefault(fault.kind, []).append(fault.outcome)
-    return macro(
-        WORDS, "table", kinds, [(name, each[0], len(each)) for name, each in skipped.items()], REQUEST_OUTCOMES
-    )
+    others = Counter((fault.kind, fault.outcome) for fault in chaos.faults if fault.outcome != "injected")
+    return macro(WORDS, "table", kinds, [(*key, times) for key, times in others.items()], REQUEST_OUTCOMES)
 
 
 class ChaosFacts(NamedTuple):
     """The outcomes of all requests and processes. ``counts``: outcomes, in words. ``goal``: share of ``served`` to
-    reach. ``wrong``: the first wrong answers."""
+    reach. ``wrong``: the first wrong answers. ``findings``: why the run is not clean."""
 
     run: ChaosRun
     requests: int
@@ -86,10 +111,11 @@ class ChaosFacts(NamedTuple):
     wrong: list[ChaosRequest]
     counters: dict[str, float]
     memory: MemoryChange | None
+    findings: list[str]
 
 
 def lines(chaos: Chaos) -> list[str]:
-    """Outcomes of all requests, what healthy replicas could serve, memory, and leftovers, a sentence each."""
+    """Outcomes of all requests, what healthy replicas could serve, memory, leftovers, verdict; a sentence each."""
     outcomes = total(chaos.requests)
     facts = ChaosFacts(
         run=chaos.run,
@@ -102,6 +128,7 @@ def lines(chaos: Chaos) -> list[str]:
         wrong=[request for request in chaos.requests if request.outcome == "wrong"][:5],
         counters={name: value for name, value in chaos.run.counters.items() if value},
         memory=memory_change(chaos.samples),
+        findings=findings(chaos),
     )
     return macro(WORDS, "lines", facts).splitlines()
 
@@ -117,8 +144,8 @@ def figure(chaos: Chaos) -> Figure:
         for outcome, dashes in DASHES.items()
     }
     known = [(each.fault.began_s, each.recovery_s) for each in results if each.recovery_s is not None]
-    never = [(each.fault.began_s, 0.0) for each in results if each.recovery_s is None]
-    recoveries = [Line(known, HUES[2], width=0, marker="o"), Line(never, HUES[1], width=0, marker="x")]
+    none = [(each.fault.began_s, 0.0) for each in results if each.recovery_s is None]
+    recoveries = [Line(known, HUES[2], width=0, marker="o"), Line(none, HUES[1], width=0, marker="x")]
     memory = [
         Line(
             [(s.at_s, s.rss_mib[part]) for s in chaos.samples if part in s.rss_mib], HUES[place % len(HUES)], part,
@@ -131,7 +158,7 @@ def figure(chaos: Chaos) -> Figure:
     panels = [
         line_panel("right answers/s", [rates["right"]], headroom=HEADROOM, height_in=1.3 * PANEL_IN),
         line_panel("others/s", others, headroom=HEADROOM, height_in=PANEL_IN, legend="upper right"),
-        line_panel("recovery, s (x: never)", recoveries, headroom=HEADROOM, height_in=PANEL_IN),
+        line_panel("recovery, s (x: none)", recoveries, headroom=HEADROOM, height_in=PANEL_IN),
         line_panel("resident, MiB", memory, headroom=HEADROOM, height_in=PANEL_IN, legend="upper left"),
     ]
     spans = [
@@ -148,5 +175,5 @@ def _parts(chaos: Chaos) -> list[str]:
 
 def fault_list(chaos: Chaos) -> str:
     """Every fault: its number in the picture, its time, its targets, and the recovery."""
-    took = {each.fault.number: each.recovery_s for each in fault_outcomes(chaos)}
-    return macro(WORDS, "faults", [(fault, took.get(fault.number)) for fault in chaos.faults])
+    results = {each.fault.number: each for each in fault_outcomes(chaos)}
+    return macro(WORDS, "faults", [(fault, results.get(fault.number)) for fault in chaos.faults])

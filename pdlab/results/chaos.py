@@ -81,11 +81,12 @@ class ChaosSample(Frozen):
 
 
 class Leftovers(Frozen):
-    """What was there at the end and not at the beginning.
+    """What was there at the end and not at the beginning, and the reverse for engines.
 
     ``kv_use``: by engine, used share of its KV blocks at the last read (None: no value). ``kv_free_after_s``: seconds
     from the end of the load until all engines reported 0 (None: not within the limit). ``actors``, ``processes``,
-    ``ports``: how many more than before, by name; ports are counted per kind of process.
+    ``ports``: how many more than before, by name; ports are counted per kind of process. ``missing``: engine processes
+    and running replicas, how many fewer than before, by kind.
     """
 
     kv_use: dict[str, float | None] = Field(default_factory=dict)
@@ -94,9 +95,11 @@ class Leftovers(Frozen):
     actors: dict[str, int] = Field(default_factory=dict)
     processes: dict[str, int] = Field(default_factory=dict)
     ports: dict[str, int] = Field(default_factory=dict)
+    missing: dict[str, int] = Field(default_factory=dict)
 
     @property
     def nothing(self) -> bool:
+        """Whether nothing is there that was not there before. It does not tell whether something is missing."""
         return self.kv_free_after_s is not None and not (self.actors or self.processes or self.ports)
 
 

@@ -64,6 +64,33 @@ class TestOutcomes:
         assert first.outcomes["error"] == 5 and second.outcomes["error"] == 15
         assert first.recovery_s is None and second.recovery_s is None
 
+    def test_what_comes_after_the_next_fault_is_no_recovery_from_the_one_before(self) -> None:
+        requests = [request(i, 10 + i, 10.5 + i, "error") for i in range(50)]
+        requests += [request(i, 10 + i, 10.5 + i) for i in range(50, 60)]
+        faults = [fault(1, "a", 10, 10), fault(2, "b", 40, 40)]
+        first, second = analysis.fault_outcomes(made(requests, faults))
+        assert (first.recovery_s, first.overtaken, first.never) == (None, True, False)
+        assert (second.recovery_s, second.overtaken, second.never) == (pytest.approx(20.5), False, False)
+        assert first.over_s == pytest.approx(60.5), "it may be what broke requests until then"
+        kinds = analysis.by_kind([first, second])
+        assert [(kind.overtaken, kind.never, kind.recoveries_s) for kind in kinds] == [
+            (1, 0, ()),
+            (0, 0, (pytest.approx(20.5),)),
+        ]
+
+    @pytest.mark.parametrize(("acts", "overtaken"), [(("40.00 s stop",), True), ((), False)])
+    def test_a_fault_that_failed_halfway_is_the_next_one(self, acts: tuple[str, ...], overtaken: bool) -> None:
+        requests = [request(i, 10 + i, 10.5 + i, "error" if i < 50 else "right") for i in range(60)]
+        failed = fault(2, "b", 40, 40).model_copy(update={"outcome": "failed" if acts else "skipped", "acts": acts})
+        (first,) = analysis.fault_outcomes(made(requests, [fault(1, "a", 10, 10), failed]))
+        assert first.overtaken is overtaken and (first.recovery_s is None) is overtaken
+
+    @pytest.mark.parametrize(("right", "dead"), [((), True), ((3,), True), ((17,), False), ((19,), False)])
+    def test_dead_at_the_end(self, right: tuple[int, ...], dead: bool) -> None:
+        requests = [request(i, i, 0.5 + i, "right" if i in right else "error") for i in range(20)]
+        requests += [request(20 + i, 20 + i, 21 + i, "left") for i in range(5)]
+        assert analysis.dead_at_end(made(requests, [])) is dead, "the last three count, without those that left"
+
     def test_kinds(self) -> None:
         kinds = analysis.by_kind(analysis.fault_outcomes(EXAMPLE))
         assert [kind.kind for kind in kinds] == ["kill_prefill_before_read", "stop_prefill_engine"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
@@ -16,6 +17,7 @@ from faults.test_targets import SURVEYS, found
 from support.launched import running
 from support.web import reply, web_server
 
+from pdlab.analysis.chaos import fault_outcomes
 from pdlab.cluster.connection import Cluster
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import CanaryError, ClusterError, DeployError, UsageError
@@ -120,9 +122,13 @@ class Made(run._FaultRun):
 
     use: dict[str, float]
     inventories: list[dict[str, int]]
+    dead = 0
 
     def look(self, *, ports: bool = False) -> Any:
-        return SURVEYS, found()
+        """``dead``: looks during which decode's engine core is missing, after the fault."""
+        missing = self.node_actors.sent and self.dead > 0  # type: ignore[attr-defined]
+        self.dead -= bool(missing)
+        return SURVEYS, [each for each in found() if not (missing and each.part == "engine" and each.role == "decode")]
 
     def _replicas(self) -> Any:
         return {"prefill": 1, "decode": 1}
@@ -221,6 +227,54 @@ def test_what_is_left(
     assert left is not None
     assert (left.kv_free_after_s is not None) is free
     assert left.processes == processes and left.kv_limit_s == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("looks", "missing"), [(3, {}), (10_000, {"decode engine core": 1})])
+def test_a_replica_that_does_not_come_back_is_missing(
+    looks: int, missing: dict[str, int], server: tuple[Whole, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other replicas answer right, and Ray Serve still calls all of them running."""
+    folder = chaos.new_folder(tmp_path, "x")
+    one, _ = made(server[1], folder, monkeypatch)
+    monkeypatch.setattr(run, "LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(run, "LAST_RECOVERY_S", 30.0 if looks < 10 else 2.0)
+    one.dead = looks
+    one.run()
+    left = chaos.load(folder).run.leftovers
+    assert left is not None and left.missing == missing
+
+
+def test_a_replica_that_is_still_starting_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    one, _ = made("http://127.0.0.1:9", tmp_path, monkeypatch)
+    whole = one._present(found())
+    monkeypatch.setattr(Made, "_engines", lambda _: {"p1": "prefill"})
+    assert whole - one._present(found()) == {"decode replica": 1}
+
+
+def test_the_recovery_is_awaited_also_behind_a_fault_that_was_skipped(
+    server: tuple[Whole, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill under which requests fail for a while; then one whose target is still missing."""
+    whole, url = server
+    folder = chaos.new_folder(tmp_path, "x")
+    one, _ = made(url, folder, monkeypatch)
+    monkeypatch.setattr(run, "LAST_RECOVERY_S", 30.0)
+    one.plan = PLAN.model_copy(update={"faults": ("kill_decode_engine", "kill_prefill_engine"), "recover_s": 0.0})
+    inject_now = inject.Injector.inject
+
+    def injected(self: inject.Injector, due: Any) -> Any:
+        if due.number == 1:
+            whole.mode = "500"
+            return inject_now(self, due)
+        threading.Timer(1.0, setattr, (whole, "mode", "right")).start()
+        at_s = self.load.now_s()
+        return chaos.InjectedFault(
+            number=2, kind=due.kind.name, planned_s=at_s, began_s=at_s, ended_s=at_s, outcome="skipped"
+        )
+
+    monkeypatch.setattr(inject.Injector, "inject", injected)
+    one.run()
+    assert [each.never for each in fault_outcomes(chaos.load(folder))] == [False]
 
 
 def test_an_interrupt_keeps_what_there_is_and_leaves_nothing_stopped(

@@ -87,9 +87,10 @@ def test_every_request_has_a_fate_and_the_deployment_recovers(made: tuple[Done, 
     assert "never" not in done.text
     if kept.run.guarded:
         assert outcomes["wrong"] == outcomes["hang"] == 0, done.text
-    assert (done.code == 3) == bool(
-        outcomes["wrong"] or outcomes["hang"] or kept.run.leftovers is None or not kept.run.leftovers.nothing
-    )
+    left = kept.run.leftovers
+    bad = outcomes["wrong"] or outcomes["hang"] or left is None or not left.nothing or left.missing
+    assert (done.code == 3) == bool(bad), done.text
+    assert ("Verdict: clean" in done.text) == (done.code == 0)
 
 
 def test_no_answer_waits_for_a_replacement(made: tuple[Done, Chaos]) -> None:
