@@ -86,6 +86,12 @@ class GoodputMap:
         order = sorted(range(len(goodputs)), key=lambda number: -goodputs[number])
         return tuple(number for number in order if goodputs[number] >= (1 - ALIKE) * most)
 
+    @property
+    def winners_anywhere(self) -> frozenset[int]:
+        """The `winners` of all cells."""
+        cells = ((row, column) for row in range(len(self.tpot_s)) for column in range(len(self.ttft_s)))
+        return frozenset(number for cell in cells for number in self.winners(*cell))
+
 
 def goodput_map(
     served: Sequence[RateSweep], ttft_s: Sequence[float], tpot_s: Sequence[float], quantile: float

@@ -718,10 +718,13 @@ def _draw_map(
     from pdlab.report import goodput_map as picture
     from pdlab.report import paper
 
-    simulated = simulated_sweeps(ranked_plan, scenario, settings.top, {sweep.label for sweep in measured})
+    simulated = simulated_sweeps(ranked_plan, scenario, {sweep.label for sweep in measured})
     price = settings.price_per_gpu_hour
     goodputs = map_over_bounds([*measured, *simulated], scenario.slo)
-    paper.draw(picture.figure(goodputs, title=map_title(scenario, price), price_per_gpu_hour=price), path)
+    collocated = ranked_plan.best_candidate(collocated=True)
+    always = {collocated.deployment.label} if collocated is not None else set()
+    title = map_title(scenario, price)
+    paper.draw(picture.figure(goodputs, title=title, price_per_gpu_hour=price, always=always), path)
     print(f"Goodput map ({'measured and simulated' if measured else 'simulated'}): {path}")
 
 

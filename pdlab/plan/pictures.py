@@ -117,10 +117,11 @@ def curve_notes(curves: Sequence[PredictedCurve], hardware: Hardware) -> list[st
     ).splitlines()
 
 
-def simulated_sweeps(plan: Plan, scenario: Scenario, top: int, measured: Collection[str]) -> list[RateSweep]:
-    """The `drawn_candidates` under growing request rates. ``measured``: labels of deployments that are left out."""
+def simulated_sweeps(plan: Plan, scenario: Scenario, measured: Collection[str]) -> list[RateSweep]:
+    """The ranked candidates under growing request rates: what is best at other bounds may have a low rank at those of
+    the SLO. ``measured``: labels of deployments that are left out."""
     sweeps = []
-    for candidate in drawn_candidates(plan, top):
+    for candidate in plan.candidates:
         if candidate.deployment.label not in measured:
             most = max(candidate.outcomes, key=lambda outcome: outcome.requests_per_s)
             stays_s = statistics.fmean(most.columns[2].tolist())

@@ -1,27 +1,45 @@
-"""The goodput map as a figure: a heat map per configuration, and the best configuration in each cell."""
+"""The goodput map as a figure: the best configurations in each cell, and a heat map of each of these."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from pdlab.analysis.goodput_map import GoodputMap
+from pdlab.core.text import counted
 from pdlab.report.figure import Axis, Block, Figure, PlotPanel
 from pdlab.report.paper import quiet_import
-from pdlab.report.style import HUES
+from pdlab.report.style import hue
 
 PANEL, COLUMNS = (4.2, 3.6), 3  # inches
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+LETTERS_ABREAST = 4  # in a cell
 NOBODY = "#eeeeee"
 Tile = tuple[str, str, bool]
 """Colour, text, and whether it is simulated."""
 
 
-def figure(goodputs: GoodputMap, *, title: str, price_per_gpu_hour: float | None = None) -> Figure:
-    """``price_per_gpu_hour``: cells also have the cost per million output tokens."""
-    heats = [_heat(goodputs, number, price_per_gpu_hour) for number in range(len(goodputs.served))]
-    panels = [_winners(goodputs), *heats]
+def figure(
+    goodputs: GoodputMap, *, title: str, price_per_gpu_hour: float | None = None, always: Collection[str] = ()
+) -> Figure:
+    """A configuration has a heat map and a letter if it is among the winners of a cell, or measured, or if its label is
+    in ``always``. ``price_per_gpu_hour``: cells also have the cost per million output tokens."""
+    winners = goodputs.winners_anywhere
+    drawn = [
+        number
+        for number, each in enumerate(goodputs.served)
+        if number in winners or each.origin == "measured" or each.label in always
+    ]
+    letters = {number: letter(place) for place, number in enumerate(drawn)}
+    heats = [_heat(goodputs, number, letters[number], price_per_gpu_hour) for number in drawn]
+    panels = [_winners(goodputs, letters), *heats]
     rows = [panels[first : first + COLUMNS] for first in range(0, len(panels), COLUMNS)]
     return Figure(rows, title, width_in=PANEL[0] * len(rows[0]))
+
+
+def letter(place: int) -> str:
+    """A to Z, then AA to AZ, and so on."""
+    before, last = divmod(place, len(LETTERS))
+    return (letter(before - 1) if before else "") + LETTERS[last]
 
 
 def _panel(goodputs: GoodputMap, title: str, tile: Callable[[int, int], Tile]) -> PlotPanel:
@@ -40,7 +58,7 @@ def _bounds(name: str, bounds_s: Sequence[float]) -> Axis:
     return Axis(f"{name} bound (ms)", -0.5, len(bounds_s) - 0.5, ticks=ticks)
 
 
-def _heat(goodputs: GoodputMap, number: int, price: float | None) -> PlotPanel:
+def _heat(goodputs: GoodputMap, number: int, name: str, price: float | None) -> PlotPanel:
     with quiet_import():
         from matplotlib import colormaps
         from matplotlib.colors import to_hex
@@ -56,15 +74,22 @@ def _heat(goodputs: GoodputMap, number: int, price: float | None) -> PlotPanel:
         cost = cell.cost(price, each.output_tokens) if price is not None else None
         return color, text + (f"\n{cost:.2f}" if cost is not None else ""), each.origin == "simulated"
 
-    return _panel(goodputs, f"{LETTERS[number % len(LETTERS)]}: {each.label} ({each.origin})", tile)
+    return _panel(goodputs, f"{name}: {each.label} ({each.origin})", tile)
 
 
-def _winners(goodputs: GoodputMap) -> PlotPanel:
+def _winners(goodputs: GoodputMap, letters: dict[int, str]) -> PlotPanel:
+    """Colours are of the first ones of cells."""
+    cells = [(row, column) for row in range(len(goodputs.tpot_s)) for column in range(len(goodputs.ttft_s))]
+    first = sorted({best[0] for cell in cells if (best := goodputs.winners(*cell))})
+
     def tile(row: int, column: int) -> Tile:
         best = goodputs.winners(row, column)
         if not best:
             return NOBODY, "-", False
-        text = "\n".join(LETTERS[number % len(LETTERS)] for number in best[:3])
-        return HUES[best[0] % len(HUES)], text, any(goodputs.served[number].origin == "simulated" for number in best)
+        names = [letters[number] for number in best]
+        lines = [names[i : i + LETTERS_ABREAST] for i in range(0, len(names), LETTERS_ABREAST)]
+        simulated = any(goodputs.served[number].origin == "simulated" for number in best)
+        return hue(first.index(best[0])), "\n".join(map(" ".join, lines)), simulated
 
-    return _panel(goodputs, "most goodput per GPU, and those within 5 % of it", tile)
+    of = counted(len(goodputs.served), "configuration")
+    return _panel(goodputs, f"most goodput per GPU of {of},\nthen those within 5 % of it", tile)

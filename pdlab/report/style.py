@@ -115,6 +115,13 @@ def family(curve: Curve) -> str:
     return COLLOCATED
 
 
+def hue(number: int) -> str:
+    """A colour of its own for each of the first `HUES` times three numbers: these, then lighter, then darker ones."""
+    turn, place = divmod(number, len(HUES))
+    pole, share = (((1.0, 1.0, 1.0), 0.55), ((0.0, 0.0, 0.0), 0.45))[turn % 3 - 1]
+    return _hex(_mix(_rgb(HUES[place]), pole, share)) if turn % 3 else HUES[place].lower()
+
+
 def text_color(color: str) -> str:
     """A darker tone of a curve's colour, readable on white at small sizes."""
     return _hex(_mix(_rgb(color), (0.0, 0.0, 0.0), 0.25))

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -341,9 +342,9 @@ class TestRanking:
         drawn: list[tuple[GoodputMap, str]] = []
         figure = picture.figure
 
-        def spy(goodput_map: GoodputMap, *, title: str, price_per_gpu_hour: float | None) -> Figure:
+        def spy(goodput_map: GoodputMap, *, title: str, **options: Any) -> Figure:
             drawn.append((goodput_map, title))
-            return figure(goodput_map, title=title, price_per_gpu_hour=price_per_gpu_hour)
+            return figure(goodput_map, title=title, **options)
 
         monkeypatch.setattr(picture, "figure", spy)
         monkeypatch.setattr(open_loop, "MAP_RATES", (0.2, 0.7, 1.2))
@@ -360,10 +361,13 @@ class TestRanking:
         words = ["--gpus", "8", "--concurrency", "16", "--slo-tpot-ms", "12", "--slo-ttft-ms", "2000", "--top", "1"]
         words += ["--goodput-map", str(out), "--price-per-gpu-hour", "2.5"]
         assert plan.main([*words, "--measured", str(tmp_path / "mine")]) == 0
-        assert capsys.readouterr().out.endswith(f"Goodput map (measured and simulated): {out}\n")
+        printed = capsys.readouterr().out
+        assert printed.endswith(f"Goodput map (measured and simulated): {out}\n")
         ((goodput_map, title),) = drawn
         origins = {each.label: each.origin for each in goodput_map.served}
-        assert origins.pop("collocated-2xtp4") == "measured" and set(origins.values()) == {"simulated"} and origins
+        assert origins.pop("collocated-2xtp4") == "measured" and set(origins.values()) == {"simulated"}
+        ranked = {label for label in re.findall(r"^ *\d+  (\S+)", printed, re.MULTILINE)}
+        assert len(ranked) > 8 and {label.rstrip("~*") for label in ranked} - {"collocated-2xtp4"} <= set(origins)
         assert (
             goodput_map.ttft_s == (0.5, 1.0, 2.0, 4.0, 8.0)
             and "hatched: simulated" in title

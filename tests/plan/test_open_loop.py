@@ -148,7 +148,7 @@ def with_sweep(under: Scenario, label: str) -> tuple[Candidate, RateSweep]:
     """A deployment by its goodput, and its sweep for the map."""
     deployment = Deployment(topology=parse_label(label))
     candidate = under_poisson(under, evaluate(under, sized_deployment(under, deployment), 8))
-    (sweep,) = simulated_sweeps(Plan((candidate,), 1, under.slo, None, gpus=8), under, 1, ())
+    (sweep,) = simulated_sweeps(Plan((candidate,), 1, under.slo, None, gpus=8), under, ())
     return candidate, sweep
 
 
