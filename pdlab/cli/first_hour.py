@@ -93,6 +93,10 @@ def main(settings: FirstHourSettings) -> int:
     out = out.absolute()
     where: RunsOn = "local" if local else "rehearsal" if rehearse else "cluster"
     steps = plan(out, where=where, model=model, port=port, lengths=LENGTHS[where])
+    left_out = refused_checks(steps)
+    steps = tuple(step for step in steps if step.name not in left_out)
+    for name, reason in left_out.items():
+        print(f"warning: step {name} is left out: {reason}", file=sys.stderr)
     for warning in refused_launches(steps, model):
         print(f"warning: {warning}", file=sys.stderr)
     run_as = {"model": model, "local": local, "port": port} | ({"rehearse": True} if rehearse else {})
@@ -110,6 +114,21 @@ def main(settings: FirstHourSettings) -> int:
         print(f"archive, to send to whoever helps: {made}", file=sys.stderr)
     print(verdicts(steps, state))
     return 0 if all(outcome.verdict == "ok" for outcome in state.outcomes.values()) else NOT_CLEAN
+
+
+def refused_checks(steps: Sequence[Step]) -> dict[str, str]:
+    """KV-transfer step -> why the check cannot move the model's KV cache."""
+    from pdlab.transfer.options import CheckTransferSettings, plan_from
+
+    reasons = {}
+    for step in steps:
+        command, *words = step.command
+        if command == CheckTransferSettings.COMMAND:
+            try:
+                plan_from(parse(CheckTransferSettings, words))
+            except UsageError as error:
+                reasons[step.name] = str(error)
+    return reasons
 
 
 def refused_launches(steps: Sequence[Step], model: str) -> list[str]:

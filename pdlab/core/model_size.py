@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from pdlab.core.catalog import BYTES_PER_VALUE, ModelShape
 from pdlab.core.errors import UsageError
 
@@ -71,6 +73,24 @@ def kv_bytes_per_token_layer(shape: ModelShape) -> float:
         raise UsageError(f"{shape.name}: the KV cache of {', '.join(shape.kv_unknown)} is not known")
     values = shape.kv_latent or shape.kv_heads * (shape.head_dim + (shape.value_dim or shape.head_dim))
     return values * BYTES_PER_VALUE[shape.kv_dtype]
+
+
+CHECK_BLOCK_TOKENS = 16  # of a KV-transfer check without a model
+
+
+class LatentCheck(NamedTuple):
+    """Settings of a KV-transfer check that moves a latent KV cache as each rank reads it: whole, so at TP 1."""
+
+    num_layers: int
+    block_len_bytes: int
+
+    def __str__(self) -> str:
+        return f"--num-layers {self.num_layers} --block-len-bytes {self.block_len_bytes} --prefill-tp 1 --decode-tp 1"
+
+
+def latent_check(shape: ModelShape) -> LatentCheck:
+    """The check of a model with latent attention."""
+    return LatentCheck(shape.layers, round(kv_bytes_per_token_layer(shape) * CHECK_BLOCK_TOKENS))
 
 
 def kv_bytes(shape: ModelShape, tokens: float, *, hybrid: bool) -> float:

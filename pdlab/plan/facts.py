@@ -178,7 +178,7 @@ class Ranking:
     @property
     def check(self) -> str:
         """The command line that measures scattered KV blocks of the model."""
-        return check_line(model=self.scenario.shape.word, json_file="blocks.json")
+        return check_line(self.scenario.shape, json_file="blocks.json")
 
     @property
     def ranked(self) -> tuple[Candidate, ...]:

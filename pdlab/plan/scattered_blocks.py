@@ -13,7 +13,7 @@ from typing import Any
 from pdlab.core.catalog import ModelShape
 from pdlab.core.command_lines import command_line
 from pdlab.core.errors import UsageError
-from pdlab.core.model_size import full_layers, kv_bytes_per_token_layer
+from pdlab.core.model_size import full_layers, kv_bytes_per_token_layer, latent_check
 
 KIND = "kv-transfer-check"
 
@@ -38,9 +38,10 @@ class ScatteredBlocks:
         return max(0.0, self.scattered_s - self.contiguous_s) * self.pages_ratio / self.tokens
 
 
-def check_line(**more: Any) -> str:
-    """The command line of the check that measures it. ``more``: more of its settings."""
-    return command_line("check-transfer", strategy="pack", compare=True, **more)
+def check_line(shape: ModelShape, **more: Any) -> str:
+    """The command line of the check that measures it for the model. ``more``: more of its settings."""
+    cache = latent_check(shape)._asdict() if shape.kv_latent else {"model": shape.word}
+    return command_line("check-transfer", strategy="pack", compare=True, **cache, **more)
 
 
 def read(path: Path, shape: ModelShape, tokens: int, *, cpu: bool, hybrid: bool) -> ScatteredBlocks:
@@ -53,14 +54,14 @@ def read(path: Path, shape: ModelShape, tokens: int, *, cpu: bool, hybrid: bool)
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or "not JSON"
-        raise UsageError(f"{where}: cannot be read ({reason}); give the --json file of {check_line()}") from error
+        raise UsageError(f"{where}: cannot be read ({reason}); give the --json file of {check_line(shape)}") from error
     if not isinstance(data, dict) or data.get("kind") != KIND:
-        raise UsageError(f"{where}: not the --json of a KV-transfer check; make one with {check_line()}")
+        raise UsageError(f"{where}: not the --json of a KV-transfer check; make one with {check_line(shape)}")
     try:
         return _chosen(data, where, path, shape, tokens, cpu=cpu, hybrid=hybrid)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(
-            f"{where}: something is missing or damaged ({error!r}); make it again with {check_line()}"
+            f"{where}: something is missing or damaged ({error!r}); make it again with {check_line(shape)}"
         ) from error
 
 
@@ -76,9 +77,8 @@ def _chosen(
             "by one within a node, and merge at equal TP: check --strategy pack with equal --prefill-tp and --decode-tp"
         )
     if plan["shape"]["name"] != shape.name and not _same_cache(plan["shape"], shape):
-        raise UsageError(
-            f"{where}: is of {plan['shape']['name']}, the plan of {shape.name}; check with --model {shape.word}"
-        )
+        flags = latent_check(shape) if shape.kv_latent else f"--model {shape.word}"
+        raise UsageError(f"{where}: is of {plan['shape']['name']}, the plan of {shape.name}; check with {flags}")
     run = next((each for each in runs if each.get("exit_code") == 0), None)
     if run is None:
         reasons = [each["error"]["text"] if "error" in each else each["verdict"]["text"] for each in runs]
@@ -112,10 +112,11 @@ def _pages_ratio(measured: dict[str, Any], size: dict[str, Any], shape: ModelSha
 
 def _same_cache(measured: dict[str, Any], shape: ModelShape) -> bool:
     """Whether the KV cache of a check (`pdlab.transfer.rank.layout.KvShape`) has the blocks of this model."""
-    if shape.kv_latent or "layers" not in measured:
+    if "layers" not in measured:
         return False
     block_bytes = measured["kv_heads"] * measured["head_bytes"]
-    own = (shape.layers, full_layers(shape), shape.kv_heads, kv_bytes_per_token_layer(shape) * measured["block_tokens"])
+    heads = 1 if shape.kv_latent else shape.kv_heads  # each rank has the whole latent
+    own = (shape.layers, full_layers(shape), heads, kv_bytes_per_token_layer(shape) * measured["block_tokens"])
     return own == (measured["layers"], measured["regions"], measured["kv_heads"], block_bytes)
 
 

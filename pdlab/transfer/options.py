@@ -13,7 +13,7 @@ from pdlab.core.arguments import MAX_TOKENS, MODEL_HELP, ucx_transports
 from pdlab.core.catalog import ModelShape, known_models, require_shape
 from pdlab.core.commands import PLAN, RUN_CHECK_TRANSFER
 from pdlab.core.errors import UsageError
-from pdlab.core.model_size import kv_bytes_per_token_layer
+from pdlab.core.model_size import CHECK_BLOCK_TOKENS, latent_check
 from pdlab.core.settings import Backends, LocalNodes, Numbers, OneOf, Positive, Seconds, Seed, Settings, Text, setting
 from pdlab.transfer.plan import RequestSize, TransferPlan, cache_blocks
 from pdlab.transfer.rank.faults import FAULTS
@@ -21,7 +21,6 @@ from pdlab.transfer.rank.faults import refusal as fault_refusal
 from pdlab.transfer.rank.layout import DTYPE_BYTES, KvShape, model_kv_shape, plain_kv_shape
 from pdlab.transfer.rank.layout import refusal as tp_refusal
 
-BLOCK_TOKENS = 16
 TOKENS = (1000, 5000, 20000)
 MAX_TRANSFERS = 100_000  # takes minutes to hours; more is a typing error
 
@@ -153,10 +152,9 @@ def plan_from(settings: CheckTransferSettings) -> TransferPlan:
 def kv_shape(model: ModelShape) -> KvShape:
     """KV cache of a catalogue model. Raises UsageError for a dtype or shape without codes."""
     if model.kv_latent:
-        block_bytes = round(kv_bytes_per_token_layer(model) * model.kv_block_tokens)
         raise UsageError(
-            f"model {model.name}: latent attention has no KV heads to check one by one; give --num-layers "
-            f"{model.layers} --block-len-bytes {block_bytes} in its place"
+            f"model {model.name}: latent attention has no KV heads to check one by one; check one rank of each side, "
+            f"which has the whole latent: {latent_check(model)} in place of --model"
         )
     if model.kv_dtype not in DTYPE_BYTES:
         raise UsageError(f"model {model.name}: KV dtype {model.kv_dtype} is not known; use one of {list(DTYPE_BYTES)}")
@@ -181,7 +179,7 @@ def _shape(settings: CheckTransferSettings) -> KvShape:
             raise UsageError("--num-layers and --block-len-bytes go together: give both, or --model")
         heads = max(settings.prefill_tp, settings.decode_tp)
         try:
-            return plain_kv_shape(layers, block_bytes, heads, BLOCK_TOKENS)
+            return plain_kv_shape(layers, block_bytes, heads, CHECK_BLOCK_TOKENS)
         except ValueError as error:
             raise UsageError(f"--block-len-bytes {block_bytes}: {error}; give a multiple of {16 * heads}") from error
     return kv_shape(require_shape(settings.model or defaults.MODEL))

@@ -10,7 +10,8 @@ from pdlab.core.errors import TransferError
 from pdlab.core.text import aligned, byte_size, counted, ms
 from pdlab.transfer.check import BackendResult, SizeResult
 from pdlab.transfer.plan import TransferPlan
-from pdlab.transfer.rank.layout import KvShape
+from pdlab.transfer.rank.layout import KvShape, refusal
+from pdlab.transfer.verdict import LEAST_BYTES
 
 SCHEMA_VERSION = 1
 PROMPT_TOKENS = 5000
@@ -31,14 +32,28 @@ class PdPrediction:
     saturates_at_rps: float
 
 
-def for_pd(result: BackendResult, model: KvShape, decode_tp: int) -> PdPrediction:
-    """Predict with time = bytes of the prompt / bandwidth of the nearest measured size, and rate = 1 / time."""
-    decode_tp = min(decode_tp, model.kv_heads)  # with more ranks heads are copied, and each rank reads its own copy
+def for_pd(result: BackendResult, model: KvShape, decode_tp: int) -> PdPrediction | None:
+    """Predict with time = bytes of the prompt / bandwidth of the nearest measured size, and rate = 1 / time. Both bytes
+    have the copies of heads for more ranks than heads. None for a reason of `no_prediction`."""
+    if no_prediction(result, model, decode_tp):
+        return None
     prompt_bytes = model.request_bytes(model.blocks_of(PROMPT_TOKENS), decode_tp)
-    nearest = min(result.sizes, key=lambda each: abs(each.bytes - prompt_bytes))
+    nearest = min(_judged(result), key=lambda each: abs(each.bytes - prompt_bytes))
     rate = nearest.gb_per_s * 1e9
     seconds = prompt_bytes / rate
     return PdPrediction(model.name, PROMPT_TOKENS, prompt_bytes, nearest.gb_per_s, nearest.bytes, seconds, 1 / seconds)
+
+
+def no_prediction(result: BackendResult, model: KvShape, decode_tp: int) -> str | None:
+    """Why nothing is predicted; None if there is a prediction."""
+    if not _judged(result):
+        return f"no transfer of at least {byte_size(LEAST_BYTES, 4)} was measured"
+    return refusal(1, decode_tp, model.kv_heads)
+
+
+def _judged(result: BackendResult) -> list[SizeResult]:
+    """The sizes that are large enough to judge the speed of a wire."""
+    return [size for size in result.sizes if size.bytes >= LEAST_BYTES]
 
 
 def render(plan: TransferPlan, result: BackendResult, model: KvShape, *, verbose: bool) -> str:
@@ -62,7 +77,7 @@ def render(plan: TransferPlan, result: BackendResult, model: KvShape, *, verbose
         + (f" beside {result.ray_s:.1f} s of Ray's" if result.ray_s is not None else "")
         + f"; checks {result.check_s:.1f} s",
         f"  wire: {_wire(result)}",
-        f"  for PD: {_for_pd(for_pd(result, model, plan.decode_tp))}",
+        f"  for PD: {_for_pd(result, model, plan.decode_tp)}",
     ]
     lines += [f"  note: {note.text}" for note in result.notes]
     if verbose:
@@ -111,7 +126,8 @@ def result_json(plan: TransferPlan, result: BackendResult, model: KvShape) -> di
         for size in result.sizes
     ]
     fields["findings"] = [finding.text() for finding in result.findings if finding.wrong_words]
-    fields["for_pd"] = asdict(for_pd(result, model, plan.decode_tp)) | {"origin": "predicted"}
+    prediction = for_pd(result, model, plan.decode_tp)
+    fields["for_pd"] = asdict(prediction) | {"origin": "predicted"} if prediction else None
     return fields
 
 
@@ -194,7 +210,10 @@ def _wire(result: BackendResult) -> str:
     return f"{result.wire.protocol} over {result.wire.name} ({evidence}); {counters}"
 
 
-def _for_pd(prediction: PdPrediction) -> str:
+def _for_pd(result: BackendResult, model: KvShape, decode_tp: int) -> str:
+    prediction = for_pd(result, model, decode_tp)
+    if prediction is None:
+        return f"nothing predicted: {no_prediction(result, model, decode_tp)}"
     return (
         f"a prompt of {counted(prediction.tokens, 'token', form=',')} of {prediction.model} moves "
         f"{byte_size(prediction.bytes, 4)}: predicted {ms(prediction.added_ttft_s)} ms more TTFT, and "

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pdlab.core.catalog import load_model
+from pdlab.core.catalog import load_model, require_shape
 from pdlab.core.errors import TransferError, UsageError
 from pdlab.core.findings import found
 from pdlab.core.settings import parse
@@ -52,6 +53,18 @@ def test_an_unknown_dtype_is_refused() -> None:
         kv_shape(model.model_copy(update={"kv_dtype": "int3"}))
 
 
+@pytest.mark.parametrize("block_tokens", [16, 128])
+def test_the_shape_in_place_of_a_latent_cache_moves_as_much_as_one_rank_reads(block_tokens: int) -> None:
+    """Each rank reads the whole latent: 61 layers x 576 values of 2 bytes per token, 5,008 tokens in whole blocks."""
+    model = require_shape("deepseek-v3").model_copy(update={"kv_block_tokens": block_tokens})
+    with pytest.raises(UsageError) as refused:
+        kv_shape(model)
+    advised = re.search(r"(--num-layers .*) in place of --model", str(refused.value))
+    assert advised is not None
+    plan = parsed(*advised[1].split(), "--tokens", "5000")
+    assert plan.shape.request_bytes(plan.sizes[0].blocks, plan.decode_tp) == 61 * 576 * 2 * 5008
+
+
 def result(gb_per_s: float = 10.0) -> BackendResult:
     wire = Wire("zero-copy", (UcxLane("srd", "rdmap79s0:1"),), True, 5000)
     shape = parsed().shape
@@ -79,10 +92,38 @@ def result(gb_per_s: float = 10.0) -> BackendResult:
 def test_what_it_means_for_pd() -> None:
     """By hand: 322 blocks x 18 regions x 32 KiB = 189,923,328 bytes; at 10 GB/s 18.99 ms and 52.65 prompts/s."""
     prediction = for_pd(result(), parsed().shape, 1)
+    assert prediction is not None
     assert prediction.bytes == prediction.measured_bytes == 189_923_328
     assert prediction.added_ttft_s == pytest.approx(0.0189923328)
     assert prediction.saturates_at_rps == pytest.approx(1 / 0.0189923328)
-    assert for_pd(result(), parsed().shape, 8).bytes == for_pd(result(), parsed().shape, 16).bytes
+
+
+@pytest.mark.parametrize("decode_tp", [1, 8, 16])
+def test_a_prompt_takes_as_long_as_its_transfer_took(decode_tp: int) -> None:
+    """With 16 ranks for 8 heads each head moves twice, and a measured rate counts both copies."""
+    shape = parsed().shape
+    heads_moved = max(8, decode_tp)
+    moved = 322 * 18 * 4096 * heads_moved
+    measured = SizeResult(RequestSize(322, 5000), moved, 0.01, (0.01,) * 5, (0.01,) * 5, 900, 300, 0.1)
+    prediction = for_pd(replace(result(), sizes=(measured,)), shape, decode_tp)
+    assert prediction is not None and prediction.bytes == moved
+    assert prediction.added_ttft_s == pytest.approx(0.01)
+
+
+def test_nothing_is_predicted_without_a_ground() -> None:
+    plan, (small, *large) = parsed(), result().sizes
+    little = replace(result(), sizes=(small,))
+    assert "for PD: nothing predicted: no transfer of at least 64 MB was measured" in render(
+        plan, little, plan.shape, verbose=False
+    )
+    assert result_json(plan, little, plan.shape)["for_pd"] is None
+    slow_start = replace(result(), sizes=(replace(small, seconds=tuple(s * 100 for s in small.seconds)), *large))
+    tiny = replace(plan.shape, regions=1)  # its prompt is nearest to the small size, which is not judged
+    prediction = for_pd(slow_start, tiny, 1)
+    assert prediction is not None and prediction.gb_per_s == pytest.approx(10.0)
+    odd = parsed("--num-layers", "3", "--block-len-bytes", "9216", "--prefill-tp", "3", "--decode-tp", "3")
+    text = render(odd, result(), plan.shape, verbose=False)
+    assert "for PD: nothing predicted: decode TP 3 and 8 KV heads: one must divide the other" in text
 
 
 def test_the_report_says_everything() -> None:

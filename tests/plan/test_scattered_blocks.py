@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from pdlab.cli import plan as cli_plan
 from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Disaggregated, parse_label
 from pdlab.core.errors import UsageError
-from pdlab.plan.scattered_blocks import ScatteredBlocks, read
+from pdlab.core.settings import parse
+from pdlab.plan.scattered_blocks import ScatteredBlocks, check_line, read
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.kv_transfer import transfer_costs, with_scattered_blocks
+from pdlab.transfer.options import CheckTransferSettings, plan_from
 
 MODEL = "gpt-oss-120b"
 SHAPE = require_shape(MODEL)
@@ -89,6 +92,27 @@ def test_engines_that_keep_every_block_of_every_layer_move_more_pages_than_the_c
     all_blocks, windows = (read(change, SHAPE, 5000, cpu=False, hybrid=hybrid) for hybrid in (False, True))
     assert stall_s(all_blocks, hybrid=False) == pytest.approx(9e-6 * 313 * 36)
     assert stall_s(windows, hybrid=True) == pytest.approx(extra_s)
+
+
+def test_a_latent_cache_is_measured_by_the_check_that_a_refusal_names(tmp_path: Path) -> None:
+    latent = require_shape("deepseek-v3")
+    with pytest.raises(UsageError) as refused:
+        read(write(tmp_path / "b.json"), latent, 5000, cpu=False, hybrid=False)
+    _, _, flags = str(refused.value).partition("; check with ")
+
+    def of_a_check(words: list[str]) -> Path:
+        plan = plan_from(parse(CheckTransferSettings, ["--compare-blocks", *words]))
+        return write(
+            tmp_path / "c.json", lambda data: data["plan"].update(asdict(plan), shape=asdict(plan.shape), concurrent=2)
+        )
+
+    printed = check_line(latent).partition("test_nixl_connector_ray.py")[2].split()
+    assert of_a_check(printed).read_text() == of_a_check(flags.split()).read_text()
+    blocks = read(of_a_check(flags.split()), latent, 5000, cpu=False, hybrid=False)
+    assert blocks.extra_s_per_token == pytest.approx(0.195 / 5000 * 313 / 322), "313 blocks in place of FILE's 322"
+    with pytest.raises(UsageError, match="is of 61x18432"):  # two ranks with half of the latent each
+        read(of_a_check([*flags.split()[:4], "--prefill-tp", "2", "--decode-tp", "2"]), latent, 5000, cpu=False,
+             hybrid=False)  # fmt: skip
 
 
 def test_a_plan_takes_it_in_place_of_its_guess(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
