@@ -423,8 +423,8 @@ def _sized_for_rate(candidate: Candidate, scenario: Scenario) -> SizedForRate:
 
 
 def regime_map(plan: Plan, scenario: Scenario) -> RegimeMap | None:
-    """The best deployment by throughput, among the candidates and loads that are not extrapolated. None: the plan has no
-    several closed loops, or answers have no TPOT."""
+    """The best deployment by throughput, among the candidates and loads that are not extrapolated. None: the plan has
+    fewer than two closed loops of a deployment, or answers have no TPOT."""
     if plan.rate_rps is not None or scenario.workload.sent_output_tokens <= 1 or len(plan.candidates[0].outcomes) <= 1:
         return None
     error, every = scenario.hardware.error, [*plan.candidates, *plan.screened]
