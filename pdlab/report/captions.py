@@ -28,13 +28,14 @@ def title(curves: Sequence[Curve], view: View) -> str:
     return ", ".join([*filter(None, words), lengths])
 
 
-def subtitle(curves: Sequence[Curve], view: View) -> str:
-    """The meaning of numbers, rings, thin lines and crosses."""
+def subtitle(curves: Sequence[Curve], view: View, *, selected: bool = False) -> str:
+    """The meaning of numbers, rings, thin lines and crosses. ``selected``: the curves are some of many."""
     return macro(
         WORDS,
         "subtitle",
         per=("per " if view.normalized else "") + tables.node_name(curves, view),
         several=len(groups(curves, view)) > 1,
+        selected=selected,
         several_kinds=len({point.kind for curve in rankable(curves) for point in curve.points}) > 1,
         thin=any(len(curve.lines()) > 1 for curve in curves),
         invalid=any(not point.valid for curve in curves for point in curve.points),

@@ -296,6 +296,7 @@ def curve_figure(
     notes: Sequence[str] | None = None,
     remarks: Sequence[str] = (),
     best: Sequence[str] = (),
+    selected: bool = False,
 ) -> CurveFigure:
     """The figure of curves.
 
@@ -303,9 +304,9 @@ def curve_figure(
     logarithmic if one curve or load would otherwise compress the others. ``bands``: of predicted curves by name, in
     place of those from repeats. ``notes``: footnotes in place of the usual ones. ``remarks``: darker lines above the
     footnotes. ``best``: labels that get a colour first, if there are too many curves to colour
-    (`pdlab.report.highlight`).
+    (`pdlab.report.highlight`). ``selected``: the curves are some of many, and the frontier is of these.
     """
-    return _Builder(curves, view, every, log_latency, log_load, bands or {}).figure(notes, remarks, best)
+    return _Builder(curves, view, every, log_latency, log_load, bands or {}).figure(notes, remarks, best, selected)
 
 
 @dataclass
@@ -346,7 +347,9 @@ class _Builder:
         }
         return ways if node.gpus_per_node > 1 else {"gpu": ways["node"], "whole": ways["whole"]}
 
-    def figure(self, notes: Sequence[str] | None, remarks: Sequence[str], best: Sequence[str]) -> CurveFigure:
+    def figure(
+        self, notes: Sequence[str] | None, remarks: Sequence[str], best: Sequence[str], selected: bool
+    ) -> CurveFigure:
         curves, view = self.curves, self.view
         facets = panels(curves, view)
         chosen = highlighted(curves, view, best)
@@ -359,7 +362,7 @@ class _Builder:
         shown += [self._load(kind, metric, statistics) for kind in self.kinds for metric in LOAD_METRICS]
         return CurveFigure(
             title=captions.title(curves, view),
-            subtitle=captions.subtitle(curves, view),
+            subtitle=captions.subtitle(curves, view, selected=selected),
             series=tuple(map(self._series, curves, self.groups_of)),
             levels=tuple(self._level(*each, statistics) for each in self.levels),
             columns=self.columns,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pdlab.cli import wire as cli_wire
+from pdlab.core.settings import parse
 from pdlab.demo import wire
 from pdlab.steps.runner import StepRunner
+from pdlab.transfer.options import CheckTransferSettings
 
 UP, DOWN = "up", "down"
 
@@ -52,6 +54,30 @@ def test_the_hosts_are_taken_down_and_the_code_tells(
     assert [argv[3] for argv in hosts.ran] == words
     assert hosts.ran[0][4:] == ("--rate", "20mbit")
     assert all("1000" in argv for argv in hosts.ran if argv[3] == "shell")
+
+
+@pytest.mark.parametrize(
+    ("rate", "least_s"),
+    # 322 blocks of 16 tokens in 18 regions, 8 heads of 64 values of K and V in two bytes: 190 MB, moved six times.
+    [("20mbit", 6 * 76), ("1gbit", 60 + 6 * 1.5), ("none", None)],
+)
+def test_a_slow_link_gets_the_time_that_it_needs(
+    rate: str, least_s: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = Hosts([0, 0, 0, 4])
+    monkeypatch.setattr(
+        StepRunner, "run_shown", lambda self, *argv, always=False: hosts.run_shown(*argv, always=always)
+    )
+    monkeypatch.setattr(wire, "require", lambda: None)
+    assert cli_wire.main(["--rate", rate, "--tokens", "1000,5000"]) == 0
+    checks = [argv[argv.index("--strategy") :] for argv in hosts.ran if argv[3] == "shell"]
+    for words in checks:
+        plan = parse(CheckTransferSettings, words)
+        if least_s is None:
+            assert "--timeout-s" not in words
+        else:
+            assert least_s <= plan.timeout_s <= 2 * least_s, "and a wire that hangs is noticed"
+    assert len(checks) == 3
 
 
 def test_a_bad_rate_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
