@@ -41,10 +41,11 @@ def draw(
         return made[-1].path
 
     def beyond(most: int, shown: Sequence[object]) -> str:
-        return f" (the first {most} of {len(shown)})" if len(shown) > most else ""
+        return f" ({most} of {len(shown)}, a repeat of each load first)" if len(shown) > most else ""
 
     if report.soaks:
-        paper.draw(soaks.figure(report.soaks), add("-over-time", "Plot over time"))
+        left_out = beyond(timelines.MOST, report.soaks)
+        paper.draw(soaks.figure(report.soaks), add("-over-time", "Plot over time", left_out))
     if moving := report.timelines:
         left_out = beyond(timelines.MOST, moving)
         paper.draw(timelines.figure(moving), add("-roles", "Plot of load and roles over time", left_out))

@@ -236,8 +236,9 @@ def class_figure(levels: Sequence[ReplayedLevel]) -> Figure:
 
     Medians have circles, 90th percentiles are dashed, and the medians of simulations are dotted with crosses.
     """
-    by_turn = _class_figure(levels[:MOST], "turn", "by_turn", _turn_name)
-    return by_turn.beside(_class_figure(levels[:MOST], "prompt tokens", "by_length", _length_name))
+    shown = [levels[place] for place in timelines.chosen([each.run for each in levels], MOST)]
+    by_turn = _class_figure(shown, "turn", "by_turn", _turn_name)
+    return by_turn.beside(_class_figure(shown, "prompt tokens", "by_length", _length_name))
 
 
 def _class_figure(levels: Sequence[ReplayedLevel], axis: str, of: str, name_of: Callable[[int], str]) -> Figure:

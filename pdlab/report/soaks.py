@@ -13,6 +13,7 @@ from pdlab.core.workload import title
 from pdlab.report.figure import DASHED, Figure, Line, PlotPanel, line_panel, stacked
 from pdlab.report.section import WORDS, Section
 from pdlab.report.style import HUES
+from pdlab.report.timelines import chosen, repeat_words
 from pdlab.results.schema import Distribution, Run, Soak, SoakWindow
 
 ROWS = 20  # most rows of a table; longer soaks show every second minute, and so on
@@ -61,7 +62,8 @@ def held(labelled: Sequence[tuple[str, Loaded]]) -> list[SoakRun]:
         for run in each.experiment.runs:
             if run.soak is not None:
                 invalid = "" if run.validity.valid else ", not valid"
-                soaks.append(SoakRun(f"{label} at {title(run.load)}{invalid}", run))
+                nth = repeat_words(run, each.experiment.runs)
+                soaks.append(SoakRun(f"{label} at {title(run.load)}{nth}{invalid}", run))
     return soaks
 
 
@@ -82,12 +84,12 @@ def section(each: SoakRun) -> Section:
 
 
 def figure(soaks: Sequence[SoakRun]) -> Figure:
-    """TPOT and TTFT against time: medians, and the 95th percentiles dashed."""
+    """TPOT and TTFT against time, of as many as are `chosen`: medians, and the 95th percentiles dashed."""
+    shown = [soaks[place] for place in chosen([each.run for each in soaks])]
     panels: list[PlotPanel] = []
     for metric in METRICS:
         lines = []
-        for number, each in enumerate(soaks):
-            color = HUES[number % len(HUES)]
+        for each, color in zip(shown, HUES, strict=False):
             lines.append(Line(each.line(metric, "p50"), color, each.label))
             lines.append(Line(each.line(metric, "p95"), color, dashes=DASHED))
         name = f"{metric.upper()}, ms (dashed: p95)"

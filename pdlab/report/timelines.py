@@ -66,18 +66,30 @@ def moving(labelled: Sequence[tuple[str, Loaded]]) -> list[Timeline]:
     found = []
     for label, (folder, experiment, *_) in labelled:
         for run in experiment.runs:
+            nth = repeat_words(run, experiment.runs)
             changes = roles_log.read(folder, run)
             if changes or isinstance(run.workload.lengths, Mixes) or isinstance(run.load, Replay):
                 mean = run.workload.mean_rps(run.load) if isinstance(run.load, Open) else run.load.value
                 what = "requests/s" if run.key.kind == "rate" else run.key.kind
                 origin = "rehearsed" if run.rehearsal else run.origin
                 moves = "replay" if isinstance(run.load, Replay) else f"{mean:.3g} {what}"
-                text = f"{label}, {moves}, {origin}"
+                text = f"{label}, {moves}, {origin}{nth}"
                 requests = Store(folder).requests(run.key)
                 ends_s = float(np.max(np.fmax(requests.ended_s, requests.arrival_s), initial=0.0))
                 shown = changes or as_launched(experiment.manifest.deployment)
                 found.append(Timeline(text, run, bins(requests), ends_s, shown))
     return found
+
+
+def repeat_words(run: Run, runs: Sequence[Run]) -> str:
+    """``, repeat 2`` for one of several runs of a load; empty for the only one."""
+    same = [each for each in runs if (each.key.kind, each.key.value) == (run.key.kind, run.key.value)]
+    return f", repeat {run.key.repeat + 1}" if len(same) > 1 else ""
+
+
+def chosen(runs: Sequence[Run], most: int = MOST) -> list[int]:
+    """The places of at most ``most`` runs, in their order: one repeat of each load before others of the same."""
+    return sorted(sorted(range(len(runs)), key=lambda place: runs[place].key.repeat)[:most])
 
 
 def as_launched(deployment: Deployment | None) -> tuple[RoleChange, ...]:
@@ -175,17 +187,24 @@ def panels(series: Sequence[TimelineSeries], *, replayed: bool) -> list[PlotPane
 
 
 def figure(timelines: Sequence[Timeline]) -> Figure:
-    """At most `MOST` of them on one axis of time."""
-    shown = timelines[:MOST]
+    """At most `MOST` of them on one axis of time. Roles are of pools, whose sizes may differ."""
+    shown = [timelines[place] for place in chosen([each.run for each in timelines])]
     colors = [HUES[number % len(HUES)] for number in range(len(shown))]
     series = [TimelineSeries(each.bins, color, each.label) for each, color in zip(shown, colors, strict=True)]
     made = panels(series, replayed=any(each.replays for each in shown))
     if changing := [(each, color) for each, color in zip(shown, colors, strict=True) if each.changes]:
-        total = max(each.changes[0].prefill + each.changes[0].decode for each, _ in changing)
-        lines = [Line(_split_steps(each), color) for each, color in changing]
-        made.append(line_panel(f"prefill, of {total}", lines, top=total, height_in=PANEL_IN))
+        totals = {each.changes[0].prefill + each.changes[0].decode for each, _ in changing}
+        of = max(totals)
+        if len(totals) == 1:
+            lines = [Line(_split_steps(each), color) for each, color in changing]
+            made.append(line_panel(f"prefill, of {of}", lines, top=of, height_in=PANEL_IN))
+        else:
+            lines = [Line(_split_steps(each, share=True), color) for each, color in changing]
+            made.append(line_panel("prefill, share\nof the pool", lines, top=1.0, height_in=PANEL_IN))
     return stacked(made, TIME_NAME)
 
 
-def _split_steps(each: Timeline) -> list[tuple[float, float | None]]:
-    return steps([*(change.at_s for change in each.changes), each.ends_s], [change.prefill for change in each.changes])
+def _split_steps(each: Timeline, *, share: bool = False) -> list[tuple[float, float | None]]:
+    """Prefill engines over time. ``share``: of all engines."""
+    values = [change.prefill / (change.prefill + change.decode) if share else change.prefill for change in each.changes]
+    return steps([*(change.at_s for change in each.changes), each.ends_s], values)

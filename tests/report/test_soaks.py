@@ -9,9 +9,11 @@ import pytest
 from support import folders
 from support import records as made
 
+from pdlab.analysis.loading import Loaded
 from pdlab.cli import viz
 from pdlab.core.workload import Open
 from pdlab.report import soaks
+from pdlab.report.timelines import MOST
 from pdlab.results.level_data import LevelData
 from pdlab.results.schema import Run
 from pdlab.results.soak import soak
@@ -76,3 +78,14 @@ def test_what_is_not_known_is_not_drawn(folder: Path) -> None:
     ((shown,),) = json.loads(soaks.figure([each]).page())["rows"]
     assert "TTFT, ms" in shown["y"]["label"]
     assert soaks.section(each).text.splitlines()[3].split()[4:6] == ["-", "-"]
+
+
+def test_soaks_of_one_picture_have_colours_and_names_of_their_own(folder: Path) -> None:
+    run = run_of(folder)
+    many = [soaks.SoakRun(f"curve {number}", run) for number in range(9)]
+    tpot = soaks.figure(many).rows[0][0]
+    named = [line for line in tpot.lines if line.label]
+    assert len({line.color for line in named}) == len(named) == MOST
+    again = run.model_copy(update={"key": run.key.model_copy(update={"repeat": 1})})
+    loaded = Loaded(folder, Store(folder).load().model_copy(update={"runs": (run, again)}), {})
+    assert [each.label.partition(", ")[2] for each in soaks.held([("x", loaded)])] == ["repeat 1", "repeat 2"]

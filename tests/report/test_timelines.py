@@ -100,3 +100,36 @@ def test_a_split_that_was_given_at_the_launch_is_drawn_all_along(tmp_path: Path)
     found = timelines.moving(list(zip("abc", made, strict=True)))
     assert [each.changes for each in found] == [(RoleChange(0.0, 5, 11, "as launched"),), ()]
     paper.draw(timelines.figure(found), tmp_path / "roles.png")
+
+
+def repeated(folder: Path, repeats: int, deployment: Deployment = SPREAD) -> Loaded:
+    """One load of a moving mix, that many times."""
+    experiment(folder, MOVING, deployment=deployment)
+    store = Store(folder)
+    (run,) = store.runs()
+    for repeat in range(1, repeats):
+        key = run.key.model_copy(update={"repeat": repeat})
+        store.write(run.model_copy(update={"key": key}), store.read_records(run.key))
+    return Loaded(folder, store.load(), {})
+
+
+def test_repeats_of_a_load_are_told_apart_and_leave_room_for_others(tmp_path: Path) -> None:
+    many = repeated(tmp_path / "many", timelines.MOST)
+    (single,) = timelines.moving([("b", experiment(tmp_path / "one", MOVING))])
+    found = [*timelines.moving([("a", many)]), single]
+    assert len({each.label for each in found}) == timelines.MOST + 1
+    assert found[1].label.endswith(", repeat 2") and "repeat" not in single.label
+    drawn = [line.label for line in timelines.figure(found).rows[0][0].lines]
+    assert len(drawn) == timelines.MOST and drawn[0] == found[0].label and drawn[-1] == single.label
+
+
+def test_pools_of_different_sizes_have_shares(tmp_path: Path) -> None:
+    def fluid(replicas: int) -> Deployment:
+        return Deployment(topology=Fluid(pool=Pool(replicas=replicas, tp=2)))
+
+    large = experiment(tmp_path / "large", MOVING, (RoleChange(0.0, 4, 12, "given"),), fluid(16))
+    small = experiment(tmp_path / "small", MOVING, (RoleChange(0.0, 1, 3, "given"),), fluid(4))
+    found = timelines.moving([("large", large), ("small", small)])
+    (both,), (alone,) = timelines.figure(found).rows[-1], timelines.figure(found[1:]).rows[-1]
+    assert [{y for _, y in line.points} for line in both.lines] == [{0.25}, {0.25}] and "share" in both.y.label
+    assert [{y for _, y in line.points} for line in alone.lines] == [{1}] and alone.y.label == "prefill, of 4"
