@@ -129,10 +129,10 @@ def frontiers(all_curves: Sequence[Curve], view: View) -> list[Frontier]:
 
 
 def _valid_points(all_curves: Sequence[Curve], view: View) -> dict[LoadKind, list[DrawnPoint]]:
-    """By kind of load: closed and open loops are not compared with each other."""
+    """By kind of load, of those that are compared: closed and open loops are not compared with each other."""
     points_by_kind: dict[LoadKind, list[DrawnPoint]] = {}
     for drawn in drawn_points(all_curves, view):
-        if drawn.point.valid:
+        if drawn.point.valid and drawn.point.kind in COMPARED_LOADS:
             points_by_kind.setdefault(drawn.point.kind, []).append(drawn)
     return points_by_kind
 

@@ -673,8 +673,8 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
     if settings.plot:
         from pdlab.plan.pictures import candidate_curve, drawn_candidates
 
-        curves = [candidate_curve(each, scenario) for each in drawn_candidates(ranked_plan, settings.top)]
-        _plot(settings.plot, curves, [], hardware, settings.count_gpus)
+        curves = [candidate_curve(each, scenario) for each in drawn_candidates(ranked_plan, scenario, settings.top)]
+        _plot(settings.plot, curves, [], hardware, settings.count_gpus, selected=True)
         print(f"Plot (simulated): {settings.plot}")
     if settings.goodput_map:
         _draw_map(settings, settings.goodput_map, scenario, ranked_plan, measured)
@@ -881,8 +881,11 @@ def _plot(
     measured: Sequence[Experiment],
     hardware: Hardware,
     count: Count,
+    *,
+    selected: bool = False,
 ) -> None:
-    """Draw measured and predicted curves in one picture, predicted ones with bands. Raises StoreError."""
+    """Draw measured and predicted curves in one picture, predicted ones with bands. ``selected``: see `curve_figure`.
+    Raises StoreError."""
     from pdlab.analysis.curves import curves
     from pdlab.analysis.view import View
     from pdlab.plan.pictures import PREDICTED, curve_notes
@@ -901,4 +904,5 @@ def _plot(
         for word, group in (("measured", measured), (PREDICTED, [curve.experiment for curve in predicted]))
         for curve in map(counted, curves(group))
     ]
-    draw(curve_figure(drawn, View(count=count), bands=bands, notes=curve_notes(predicted, hardware)), path)
+    notes = curve_notes(predicted, hardware)
+    draw(curve_figure(drawn, View(count=count), bands=bands, notes=notes, selected=selected), path)

@@ -7,8 +7,9 @@ from typing import Any
 from pdlab.core import defaults
 from pdlab.core.arguments import MODEL_HELP
 from pdlab.core.catalog import found_model, known_models
-from pdlab.core.command_lines import how_to_fetch
+from pdlab.core.command_lines import how_to_fetch, is_folder_word
 from pdlab.core.commands import PDLAB
+from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import command
 from pdlab.core.settings import Seconds, Settings, setting
 from pdlab.core.text import byte_size
@@ -46,6 +47,10 @@ def main(settings: WeightsSettings) -> int:
     if source is None:
         print(f"{settings.model} is built by pdlab at the first launch: there is nothing to fetch")
         return 0
+    if settings.fetch and is_folder_word(source):
+        raise UsageError(
+            f"--model {settings.model} is a folder, and --fetch downloads: {how_to_fetch(source, here=True)}"
+        )
     harmony = shape is not None and shape.architecture.startswith("GptOss")
     nodes = _this_machine(settings, source, harmony) if settings.here else _nodes(settings, source, harmony)
     for name, node in nodes.items():

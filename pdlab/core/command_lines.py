@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from pdlab.core.commands import module_of, python_words, typed
@@ -30,9 +31,14 @@ def command_line(command: str, /, **fields: Any) -> str:
     return typed(command, *flag_words(command, **fields))
 
 
+def is_folder_word(model: str) -> bool:
+    """Whether the word of --model is a folder, and not a Hugging Face id."""
+    return model.startswith(("/", ".", "~")) or Path(model).is_dir()
+
+
 def how_to_fetch(model: str, *, here: bool) -> str:
     """How the weights of a model (a Hugging Face id or a folder) come to the nodes. ``here``: to this machine only."""
-    if model.startswith(("/", ".", "~")):
+    if is_folder_word(model):
         return f"copy the model's files to {model} on the node"
     return command_line("weights", model=model, here=here, fetch=True)
 

@@ -1034,7 +1034,7 @@ CODES: dict[str, FindingCode] = {
     ),
     "launches_another_stack": _of_plan(
         "the plan is of the stack that pdlab launches",
-        "pdlab launches vllm {launched} on Ray {ray}, and this plan is of {stack}; {flags} plans for that",
+        "pdlab launches vllm {launched} on Ray {ray}, and this plan is of {stack}; {flags} plans for that{less}",
     ),
     "unlike_public_stacks": _of_plan(
         "a public stack has the plan's model, GPU and engine version",

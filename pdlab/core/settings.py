@@ -618,6 +618,8 @@ def _words(settings: Any, fields: Sequence[Declared], always: Sequence[str], *, 
         flag = each.short_flag if short else each.long_flag
         pairs: NamedValues | None = each.one(NamedValues)
         if pairs is not None:
+            if not isinstance(value, Mapping):
+                raise UsageError(f"{flag} {value}: write its values as NAME: VALUE")
             texts = [pairs.write(name, part) for name, part in value.items()]
         else:
             texts = [written(each, part) for part in (value if each.flag.several else [value])]

@@ -146,7 +146,7 @@ def _check_balanced_experts(role: Role, pool: Pool, engine_kwargs: dict[str, Any
         if redundant := _redundant_experts(engine_kwargs):
             raise UsageError(
                 f"{role} eplb_config has num_redundant_experts {redundant}: vLLM makes copies of experts only with its "
-                "load balancer; add --engine-arg enable_eplb=true, or leave eplb_config out"
+                f"load balancer; add {flag}engine-arg enable_eplb=true, or leave eplb_config out"
             )
         return
     if not pool.expert_parallel:

@@ -42,7 +42,7 @@ from pdlab.core.environment import with_values
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterView, LinkShape
 from pdlab.core.rehearsal import Rehearsal
-from pdlab.core.request_lengths import configured_length, length_flag, length_for, short_pools
+from pdlab.core.request_lengths import ARGUMENT, configured_length, length_flag, length_for, short_pools
 from pdlab.core.served_model import served_model
 from pdlab.core.settings import (
     FlagsOf,
@@ -381,10 +381,36 @@ def deployment_from(settings: LaunchSettings) -> Deployment:
         data["ingress_replicas"] = 1 if direct else serving_path.ingress_replicas(data["topology"])
     if data.get("decode_bench") and mode != "collocated":
         raise UsageError(f"--decode-bench measures decode in collocated engines, not in {mode}: use --collocated")
+    data |= _one_length(settings, data)
     deployment = settings.value_of("deployment", Deployment, data)
     check_engine_arguments(deployment)
     _refuse_first_token(deployment)
     return _holding(deployment, workload_from(settings)) if settings.workload else deployment
+
+
+def _one_length(settings: LaunchSettings, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of a deployment that change because a flag for the length of requests overrides the other form of it in
+    the file of --config: --max-model-len, or the engine argument."""
+    given = settings.deployment
+    if ARGUMENT in given.get("engine_kwargs", {}):
+        return {} if ARGUMENT in given else {ARGUMENT: None}
+    if ARGUMENT not in given:
+        return {}
+    topology = data["topology"]
+    pools = {part: getattr(topology, part) for part in ("pool", "prefill", "decode") if hasattr(topology, part)}
+    kept = {
+        part: pool.model_copy(update={"engine_kwargs": _without_length(pool.engine_kwargs)})
+        for part, pool in pools.items()
+        if ARGUMENT not in getattr(settings, part).get("engine_kwargs", {})
+    }
+    return {
+        "engine_kwargs": _without_length(data["engine_kwargs"]),
+        "topology": topology.model_copy(update=kept),
+    }
+
+
+def _without_length(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if name != ARGUMENT}
 
 
 def _refuse_first_token(deployment: Deployment) -> None:
@@ -413,7 +439,9 @@ def workload_from(settings: LaunchSettings) -> Workload:
 def _holding(deployment: Deployment, workload: Workload) -> Deployment:
     """The deployment whose engines hold requests of the workload: with its length, unless another is given. Raises
     UsageError for one that is too short."""
-    for role, length, needed in short_pools(deployment, None, workload, cpu=False):
+    # The pool that needs most comes first: the length that the message proposes then serves the others too.
+    short = sorted(short_pools(deployment, None, workload, cpu=False), key=lambda each: -each[2])
+    for role, length, needed in short:
         outputs = "one of the answer" if role == "prefill" else f"--otl {workload.output_tokens}"
         tokens_text = f"--itl {workload.input_tokens} and {outputs} are {counted(needed, 'token')}"
         if workload.varied:

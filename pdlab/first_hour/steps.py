@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pdlab.core import defaults
-from pdlab.core.command_lines import command_line, flag_words
+from pdlab.core.command_lines import command_line, flag_words, how_to_fetch
 from pdlab.core.commands import INSTALL_TABLES, PLAN, RUN_PLAN, RUN_VIZ
 from pdlab.core.text import counted
 from pdlab.steps.runner import RAN, StepVerdict
@@ -129,7 +129,7 @@ def _before_anything_is_served(out: Path, where: RunsOn, model: str) -> list[Ste
             title="weights on every node",
             command=_command("weights", model=model, here=local),
             estimate_s=30.0,
-            advice=f"{command_line('weights', model=model, here=local, fetch=True)}, then continue with --resume",
+            advice=f"{how_to_fetch(model, here=local)}, then continue with --resume",
             codes={0: "ok"},
         ),
     ]

@@ -244,9 +244,6 @@ def ranking(plan: Plan, scenario: Scenario, view: ClusterView) -> Ranking:
     shown = list(enumerate(plan.candidates[:ROWS], start=1))
     if base is not None and base not in plan.candidates[:ROWS]:
         shown.append((plan.candidates.index(base) + 1, base))
-    with_map = (
-        plan.rate_rps is None and scenario.workload.sent_output_tokens > 1 and len(plan.candidates[0].outcomes) > 1
-    )
     waits_s = max((each.best.ttft_s for each in plan.candidates[:ROWS] if each.best), default=0.0)
     unbounded = scenario.slo.bounded and ttft_unbounded(scenario.slo)
     queues = unbounded and plan.rate_rps is None and waits_s > LONG_TTFT_S
@@ -262,7 +259,7 @@ def ranking(plan: Plan, scenario: Scenario, view: ClusterView) -> Ranking:
         other_first=other_first(plan, scenario),
         queues_s=waits_s if queues else 0.0,
         both_cases=tuple(_both_cases(plan, scenario, base)) if scenario.blocks is None else (),
-        map=regime_map(plan, scenario) if with_map else None,
+        map=regime_map(plan, scenario),
         matched=tuple(_matched(plan, scenario)),
     )
 
@@ -425,8 +422,11 @@ def _sized_for_rate(candidate: Candidate, scenario: Scenario) -> SizedForRate:
     return SizedForRate(candidate, sure=holds or not scenario.slo.bounded)
 
 
-def regime_map(plan: Plan, scenario: Scenario) -> RegimeMap:
-    """The best deployment by throughput, among the candidates and loads that are not extrapolated."""
+def regime_map(plan: Plan, scenario: Scenario) -> RegimeMap | None:
+    """The best deployment by throughput, among the candidates and loads that are not extrapolated. None: the plan has
+    fewer than two closed loops of a deployment, or answers have no TPOT."""
+    if plan.rate_rps is not None or scenario.workload.sent_output_tokens <= 1 or len(plan.candidates[0].outcomes) <= 1:
+        return None
     error, every = scenario.hardware.error, [*plan.candidates, *plan.screened]
     inside = [candidate for candidate in every if not scenario.outside(candidate.deployment)]
     if error is None or not inside:

@@ -13,6 +13,7 @@ from pdlab.core.rendering import rendered
 from pdlab.core.workload import Slo, Workload
 from pdlab.plan import TEMPLATES
 from pdlab.plan.extrapolation import OutsideFit
+from pdlab.plan.facts import regime_map
 from pdlab.plan.open_loop import under_rates
 from pdlab.plan.planner import Candidate, Plan, outside
 from pdlab.plan.scenario import LoadResult, Scenario
@@ -38,11 +39,15 @@ class PredictedCurve(NamedTuple):
     outside: tuple[OutsideFit, ...]
 
 
-def drawn_candidates(plan: Plan, top: int) -> list[Candidate]:
-    """The first ``top`` candidates, at least `LEAST_DRAWN`, and the best collocated one."""
-    drawn = list(plan.candidates[: max(top, LEAST_DRAWN)])
-    collocated = plan.best_candidate(collocated=True)
-    return [*drawn, collocated] if collocated is not None and collocated not in drawn else drawn
+def drawn_candidates(plan: Plan, scenario: Scenario, top: int) -> list[Candidate]:
+    """The first ``top`` candidates, at least `LEAST_DRAWN`, the best collocated one, and those of the `regime_map`."""
+    first, collocated = plan.candidates[: max(top, LEAST_DRAWN)], plan.best_candidate(collocated=True)
+    by_throughput = regime_map(plan, scenario)
+    labels = [regime.label for regime in by_throughput.regimes] if by_throughput is not None else []
+    others = [each for each in (*plan.candidates, *plan.screened) if each.deployment.label in labels]
+    # By identity: equal candidates have equal arrays, which have no single truth.
+    drawn = {id(each): each for each in (*first, collocated, *others) if each is not None}
+    return list(drawn.values())
 
 
 def candidate_curve(candidate: Candidate, scenario: Scenario) -> PredictedCurve:

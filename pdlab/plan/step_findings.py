@@ -75,6 +75,7 @@ def launched_stack(hardware: Hardware) -> tuple[Finding, ...]:
             ray=major_minor(STACK["ray"]),
             stack=hardware.stack,
             flags=f"{'' if hardware.beside else f'--hardware {hardware.gpu_type} '}--engine-version {launched}",
+            less=", without the measured levels" if hardware.steps and hardware.steps.correction.fitted_levels else "",
         ),
     )
 

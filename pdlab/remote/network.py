@@ -38,7 +38,8 @@ class Interface:
 
 @dataclass(frozen=True)
 class RankHost:
-    """The host of a rank. Ranks with the same ``memory`` can read each other's memory. ``boot``: the kernel's id."""
+    """The host of a rank. Ranks with the same ``memory`` can read each other's memory. ``boot``: the kernel's id.
+    ``cores``: those that the rank may use; None: unknown."""
 
     name: str
     ip: str
@@ -46,6 +47,7 @@ class RankHost:
     boot: str
     memory: str
     nics: tuple[Interface, ...]
+    cores: int | None = None
 
     @property
     def efa(self) -> bool:
@@ -61,7 +63,8 @@ def host_facts(ip: str) -> RankHost:
     boot = boot_id() or socket.gethostname()
     # UCX also compares host, pid namespace and ipc namespace. The others distinguish hosts made of namespaces.
     spaces = [namespace(kind) or kind for kind in ("ipc", "pid", "net", "uts")]
-    return RankHost(socket.gethostname(), ip, os.getpid(), boot, ":".join([boot, *spaces]), nics())
+    cores = len(os.sched_getaffinity(0))
+    return RankHost(socket.gethostname(), ip, os.getpid(), boot, ":".join([boot, *spaces]), nics(), cores)
 
 
 def nics() -> tuple[Interface, ...]:

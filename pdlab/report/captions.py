@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from pdlab.analysis.comparable import groups, models_text, workloads_text
+from pdlab.analysis.comparable import COMPARED_LOADS, groups, models_text, workloads_text
 from pdlab.analysis.curves import Curve, configuration, rankable, shared_settings
 from pdlab.analysis.view import View
 from pdlab.core import text as core_text
+from pdlab.core.bounds import Statistic
 from pdlab.core.rendering import macro
 from pdlab.report import tables
 from pdlab.report.section import WORDS
@@ -28,17 +29,25 @@ def title(curves: Sequence[Curve], view: View) -> str:
     return ", ".join([*filter(None, words), lengths])
 
 
-def subtitle(curves: Sequence[Curve], view: View) -> str:
-    """The meaning of numbers, rings, thin lines and crosses."""
+def subtitle(curves: Sequence[Curve], view: View, *, selected: bool = False) -> str:
+    """The meaning of numbers, rings, thin lines and crosses. ``selected``: the curves are some of many."""
     return macro(
         WORDS,
         "subtitle",
         per=("per " if view.normalized else "") + tables.node_name(curves, view),
         several=len(groups(curves, view)) > 1,
+        selected=selected,
         several_kinds=len({point.kind for curve in rankable(curves) for point in curve.points}) > 1,
+        rings=any(point.valid and point.kind in COMPARED_LOADS for curve in rankable(curves) for point in curve.points),
         thin=any(len(curve.lines()) > 1 for curve in curves),
         invalid=any(not point.valid for curve in curves for point in curve.points),
     )
+
+
+def not_placed(latency: str, labels: Mapping[str, Statistic | None]) -> str:
+    """A note on curves without ``latency``. ``labels``: theirs, with a statistic that their files have (None: not
+    given)."""
+    return macro(WORDS, "not_placed", latency, labels.items())
 
 
 def usual_footnotes(curves: Sequence[Curve], view: View) -> list[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
-from pdlab.analysis.comparable import groups
+from pdlab.analysis.comparable import COMPARED_LOADS, groups
 from pdlab.analysis.curves import Curve, Point, Rate, rankable
 from pdlab.analysis.intervals import Estimate
 from pdlab.analysis.ranking import pareto
@@ -61,9 +61,7 @@ class LoadAxis(NamedTuple):
 LOAD_AXES: dict[LoadKind, LoadAxis] = {
     "concurrency": LoadAxis("concurrency (in flight, whole deployment)", "concurrency", "concurrency {}"),
     "rate": LoadAxis("request rate (requests/s, whole deployment)", "request rate", "{} requests/s"),
-    "ramp": LoadAxis(
-        "rate at the end of a ramp (requests/s, whole deployment)", "request rate", "ramp to {} requests/s"
-    ),
+    "ramp": LoadAxis("end of ramp (requests/s, whole deployment)", "request rate", "ramp to {} requests/s"),
     "replay": LoadAxis("speed of a replay (times that of its source)", "speed of the replay", "replay at {} times"),
 }
 
@@ -203,19 +201,38 @@ class CurveFigure(NamedTuple):
         """The series of a group, by index."""
         return [i for i, each in enumerate(self.series) if group in (EVERY, *each.groups)]
 
-    def shown(self, panel: CurvePanel, group: str = EVERY, **chosen: str) -> PlotPanel:
-        """A panel of a group as a picture file has it, the main one with names and notes. ``chosen`` overrides the
-        choices at first."""
-        choice = {**self.chosen, **chosen}
-        x, y = panel.x.of(choice), panel.y.of(choice)
-        log_x, log_y = group in x.log, group in y.log
-        members = self.members(group)
+    def _known(
+        self, panel: CurvePanel, group: str, choice: Mapping[str, str]
+    ) -> tuple[list[SeriesLine], dict[int, Place]]:
+        """The lines of a group in a panel, and the figures of their levels where both are known."""
+        x, y, members = panel.x.of(choice), panel.y.of(choice), self.members(group)
         lines = [line for line in panel.lines if line.series in members]
         at = {}
         for level in sorted(level for line in lines for level in (*line.joined, *line.off)):
             across, up = self.columns[x.column][level], self.columns[y.column][level]
             if across and up:
                 at[level] = across[0], up[0]
+        return lines, at
+
+    def drawn(self, group: str = EVERY) -> list[int]:
+        """The series of a group that a picture file shows in some panel, by index. A facet has the main panel alone."""
+        panels = self.panels if len(self.facets) < 2 else self.panels[:1]
+        levels = {
+            level
+            for panel in panels
+            for stat in ((self.chosen["stat"],) if panel.main else self.beside)
+            for level in self._known(panel, group, {**self.chosen, "stat": stat})[1]
+        }
+        shown = {self.levels[level].series for level in levels}
+        return [i for i in self.members(group) if i in shown]
+
+    def shown(self, panel: CurvePanel, group: str = EVERY, **chosen: str) -> PlotPanel:
+        """A panel of a group as a picture file has it, the main one with names and notes. ``chosen`` overrides the
+        choices at first."""
+        choice = {**self.chosen, **chosen}
+        x, y = panel.x.of(choice), panel.y.of(choice)
+        log_x, log_y = group in x.log, group in y.log
+        lines, at = self._known(panel, group, choice)
         frontiers = []
         for rivals in self.rivals if panel.main else ():
             if placed := [level for level in rivals if level in at]:
@@ -250,7 +267,7 @@ class CurveFigure(NamedTuple):
         look: Literal["full", "hollow"] = "hollow" if of.hollow and not of.quiet else "full"
         drawn = Line(joined, of.color, "", of.dashes, line.width, of.marker, line.mark, look, of.quiet, area)
         yield drawn
-        yield drawn._replace(points=off, dashes=(), width=0.0, look="crossed", quiet=False, area=())
+        yield drawn._replace(points=off, dashes=(), width=0.0, mark=max(line.mark, THIN_MARK), look="crossed", area=())
 
     def _labels(self, lines: Sequence[SeriesLine], at: Mapping[int, Place], best: Collection[int]) -> Iterator[Label]:
         """Names at the line ends, then notes at the levels, those on a frontier first."""
@@ -296,6 +313,7 @@ def curve_figure(
     notes: Sequence[str] | None = None,
     remarks: Sequence[str] = (),
     best: Sequence[str] = (),
+    selected: bool = False,
 ) -> CurveFigure:
     """The figure of curves.
 
@@ -303,9 +321,9 @@ def curve_figure(
     logarithmic if one curve or load would otherwise compress the others. ``bands``: of predicted curves by name, in
     place of those from repeats. ``notes``: footnotes in place of the usual ones. ``remarks``: darker lines above the
     footnotes. ``best``: labels that get a colour first, if there are too many curves to colour
-    (`pdlab.report.highlight`).
+    (`pdlab.report.highlight`). ``selected``: the curves are some of many, and the frontier is of these.
     """
-    return _Builder(curves, view, every, log_latency, log_load, bands or {}).figure(notes, remarks, best)
+    return _Builder(curves, view, every, log_latency, log_load, bands or {}).figure(notes, remarks, best, selected)
 
 
 @dataclass
@@ -346,7 +364,9 @@ class _Builder:
         }
         return ways if node.gpus_per_node > 1 else {"gpu": ways["node"], "whole": ways["whole"]}
 
-    def figure(self, notes: Sequence[str] | None, remarks: Sequence[str], best: Sequence[str]) -> CurveFigure:
+    def figure(
+        self, notes: Sequence[str] | None, remarks: Sequence[str], best: Sequence[str], selected: bool
+    ) -> CurveFigure:
         curves, view = self.curves, self.view
         facets = panels(curves, view)
         chosen = highlighted(curves, view, best)
@@ -359,7 +379,7 @@ class _Builder:
         shown += [self._load(kind, metric, statistics) for kind in self.kinds for metric in LOAD_METRICS]
         return CurveFigure(
             title=captions.title(curves, view),
-            subtitle=captions.subtitle(curves, view),
+            subtitle=captions.subtitle(curves, view, selected=selected),
             series=tuple(map(self._series, curves, self.groups_of)),
             levels=tuple(self._level(*each, statistics) for each in self.levels),
             columns=self.columns,
@@ -376,8 +396,24 @@ class _Builder:
             chosen={"latency": self.latency, "stat": view.statistic, "rate": view.throughput_metric, "per": self.per},
             beside=beside,
             remarks=tuple(captions.wrapped(remarks)),
-            footnotes=tuple(captions.usual_footnotes(curves, view) if notes is None else captions.footnotes(notes)),
+            footnotes=(
+                *captions.wrapped(self._not_placed(hint=notes is None)),
+                *(captions.usual_footnotes(curves, view) if notes is None else captions.footnotes(notes)),
+            ),
         )
+
+    def _not_placed(self, *, hint: bool) -> list[str]:
+        """A note on the curves without the latency of the main panel. ``hint``: with the --stat that shows a curve."""
+        column = self.column(_latency_column(self.latency, self.view.statistic))
+        placed = {series for (series, _, _), value in zip(self.levels, column, strict=True) if value}
+        missing: dict[str, Statistic | None] = {}
+        for series, curve in enumerate(self.curves):
+            if series not in placed:
+                views = {each: _with(self.view, statistic=each) for each in STATISTICS if hint}
+                known = (name for name, view in views.items() if any(p.latency(view) is not None for p in curve.points))
+                missing[curve.label] = next(known, None)
+        latency = f"{self._latency(self.latency)[0]} {self.view.statistic}"
+        return [captions.not_placed(latency, missing)] if missing else []
 
     def _statistics(self) -> tuple[list[Statistic], tuple[Statistic, ...]]:
         """The statistics that may be chosen, and those beside each other in a picture file."""
@@ -480,8 +516,8 @@ class _Builder:
         """The valid levels of each group and kind of load: closed and open loops do not compete."""
         for group in groups(self.curves, self.view):
             members = {id(curve) for curve in group.curves}
-            kinds = dict.fromkeys(point.kind for curve in group.curves for point in curve.points if point.valid)
-            for kind in kinds:
+            valid = {point.kind for curve in group.curves for point in curve.points if point.valid}
+            for kind in (kind for kind in COMPARED_LOADS if kind in valid):
                 yield tuple(
                     number
                     for number, (_, curve, point) in enumerate(self.levels)
@@ -496,7 +532,7 @@ class _Builder:
         }
         quiet = self.looks[id(self.curves[series])].quiet
         joined = tuple(number for number, (_, point) in of.items() if point.valid)
-        off = () if quiet else tuple(number for number, (_, point) in of.items() if not point.valid)
+        off = tuple(number for number, (_, point) in of.items() if not point.valid)
         # Only intervals of several starts, or of a prediction, are about the configuration and not about one run.
         banded = joined if kept is not None else tuple(number for number in joined if self._has_spread(*of[number]))
         if quiet:

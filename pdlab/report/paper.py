@@ -214,14 +214,31 @@ def _line(axes: Any, line: Line) -> None:
     if line.label:
         look["label"] = line.label
     if line.look == "crossed":
-        look |= {"ms": 1.6 * line.mark, "mec": line.color, "mfc": "white", "mew": 1.4, "zorder": 3.1}
+        look |= {
+            "ms": 1.6 * line.mark,
+            "mec": line.color,
+            "mfc": "white",
+            "mew": 1.4,
+            "zorder": 1.91 if line.quiet else 3.1,
+        }
     elif line.look == "hollow":
         look |= {"mfc": "white", "mec": line.color, "mew": 1.2}
     elif not line.quiet and line.marker != "x":
         look |= {"mec": "white", "mew": 0.7}
     axes.plot(x, y, **look)
     if line.look == "crossed":
-        axes.plot(x, y, ls="none", zorder=3.2, marker="x", ms=0.9 * line.mark, mew=1.2, color=INK, clip_on=True)
+        cross = line.color if line.quiet else INK
+        axes.plot(
+            x,
+            y,
+            ls="none",
+            zorder=1.92 if line.quiet else 3.2,
+            marker="x",
+            ms=0.9 * line.mark,
+            mew=1.2,
+            color=cross,
+            clip_on=True,
+        )
     if line.reach:
         ends = [[abs(value - end[side]) for value, end in zip(y, line.reach, strict=True)] for side in (0, 1)]
         axes.errorbar(x, y, yerr=ends, fmt="none", ecolor=line.color, capsize=3)

@@ -31,8 +31,8 @@ _Legend = list[list[tuple[str, Style | None]]]
 
 def draw(spec: CurveFigure, path: Path) -> None:
     """Write the picture to ``path`` (png, svg or pdf by its suffix). Raises StoreError if it cannot."""
-    legends = [_legend_columns([spec.series[i] for i in spec.members(facet)]) for facet in spec.facets]
-    legend_in = LEGEND_ROW * (max(len(column) for legend in legends for column in legend) + 0.6)
+    legends = [_legend_columns([spec.series[i] for i in spec.drawn(facet)]) for facet in spec.facets]
+    legend_in = LEGEND_ROW * (max((len(column) for legend in legends for column in legend), default=0) + 0.6)
     footnotes_in = FOOTNOTE_ROW * (len(spec.remarks) + len(spec.footnotes) + 1)
     with picture(path) as figure:
         if len(spec.facets) > 1:
@@ -71,7 +71,7 @@ def _facets(figure: Any, spec: CurveFigure, legends: Sequence[_Legend], legend_i
         x = MARGIN_LEFT + (i % 2) * (FACET_PANEL[0] + MARGIN_LEFT)
         y = footnotes_in + (rows - 1 - i // 2) * row_in
         axes = _axes(figure, x, y + legend_in + AXIS_LABELS, *FACET_PANEL)
-        title = f"{name}: {core_text.counted(len(spec.members(name)), 'curve')}"
+        title = f"{name}: {core_text.counted(len(spec.drawn(name)), 'curve')}"
         paint(axes, spec.shown(main, name)._replace(title=title))
         _legend(_axes(figure, x, y, FACET_PANEL[0], legend_in), legend)
 
@@ -121,7 +121,7 @@ def _legend(axes: Any, columns: Sequence[Sequence[tuple[str, Style | None]]]) ->
     axes.set(xlim=(0, width), ylim=(height, 0))
     x = 0.0
     natural = [0.75 + CHAR * max(len(text) for text, _ in column) for column in columns]
-    shrink = min(1.0, width / sum(natural))
+    shrink = min(1.0, width / (sum(natural) or width))
     for column, column_width in zip(columns, natural, strict=True):
         for row, (text, style) in enumerate(column):
             y = LEGEND_ROW * (row + 0.5)

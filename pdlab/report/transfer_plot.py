@@ -42,9 +42,11 @@ def _lines(result: BackendResult, number: int, ends: tuple[float, float]) -> Ite
         reach=[(size.spread_gb_per_s.slowest, size.spread_gb_per_s.fastest) for size in result.sizes],
     )
     verdict = result.verdict
+    times = f"{result.copies} times " if result.copies > 1 else ""
     ceilings = [
-        ("memcpy, one thread", result.memcpy_gb_per_s, DOTTED), ("raw UCX, one thread", result.raw_gb_per_s, DASHED)
-    ]  # fmt: skip
+        (f"memcpy, {times}one thread", (result.memcpy_gb_per_s or 0.0) * result.copies, DOTTED),
+        ("raw UCX, one thread", result.raw_gb_per_s, DASHED),
+    ]
     if verdict.share and verdict.ceiling in NETWORKS:
         ceilings.append((verdict.of, result.sizes[-1].gb_per_s / verdict.share, DASH_DOT))
     for name, rate, dashes in ceilings:

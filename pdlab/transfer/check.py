@@ -116,6 +116,11 @@ class BackendResult:
     log: str = field(default="", repr=False)
     ray_s: float | None = None
 
+    @property
+    def copies(self) -> int:
+        """As of `ObservedTransfer`."""
+        return self.observed.copies if self.observed else 1
+
 
 def run_backend(
     plan: TransferPlan, options: Sequence[RankOptions], ranks: Ranks, print_line: Callable[[str], None] = lambda _: None
@@ -213,7 +218,7 @@ class _CheckRun:
             gb_per_s=results[-1].gb_per_s, size_bytes=results[-1].bytes, wire=wire,
             payload_bytes=self.payload, traffic=self.traffic, memcpy_gb_per_s=memcpy,
             ucx_version=ucx_version(logs[0]), ucx_tls=_tls(logs[0]) or plan.ucx_tls,
-            failed_modules=failed_modules(logs[0]),
+            failed_modules=failed_modules(logs[0]), ranks=len(self.initiators),
         )  # fmt: skip
         return BackendResult(
             backend=observed.backend, hosts={"prefill": observed.prefill, "decode": observed.decode},

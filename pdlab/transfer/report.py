@@ -170,8 +170,10 @@ def _ceilings(result: BackendResult) -> list[str]:
     best = result.sizes[-1].gb_per_s
     ceilings = []
     if result.memcpy_gb_per_s:
-        share = f" ({best / result.memcpy_gb_per_s:.0%} reached)" if result.verdict.ceiling in COPIES else ""
-        ceilings.append(f"memcpy of the same pages, one thread, {result.memcpy_gb_per_s:.3g} GB/s{share}")
+        rate = result.memcpy_gb_per_s * result.copies
+        share = f" ({best / rate:.0%} reached)" if result.verdict.ceiling in COPIES else ""
+        times = f"{result.copies} times " if result.copies > 1 else ""
+        ceilings.append(f"memcpy of the same pages, {times}one thread, {rate:.3g} GB/s{share}")
     else:
         ceilings.append("memcpy not measured")
     if result.raw_gb_per_s:

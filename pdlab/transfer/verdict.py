@@ -52,6 +52,7 @@ class ObservedTransfer:
 
     ``payload_bytes``: of all transfers. ``traffic``: interface -> bytes of all transfers, in the payload's direction on
     the initiator's host. ``memcpy_gb_per_s``: of one thread on the destination's host, or of the GPU's own copy.
+    ``ranks``: those that read or write at the same time.
     """
 
     strategy: str
@@ -69,6 +70,12 @@ class ObservedTransfer:
     ucx_version: str | None = None
     ucx_tls: str | None = None
     failed_modules: Mapping[str, str] | None = None
+    ranks: int = 1
+
+    @property
+    def copies(self) -> int:
+        """Copies at the same time that are the ceiling within a host: one per rank, on a core or GPU of its own."""
+        return self.ranks if self.vram else min(self.ranks, _initiator_host(self).cores or self.ranks)
 
 
 @dataclass(frozen=True)
@@ -232,8 +239,10 @@ def _share(run: ObservedTransfer, transports: tuple[str, ...]) -> tuple[float | 
     if set(transports) & {*SHARED_MEMORY, *GPU_PEER}:
         if not run.memcpy_gb_per_s:
             return None, "memcpy", "memcpy"
-        share = run.gb_per_s / run.memcpy_gb_per_s
-        return (share, "GPU copy", "the GPU's own copy") if run.vram else (share, "memcpy", "memcpy")
+        share, one = run.gb_per_s / (run.memcpy_gb_per_s * run.copies), run.copies == 1
+        if run.vram:
+            return share, "GPU copy", "the GPU's own copy" if one else f"{run.copies} GPUs' own copies"
+        return share, "memcpy", "memcpy" if one else f"memcpy on {run.copies} cores"
     sides = [side for side in _lanes(run, transports) if side and all(nic.gbit_per_s for nic in side)]
     rates = [sum(nic.gbit_per_s or 0.0 for nic in side) for side in sides]
     if not rates:

@@ -21,6 +21,7 @@ from support import folders
 from support import records as made
 from support.plans import HARDWARE, MODEL, SHAPE, nodes, scenario
 
+from pdlab.analysis.curves import configuration
 from pdlab.analysis.goodput_map import GoodputMap
 from pdlab.analysis.regimes import ThroughputPoint, stretches
 from pdlab.cli import bench, launch, plan, viz
@@ -754,6 +755,20 @@ class TestHandOver:
         path = tmp_path / "curves.png"
         assert plan.main(["--gpus", "8", "--concurrency", "8,16,32", "--plot", str(path)]) == 0
         assert path.stat().st_size > 10_000
+
+    def test_every_deployment_that_the_tables_call_best_is_drawn(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = tmp_path / "curves.svg"
+        words = ["--gpus", "8", "--slo-ttft-ms", "2000", "--slo-tpot-ms", "12"]
+        assert plan.main([*words, "--plot", str(path)]) == 0
+        ranked, by_throughput = capsys.readouterr().out.split("Best deployment by ")
+        best = {label for label in re.findall(r"^[\d ]+to \d+ +(\S+)", by_throughput, re.MULTILINE)}
+        assert len(best) > 2 and not best <= {*re.findall(r"^ *[1-5]  ([\w-]+)", ranked, re.MULTILINE)}
+        svg = path.read_text()
+        for label in best:
+            assert f"<!-- {configuration(Deployment(topology=parse_label(label)))}, predicted -->" in svg
+        assert "Pareto frontier over the drawn curves." in svg
 
 
 class TestProgress:

@@ -13,6 +13,7 @@ from pdlab.cli import launch
 from pdlab.core.catalog import ModelShape, load_cluster, resolve_model
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import UsageError
+from pdlab.core.request_lengths import configured_length
 from pdlab.core.settings import parse
 from pdlab.core.workload import Workload
 from pdlab.deploy.engine_memory import EngineMemory, engine_memory, examine, reserved_bytes
@@ -309,3 +310,42 @@ def test_more_bytes_on_more_nodes_may_take_longer_to_start() -> None:
     assert start_timeout_s(GPT_OSS, X2) == start_timeout_s(None, X2) == 1800
     large = start_timeout_s(shape_of("deepseek-v3"), load_cluster("p5.48xlarge-x13"))
     assert 3000 < large < 6000
+
+
+@pytest.mark.parametrize(
+    ("file", "flags", "lengths"),
+    [
+        ("max_model_len: 16384", "--engine-arg max_model_len=8192", [8192, 8192]),
+        ("engine_kwargs: {max_model_len: 16384}", "--max-model-len 8192", [8192, 8192]),
+        ("max_model_len: 16384", "--p-engine-arg max_model_len=8192", [8192, 16384]),
+        ("engine_kwargs: {max_model_len: 16384}", "--p-engine-arg max_model_len=8192", [8192, 16384]),
+        (
+            "engine_kwargs: {max_model_len: 9000}",
+            "--max-model-len 8192 --d-engine-arg max_model_len=10000",
+            [8192, 10000],
+        ),
+    ],
+)
+def test_a_flag_overrides_the_length_of_a_file_in_either_form(
+    file: str, flags: str, lengths: list[int], tmp_path: Path
+) -> None:
+    path = tmp_path / "deployment.yaml"
+    path.write_text(f"model: gpt-oss-120b\n{file}\n" + PACK)
+    made = deployment_from(parse(LaunchSettings, ["--config", str(path), *flags.split()]))
+    assert [configured_length(made, pool, None, cpu=False) for pool in made.pools.values()] == lengths
+
+
+def test_a_flag_overrides_the_length_of_a_pool_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "deployment.yaml"
+    path.write_text("model: gpt-oss-120b\n" + PACK.replace("tp: 2}", "tp: 2, engine_kwargs: {max_model_len: 9000}}", 1))
+    made = deployment_from(parse(LaunchSettings, ["--config", str(path), "--max-model-len", "8192"]))
+    assert [configured_length(made, pool, None, cpu=False) for pool in made.pools.values()] == [8192, 8192]
+
+
+PACK = "topology: {kind: disaggregated, prefill: {tp: 2}, decode: {tp: 2}, placement: pack}\n"
+
+
+def test_the_proposed_length_serves_both_pools() -> None:
+    words = "--pd-pack --p-tp 2 --d-tp 2 --max-model-len 5000 --itl 5000 --otl 250"
+    with pytest.raises(UsageError, match="--itl 5000 and --otl 250 are 5250 tokens"):
+        deployment_from(parse(LaunchSettings, words.split()))

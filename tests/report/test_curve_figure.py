@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from support.curves import many, one
 
-from pdlab.analysis.ranking import frontiers
+from pdlab.analysis.curves import Curve
+from pdlab.analysis.ranking import frontier_points, frontiers
 from pdlab.analysis.view import View
 from pdlab.report.curve_figure import Band, ColumnAxis, curve_figure
+from pdlab.report.style import GREY
 
 LONG = [one("far", 1, 2000), one("farther", 2, 2000)]
 
@@ -83,3 +87,74 @@ def test_the_page_has_plain_values_of_six_digits() -> None:
     assert page["columns"]["output.gpu"][1] == [25.0] and page["chosen"]["latency"] == "token"
     axis = page["panels"][0]["x"]["axes"]["token.p50"]
     assert axis["column"] == "tpot.p50" and len(page["columns"]["tpot.p50"]) == len(page["levels"])
+
+
+def without(curve: Curve, metric: str, statistic: str | None = None) -> Curve:
+    """The curve without a latency, or without one statistic of it."""
+
+    def rest(latency_ms: Mapping[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:
+        kept = {name: values for name, values in latency_ms.items() if name != metric or statistic}
+        return {
+            name: {each: ms for each, ms in values.items() if name != metric or each != statistic}
+            for name, values in kept.items()
+        }
+
+    points = [
+        point.model_copy(
+            update={
+                "latency_ms": rest(point.latency_ms),
+                "samples": tuple(
+                    each.model_copy(update={"latency_ms": rest(each.latency_ms)}) for each in point.samples
+                ),
+            }
+        )
+        for point in curve.points
+    ]
+    return curve.model_copy(update={"points": tuple(points)})
+
+
+def test_a_curve_without_the_latency_is_named_and_not_counted() -> None:
+    first, second, third = many(3)
+    spec = curve_figure([first, without(second, "tpot"), without(without(third, "tpot"), "ttft")], View())
+    assert spec.drawn() == [0, 1], "the second one has a TTFT"
+    note = next(line for line in spec.footnotes if line.startswith("Without"))
+    assert note == "Without TPOT p50 in the files, so not in the panel of throughput: c1; c2."
+    assert not any("Without" in line for line in curve_figure(many(3), View()).footnotes)
+    fourth = [*many(4), without(LONG[0], "tpot"), *LONG[1:], *many(3, 3000, "x")]
+    spec = curve_figure(fourth, View())
+    assert [len(spec.drawn(facet)) for facet in spec.facets] == [4, 3, 1]
+
+
+def test_the_note_says_which_statistic_shows_a_curve() -> None:
+    first, second = many(2)
+    mean: dict[str, Any] = {"latency_ms": {"tpot": {"mean": 9.0}}}
+    levels = [
+        each.model_copy(update=mean | {"samples": tuple(one.model_copy(update=mean) for one in each.samples)})
+        for each in second.points
+    ]
+    curves = [first, second.model_copy(update={"points": tuple(levels)})]
+    assert any("c1 (--stat mean shows it)." in line for line in curve_figure(curves, View()).footnotes)
+    assert not any("--stat" in line for line in curve_figure(curves, View(), notes=["n"]).footnotes)
+
+
+def test_invalid_levels_of_grey_curves_are_grey_crosses() -> None:
+    curves = many(18)
+    failed = tuple(point.model_copy(update={"valid": False, "reasons": ("planted",)}) for point in curves[0].points)
+    spec = curve_figure([curves[0].model_copy(update={"points": failed}), *curves[1:]], View())
+    crossed = [line for line in spec.shown(spec.panels[0]).lines if line.look == "crossed"]
+    assert [(line.color, line.quiet, len(line.points)) for line in crossed] == [(GREY, True, 4)]
+    assert 0 in spec.drawn() and "Hollow and crossed" in spec.subtitle
+
+
+def test_a_ramp_has_no_frontier() -> None:
+    """Its figures are means over several rates: they are compared with nothing."""
+    ramps = [
+        each.model_copy(update={"points": tuple(p.model_copy(update={"kind": "ramp"}) for p in each.points)})
+        for each in many(2)
+    ]
+    spec = curve_figure(ramps, View())
+    assert spec.shown(spec.panels[0]).frontiers == [] and "frontier" not in spec.subtitle
+    assert frontiers(ramps, View()) == [] and frontier_points(ramps, View()) == []
+    spec = curve_figure([*ramps, *many(3)[2:]], View())
+    assert {spec.levels[level].series for each in spec.rivals for level in each} == {2}
+    assert "frontier" in spec.subtitle

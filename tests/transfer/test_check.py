@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,19 @@ def test_both_kinds_of_blocks_in_turns() -> None:
     for size in result.sizes:
         assert size.seconds == pytest.approx((3e-3,) * 5) and size.contiguous_s == pytest.approx((1e-3,) * 5)
         assert size.scattered_over_contiguous == pytest.approx(3)
+
+
+@pytest.mark.parametrize(("prefill_tp", "decode_tp", "direction", "ranks"), [
+    (4, 2, "read", 2), (4, 2, "write", 4), (2, 4, "read", 4),
+])  # fmt: skip
+def test_the_ranks_that_move_pages_at_once(prefill_tp: int, decode_tp: int, direction: str, ranks: int) -> None:
+    class Several(Ranks):
+        def ips(self) -> list[str]:
+            return ["192.0.2.1"] * (prefill_tp + decode_tp)
+
+    shape = plain_kv_shape(2, 4096, 4, 16)
+    made = replace(plan(), shape=shape, prefill_tp=prefill_tp, decode_tp=decode_tp, direction=direction)
+    assert run_backend(made, made.ranks("other", vram=False), Several()).copies == ranks
 
 
 def test_one_kind_alone_unless_requested() -> None:

@@ -339,6 +339,18 @@ def test_small_requests_are_not_judged_slow() -> None:
     assert judge(forced).code == SLOW, "a wrong wire is wrong at any size"
 
 
+@pytest.mark.parametrize(("share_each", "code"), [(0.06, SLOW), (0.6, OK)])
+def test_several_ranks_have_the_ceiling_of_as_many_copies(share_each: float, code: int) -> None:
+    verdict = judge(observed(**ONE_HOST | dict(ranks=4, gb_per_s=4 * share_each * 8.0)))
+    assert verdict.code == code and verdict.share == pytest.approx(share_each)
+    assert f"{share_each:.0%} of memcpy on 4 cores" in verdict.text
+    two_cores = replace(HOST_A, cores=2)
+    crowded = judge(observed(**ONE_HOST | dict(ranks=4, gb_per_s=0.3 * 2 * 8.0, prefill=two_cores, decode=two_cores)))
+    assert crowded.code == OK and "30% of memcpy on 2 cores" in crowded.text, "no more cores copy than there are"
+    gpus = judge(observed(**CUDA_IPC | dict(ranks=8, gb_per_s=600.0, memcpy_gb_per_s=1200.0)))
+    assert gpus.code == OK and "6% of 8 GPUs' own copies" in gpus.text
+
+
 def test_the_slower_side_sets_the_line_rate() -> None:
     shaped = replace(HOST_A, nics=(Interface("vx0", "virtual", 1.0, shaped=True),))
     verdict = judge(observed(prefill=shaped, gb_per_s=0.11))

@@ -26,7 +26,7 @@ from pdlab.core.catalog import find_config
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import relative_to_folder
-from pdlab.core.request_lengths import configured_length, length_for, short_pools
+from pdlab.core.request_lengths import check_request_fits, configured_length, length_for, short_pools
 from pdlab.core.schema import Frozen, Incidental, load_yaml, validate
 from pdlab.core.served_model import served_model
 from pdlab.core.settings import FlagsOf, flag_names, flags_in_part, to_words
@@ -429,14 +429,19 @@ def configurations(file: ExperimentFile, path: Path) -> tuple[Configuration, ...
 def _check_length(deployment: Deployment, workload: NamedWorkload, where: str, *, cpu: bool) -> None:
     """Raises UsageError for requests that are longer than the engines take, as far as their length is known."""
     shape = served_model(deployment).shape
-    for role, limit, needed in short_pools(deployment, shape, workload, cpu=cpu):
+    if shape is not None:
+        try:
+            check_request_fits(shape, sum(workload.longest))
+        except UsageError as error:
+            raise UsageError(f"{where}: workload {workload.name} ({workload.label}): {error}") from error
+    for role, limit, needed in sorted(short_pools(deployment, shape, workload, cpu=cpu), key=lambda each: -each[2]):
         fix = "make one of them fit the other"
         by_default = configured_length(deployment, deployment.pools[role], None, cpu=cpu) is None
         if by_default and (shape is None or sum(workload.longest) <= shape.max_context):
             fix = f"give the deployment max_model_len: {length_for(workload, shape)}, or shorten the requests"
         raise UsageError(
-            f"{where}: the longest request of workload {workload.name} ({workload.label}) has {needed} tokens, "
-            f"its max_model_len is {limit}: {fix}"
+            f"{where}: the longest request of workload {workload.name} ({workload.label}) has {needed} tokens"
+            f"{' in prefill' if role == 'prefill' else ''}, its max_model_len is {limit}: {fix}"
         )
 
 

@@ -70,7 +70,7 @@ const figures = (() => {
     const crossed = line.look === "crossed", open = line.look !== "full";
     const look = open ? { fill: "#fff", stroke: line.color, "stroke-width": crossed ? 1.5 : 1.2 } : { fill: line.color, stroke: line.quiet ? line.color : "#fff", "stroke-width": 1 };
     make("path", { d: SHAPES[line.marker](crossed ? r * 1.35 : r), transform: `translate(${x.toFixed(1)} ${y.toFixed(1)})`, ...look }, parent);
-    if (crossed) cross(x, y, 3, { stroke: "#1b1f24", "stroke-width": 1.3 }, parent);
+    if (crossed) cross(x, y, 3, { stroke: line.quiet ? line.color : "#1b1f24", "stroke-width": 1.3 }, parent);
   }
   // Nothing is drawn across a y of null.
   const path = (points) => points.map((p, i) => (p.y === null ? "" : `${i && points[i - 1].y !== null ? "L" : "M"}${p.x.toFixed(1)} ${p.y.toFixed(1)}`)).join("");

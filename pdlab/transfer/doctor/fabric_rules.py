@@ -122,7 +122,8 @@ def _abi(paths: Sequence[str]) -> int | None:
 def _rails(facts: Facts) -> Iterator[DoctorFinding]:
     for node, fact, fabric in _with_fabric(facts):
         rails = fact.get("environment", {}).get("UCX_MAX_RMA_RAILS", str(DEFAULT_RAILS))
-        per_gpu = len(fabric.usable) // max(fact.get("gpus", 0), 1)
+        gpus = fact.get("gpus", 0)
+        per_gpu = len(fabric.usable) // gpus if gpus else 0
         if per_gpu > DEFAULT_RAILS and rails.isdecimal() and int(rails) < per_gpu:  # UCX also accepts inf and auto
             rates = {device.get("gbit_per_s") for device in fabric.devices}
             gbit = rates.pop() if len(rates) == 1 else None

@@ -114,6 +114,12 @@ def test_rails_are_of_the_devices_that_can_be_used() -> None:
     assert finding.topic == "rails" and "UCX_MAX_RMA_RAILS=4" in finding.fix
 
 
+def test_a_node_without_gpus_has_no_rails_of_a_gpu() -> None:
+    ports = [device(f"mlx5_{i}", "roce", "mlx5_core", 100.0) for i in range(4)]
+    assert "rails" not in [topic for _, topic in topics(machine(ports, 0, []), {"rdma"})]
+    assert "rails" in [topic for _, topic in topics(machine(ports, 1, []), {"rdma"})]
+
+
 def test_a_port_without_a_link_is_no_fabric() -> None:
     unplugged = device("mlx5_0", "roce", "mlx5_core", 25.0, active=False)
     assert topics(machine([unplugged], 0, [], memlock=8 * 2**20), None) == []
