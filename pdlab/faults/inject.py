@@ -21,6 +21,9 @@ from pdlab.results.chaos import InjectedFault
 PREFILL_LEAST_S, PREFILL_ENOUGH_S, PREFILL_MOST_S = 2.0, 6.0, 12.0
 STILL_S = 1.5  # without a finished prefill for this time, all requests in flight have been prefilled
 CHUNKS_MOST_S, CHUNKS_MORE_S = 20.0, 0.2
+LEAVE_MOST_S = 5.0  # limit for the load to close the connections of leaving clients
+ENDS_MOST_S, STOPS_MOST_S = 20.0, 5.0  # limits for a signal to end or stop a raylet
+STOPPED = ("T", "t")  # states of a stopped process in /proc
 POLL_S, LOOK_AGAIN_S = 0.2, 1.0
 SAFETY_S = 20.0  # a stopped process continues by itself this long after the longest planned stop
 WIDE = ("raylet", "node")
@@ -192,7 +195,7 @@ class _FaultInProgress:
             "drop_end": lambda: link().drop(0.0, self._surveys),
             "send_leaving": lambda: load.send_leaving(plan.leavers, self.due.kind.phase or ""),
             "await_chunks": self._await_chunks,
-            "leave": load.leave,
+            "leave": self._leave,
             "send_more": self._send_more,
         }
         return work[act.verb]
@@ -201,7 +204,7 @@ class _FaultInProgress:
         member = self._of(act)
         if member.part == "raylet":
             self._later(act, member, [(PREPARATION_S, int(signal.SIGKILL))])
-            time.sleep(PREPARATION_S)
+            self._confirm(member, (None,), ENDS_MOST_S)
         else:
             self._send(member, signal.SIGKILL)
 
@@ -210,7 +213,8 @@ class _FaultInProgress:
         if member.part == "raylet":
             # A stopped raylet may make its node unreachable, so SIGCONT is ordered beforehand.
             self._later(act, member, [(PREPARATION_S, int(signal.SIGSTOP)), (self.plan.hold_s, int(signal.SIGCONT))])
-            time.sleep(PREPARATION_S)
+            # A shorter stop may be over before somebody looks.
+            self._confirm(member, STOPPED, STOPS_MOST_S if self.plan.hold_s >= STOPS_MOST_S else 0.0)
             return
         acts = self.due.kind.acts
         waits = [PREFILL_MOST_S if each.verb == "await_prefill" else self.plan.wait_s(each.wait) for each in acts]
@@ -227,33 +231,55 @@ class _FaultInProgress:
         self.injector.context.restart(self._node_name)
 
     def _await_prefill(self) -> str:
-        """Wait until the requests in flight have been prefilled: no prefill has finished for a while, or a limit."""
+        """Wait until the requests in flight have been prefilled: no prefill has finished for a while, or a limit.
+
+        Raises NoTarget if none has finished within the limit. A count that is unknown, or that falls because an engine
+        went, does not tell.
+        """
         before = self._prefilled_before
         began = moved = time.monotonic()
-        last = before
+        last, fell = before, False
         while True:
             time.sleep(POLL_S)
             now = time.monotonic()
             count = self.injector.context.prefilled()
             if count is not None and count != last:
+                fell = fell or (last is not None and count < last)
                 last, moved = count, now
             waited_s = now - began
             some = before is not None and last is not None and last > before
             still = waited_s >= PREFILL_LEAST_S and now - moved >= STILL_S
             if waited_s >= PREFILL_MOST_S or (some and (still or waited_s >= PREFILL_ENOUGH_S)):
                 self._prefilled_before = last
-                answered = "unknown" if before is None or last is None else f"{last - before:g}"
-                return f" ({answered} prefills since)"
+                if before is None or last is None or fell:
+                    return " (unknown prefills since)"
+                if not some:
+                    raise NoTarget(f"no prefill finished within {PREFILL_MOST_S:g} s")
+                return f" ({last - before:g} prefills since)"
 
     def _await_chunks(self) -> str:
+        """Wait until the leaving requests stream. Raises NoTarget if none does."""
         load = self.injector.load
         deadline = time.monotonic() + CHUNKS_MOST_S
         first = True
-        while load.streaming < self.plan.leavers and time.monotonic() < deadline:
+        while load.streaming < self.plan.leavers and load.leaving and time.monotonic() < deadline:
             if first and load.streaming:  # the first streams must not end before the last ones begin
                 first, deadline = False, min(deadline, time.monotonic() + CHUNKS_MORE_S)
             time.sleep(0.002)
+        if not load.streaming:
+            raise NoTarget(f"no request of a leaving client streamed within {CHUNKS_MOST_S:g} s")
         return f" ({counted(load.streaming, 'stream')})"
+
+    def _leave(self) -> str:
+        """Let the clients leave. Raises NoTarget if all their requests had ended before."""
+        load = self.injector.load
+        load.leave()
+        deadline = time.monotonic() + LEAVE_MOST_S
+        while load.leaving and time.monotonic() < deadline:
+            time.sleep(0.002)
+        if not load.left and not load.leaving:
+            raise NoTarget("all requests of leaving clients had ended before the clients left")
+        return f" ({counted(load.left, 'client')})"
 
     def _send_more(self) -> str:
         self.injector.load.send_more(self.injector.context.more)
@@ -268,7 +294,39 @@ class _FaultInProgress:
         if not hit:
             raise NoTarget(f"process {member.pid} ended before {number.name} reached it")
 
+    def _confirm(self, member: DeploymentProcess, right: tuple[str | None, ...], most_s: float) -> None:
+        """Wait until a raylet has one of these states after a signal of `_later`, at most ``most_s`` (0: do not look).
+
+        Its own node may be gone, so an actor of another node on the same machine looks. Without one, and without an
+        answer, nothing is confirmed. Raises NoTarget if a raylet to stop has ended, ClusterError if the signal did
+        nothing.
+        """
+        time.sleep(PREPARATION_S)
+        space = next(each.space for each in self._surveys if each.node == member.node)
+        beside = [each.node for each in self._surveys if each.space == space and each.node != member.node]
+        until = time.monotonic() + most_s
+        while beside and most_s:
+            try:
+                found = self._state(beside[0], member, timeout_s=STOPS_MOST_S)
+            except ClusterError:
+                return
+            if found in right:
+                return
+            if found is None:
+                raise NoTarget(f"process {member.pid} ended before a signal reached it")
+            if time.monotonic() > until:
+                raise ClusterError(f"process {member.pid} is in state {found} {most_s:g} s after the signal")
+            time.sleep(POLL_S)
+
+    def _state(self, node: str, member: DeploymentProcess, **limit: float) -> str | None:
+        """The process's state letter, by the actor of that node; None: it has ended. Raises ClusterError."""
+        (found,) = self.injector.node_actors.call(node, "states", [(member.pid, member.started)], **limit)
+        return None if found is None else str(found)
+
     def _later(self, act: FaultAction, member: DeploymentProcess, signals: list[tuple[float, int]]) -> None:
+        """Order signals to a raylet, or to its whole node. Raises NoTarget if the raylet has ended, ClusterError."""
+        if self._state(member.node, member) is None:
+            raise NoTarget(f"process {member.pid} ended before a signal reached it")
         processes = [(member.pid, member.started)]
         if act.target is not None and act.target.part == "node":
             survey = next(each for each in self._surveys if each.node == member.node)

@@ -89,7 +89,7 @@ class Load:
         self._thread = threading.Thread(target=self._run, name="chaos-load", daemon=True)
         self._tasks: set[asyncio.Task[None]] = set()
         self._leave: asyncio.Event | None = None
-        self._streaming = 0
+        self._streaming = self._leaving = self._left = 0
         self._failure: BaseException | None = None
         self.began = 0.0
 
@@ -120,11 +120,12 @@ class Load:
     def send_leaving(self, count: int, phase: str) -> None:
         """Send ``count`` requests whose client closes the connection at `leave`."""
 
+        leave = self._leave = asyncio.Event()
+        self._streaming, self._leaving, self._left = 0, count, 0
+
         def begin() -> None:
-            self._leave = asyncio.Event()
-            self._streaming = 0
             for _ in range(count):
-                self._spawn(self._one(self._leave, phase, 0.0))
+                self._spawn(self._one(leave, phase, 0.0))
 
         self._call(begin)
 
@@ -132,6 +133,16 @@ class Load:
     def streaming(self) -> int:
         """Number of requests of `send_leaving` that have begun to stream."""
         return self._streaming
+
+    @property
+    def leaving(self) -> int:
+        """Number of requests of `send_leaving` that have not ended."""
+        return self._leaving
+
+    @property
+    def left(self) -> int:
+        """Number of requests of `send_leaving` that were in flight when their client left."""
+        return self._left
 
     def leave(self) -> None:
         """Close the connections of `send_leaving`."""
@@ -184,12 +195,15 @@ class Load:
         place = self._rng.randrange(len(self.prompts))
         prompt = self.prompts[place]
         sent_s = self.now_s()
-        reading = _RequestReader(leave, lambda: self._count_streaming(phase))
+        reading = _RequestReader(leave, lambda: self._count_streaming(leave))
         bare = number % 2 == 1
         body = request_of(self.service, prompt.ids, f"{self._salt}-{number}", bare=bare)
         if phase is not None:
             body["max_tokens"] *= LEAVING_TIMES
         received = (await reading.send(self._client, self.service, body))._replace(bare=bare)
+        if leave is not None and leave is self._leave:
+            self._leaving -= 1
+            self._left += received.left
         if phase is not None:  # compare only up to the length of the reference
             known = len(prompt.reference.tokens)
             received = received._replace(tokens=received.tokens[:known], tops=received.tops[:known])
@@ -206,8 +220,8 @@ class Load:
         if verdict.outcome not in ("right", "left"):
             await asyncio.sleep(back_off_s)
 
-    def _count_streaming(self, phase: str | None) -> None:
-        self._streaming += phase is not None
+    def _count_streaming(self, leave: asyncio.Event | None) -> None:
+        self._streaming += leave is not None and leave is self._leave
 
 
 class _RequestReader:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from typing import Any
 
-from pdlab.remote.kernel_files import boot_id, inherited, namespace, started_ticks
+from pdlab.remote.kernel_files import boot_id, inherited, namespace, started_ticks, state
 
 RAYLET = "raylet"
 PREPARATION_S = 0.3  # delay of a signal that may hit this actor, so that the actor can answer first
@@ -114,6 +114,11 @@ def send(processes: list[tuple[int, int]], number: int) -> list[int]:
     return hit
 
 
+def states(processes: list[tuple[int, int]]) -> list[str | None]:
+    """The state letter of every (number, start time) as in /proc; None for one that has ended."""
+    return [state(pid) if started_ticks(pid) == started else None for pid, started in processes]
+
+
 def send_later(processes: list[tuple[int, int]], signals: list[tuple[float, int]]) -> tuple[int, int]:
     """Start a process that sends each signal this many seconds after the previous one.
 
@@ -151,5 +156,5 @@ def _listening(process: Any) -> list[int]:
 class NodeActor:
     """A Ray actor on a node: with it an act does not need the start of a process."""
 
-    survey, send = staticmethod(survey), staticmethod(send)
+    survey, send, states = staticmethod(survey), staticmethod(send), staticmethod(states)
     send_later, run = staticmethod(send_later), staticmethod(run)

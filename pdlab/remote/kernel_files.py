@@ -46,6 +46,13 @@ def started_ticks(pid: int) -> int | None:
     return int(fields[19]) if fields and fields[0] != "Z" else None
 
 
+def state(pid: int) -> str | None:
+    """The letter of the process's state (``S`` sleeps, ``T`` is stopped, ``Z`` is a zombie); None: it does not
+    exist."""
+    fields = (read(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
+    return fields[0] if fields else None
+
+
 def inherited(pid: int, variable: str) -> bool:
     """Whether ``NAME=VALUE`` is in the process's initial environment. A process may have overwritten parts of it, and
     psutil reads only up to the first such byte.

@@ -52,8 +52,8 @@ class InjectedFault(Frozen):
 
     ``planned_s``: when it was due. ``began_s`` and ``ended_s``: begin of its first act and end of its last.
     ``targets``: the processes or the link, in words. ``outcome``: ``skipped`` if there was no target at that moment,
-    ``failed`` if an act failed; ``detail`` has the reason. ``spared``: every pool kept a replica that the fault did not
-    touch.
+    ``failed`` if an act failed or did nothing; ``detail`` has the reason. ``spared``: every pool kept a replica that
+    the fault did not touch.
     """
 
     number: int

@@ -28,16 +28,27 @@ class FakeNodeActors:
         self.sent: list[tuple[str, list[int], Any]] = []
         self.fail_at = fail_at
         self.gone = gone
+        self.immune = False  # no signal of `send_later` does anything
+        self.asked: list[str] = []  # nodes that were asked for the state of a process
 
     def call(self, node: str, method: str, *args: Any, **_: Any) -> Any:
         if self.fail_at is not None and len([s for s in self.sent if s[0] == "send"]) == self.fail_at:
             self.fail_at = None
             raise ClusterError("node n1 does not answer")
         pids = [pid for pid, _ in args[0]]
+        if method == "states":
+            self.asked.append(node)
+            return [self.state(pid) for pid in pids]
         self.sent.append((method, pids, args[1]))
         if method == "send_later":
             return (WATCHER, 5)
         return [pid for pid in pids if pid not in self.gone]
+
+    def state(self, pid: int) -> str | None:
+        later = [signals[0][1] for method, pids, signals in self.sent if method == "send_later" and pid in pids]
+        if pid in self.gone or (KILL in later and not self.immune):
+            return None
+        return "T" if STOP in later and not self.immune else "S"
 
     def signals(self) -> list[tuple[int, int]]:
         """To the deployment's processes."""
@@ -48,7 +59,9 @@ class FakeNodeActors:
 class FakeLoad:
     def __init__(self) -> None:
         self.did: list[str] = []
-        self.streaming = 1
+        self.streaming = self.leaving = 1
+        self.left = 0
+        self.ended = False  # the requests of leaving clients end before the clients leave
 
     def now_s(self) -> float:
         return time.monotonic()
@@ -61,6 +74,7 @@ class FakeLoad:
 
     def leave(self) -> None:
         self.did.append("leave")
+        self.left, self.leaving = int(not self.ended), 0
 
     def send_more(self, count: int) -> None:
         self.did.append(f"more {count}")
@@ -78,7 +92,7 @@ class FakeLink:
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PREFILL_LEAST_S", "STILL_S", "PREPARATION_S"):
+    for name in ("PREFILL_LEAST_S", "STILL_S", "PREPARATION_S", "STOPS_MOST_S", "ENDS_MOST_S"):
         monkeypatch.setattr(inject, name, 0.01)
     monkeypatch.setattr(inject, "POLL_S", 0.005)
     monkeypatch.setattr(inject, "PREFILL_MOST_S", 0.2)
@@ -86,9 +100,15 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def made(node_actors: FakeNodeActors, link: FakeLink | None = None, **context: Any) -> tuple[Injector, FakeLoad]:
     load = FakeLoad()
-    counts = itertools.chain([3.0], itertools.repeat(5.0))
+    asked = itertools.count()
+
+    def prefilled() -> float:
+        """Two requests after the first question, and all those that are sent in addition."""
+        more = sum(int(act.partition(" ")[2]) for act in load.did if act.startswith("more"))
+        return (5.0 if next(asked) else 3.0) + more
+
     fields: dict[str, Any] = {
-        "look": lambda: (SURVEYS, found_now()), "prefilled": lambda: next(counts), "names": lambda: {"n2": "local-2"},
+        "look": lambda: (SURVEYS, found_now()), "prefilled": prefilled, "names": lambda: {"n2": "local-2"},
         "restart": None, "replicas": {"prefill": 1, "decode": 1}, "more": 7,
     }  # fmt: skip
     surroundings = FaultContext(**{**fields, **context})
@@ -158,6 +178,82 @@ def test_a_whole_node_is_hit_by_a_process_of_its_own() -> None:
     node_actors.sent.clear()
     injector.inject(due("stop_node"))
     assert node_actors.sent == [("send_later", [20, 21, 22, 23], [(inject.PREPARATION_S, STOP), (PLAN.hold_s, CONT)])]
+
+
+@pytest.mark.parametrize("name", ["kill_raylet", "stop_raylet", "kill_node", "stop_node"])
+class TestRaylet:
+    def test_one_that_has_ended_is_no_target(self, name: str) -> None:
+        node_actors, restarted = FakeNodeActors(gone=(20,)), []
+        injector, _ = made(node_actors, restart=restarted.append)
+        fault = injector.inject(due(name))
+        assert (fault.outcome, fault.detail) == ("skipped", "process 20 ended before a signal reached it")
+        assert node_actors.sent == restarted == []
+
+    def test_one_that_the_signal_does_not_reach_is_a_failure(self, name: str) -> None:
+        node_actors = FakeNodeActors()
+        node_actors.immune = True
+        injector, _ = made(node_actors, restart=lambda _: None)
+        fault = injector.inject(due(name))
+        assert fault.outcome == "failed" and "process 20 is in state S" in str(fault.detail)
+        assert node_actors.asked[0] == "n2" and set(node_actors.asked[1:]) == {"n1"}, "another node looks afterwards"
+
+    def test_one_that_no_other_node_can_see_is_believed(self, name: str) -> None:
+        apart = [survey._replace(space=survey.node) for survey in SURVEYS]
+        node_actors = FakeNodeActors()
+        node_actors.immune = True
+        injector, _ = made(node_actors, restart=lambda _: None, look=lambda: (apart, found_now()))
+        assert injector.inject(due(name)).outcome == "injected" and node_actors.asked == ["n2"]
+
+
+def test_a_raylet_that_ends_before_it_is_stopped_is_no_target() -> None:
+    node_actors = FakeNodeActors()
+    states = iter(["S", None])
+    node_actors.state = lambda _: next(states)  # type: ignore[method-assign]
+    injector, _ = made(node_actors)
+    assert injector.inject(due("stop_raylet")).outcome == "skipped"
+
+
+def test_a_stop_that_may_be_over_before_anybody_looks_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inject, "STOPS_MOST_S", 2 * PLAN.hold_s)
+    node_actors = FakeNodeActors()
+    node_actors.immune = True
+    injector, _ = made(node_actors)
+    assert injector.inject(due("stop_raylet")).outcome == "injected"
+
+
+@pytest.mark.parametrize("name", ["kill_prefill_before_read", "leave_between", "leave_in_transfer"])
+def test_without_a_prefill_nothing_waits_to_be_read(name: str) -> None:
+    node_actors = FakeNodeActors()
+    injector, load = made(node_actors, prefilled=lambda: 3.0)
+    fault = injector.inject(due(name))
+    assert (fault.outcome, fault.detail) == ("failed", "no prefill finished within 0.2 s")
+    assert node_actors.signals() == [(22, STOP), (22, CONT)] and "leave" not in load.did
+
+
+def test_a_count_that_falls_does_not_tell() -> None:
+    """A prefill engine has gone since, and its count with it."""
+    counts = itertools.chain([9.0], itertools.repeat(2.0))
+    injector, _ = made(FakeNodeActors(), prefilled=lambda: next(counts))
+    fault = injector.inject(due("kill_prefill_before_read"))
+    assert fault.outcome == "injected" and "(unknown prefills since)" in fault.acts[1]
+
+
+def test_clients_leave_streams_only_if_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inject, "CHUNKS_MOST_S", 0.1)
+    injector, load = made(FakeNodeActors())
+    load.streaming = 0
+    fault = injector.inject(due("leave_while_streaming"))
+    assert (fault.outcome, fault.detail) == ("failed", "no request of a leaving client streamed within 0.1 s")
+    assert load.did == ["send 2 while streaming"]
+
+
+@pytest.mark.parametrize("name", ["leave_while_streaming", "leave_before_prefill", "leave_in_transfer"])
+def test_clients_whose_requests_have_ended_do_not_leave(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inject.time, "sleep", lambda _: None)  # type: ignore[attr-defined]
+    injector, load = made(FakeNodeActors())
+    load.ended = True
+    fault = injector.inject(due(name))
+    assert fault.outcome == "failed" and "had ended before the clients left" in str(fault.detail)
 
 
 def test_what_is_not_there_is_skipped() -> None:

@@ -182,10 +182,37 @@ def test_clients_that_leave_before_an_answer(fake: tuple[Fake, str]) -> None:
     with loaded(url, limit_s=3.0) as load:
         load.send_leaving(2, "between")
         processes.wait_for(lambda: len(server.bodies) >= 3)
+        assert (load.leaving, load.left) == (2, 0)
         load.leave()
-        wait_for(load, 2)
+        processes.wait_for(lambda: not load.leaving)
+        assert load.left == 2
         server.release.set()
     assert [request.outcome for request in load.finished if request.phase == "between"] == ["left", "left"]
+
+
+def test_clients_whose_answers_have_ended_do_not_leave(fake: tuple[Fake, str]) -> None:
+    _, url = fake
+    with loaded(url) as load:
+        load.send_leaving(3, "while streaming")
+        assert load.leaving == 3, "from the call on"
+        processes.wait_for(lambda: not load.leaving)
+        load.leave()
+        wait_for(load, 4)
+        assert (load.streaming, load.left) == (3, 0)
+
+
+def test_requests_of_an_earlier_leave_are_not_counted_for_a_later_one(fake: tuple[Fake, str]) -> None:
+    server, url = fake
+    server.mode = "hang"
+    with loaded(url, limit_s=3.0) as load:
+        load.send_leaving(2, "between")
+        processes.wait_for(lambda: len(server.bodies) >= 3)
+        load.send_leaving(1, "between")
+        load.leave()
+        processes.wait_for(lambda: not load.leaving)
+        server.release.set()
+        processes.wait_for(lambda: len([each for each in load.finished if each.phase]) == 3)
+        assert (load.leaving, load.left) == (0, 1)
 
 
 def test_more_requests_at_once(fake: tuple[Fake, str]) -> None:

@@ -36,12 +36,19 @@ def state_of(pid: int) -> str:
 def test_stop_continue_kill(sleeper: subprocess.Popen[bytes]) -> None:
     started = started_ticks(sleeper.pid)
     assert started is not None
+    now, other = on_node.states([(sleeper.pid, started), (sleeper.pid, started + 1)])
+    assert now not in ("T", None) and other is None
     assert on_node.send([(sleeper.pid, started)], signal.SIGSTOP) == [sleeper.pid]
     assert eventually(lambda: state_of(sleeper.pid) == psutil.STATUS_STOPPED)
+    assert on_node.states([(sleeper.pid, started)]) == ["T"]
     assert on_node.send([(sleeper.pid, started)], signal.SIGCONT) == [sleeper.pid]
     assert eventually(lambda: state_of(sleeper.pid) == psutil.STATUS_SLEEPING)
     assert on_node.send([(sleeper.pid, started)], signal.SIGKILL) == [sleeper.pid]
+    assert eventually(lambda: state_of(sleeper.pid) == psutil.STATUS_ZOMBIE)
+    assert on_node.send([(sleeper.pid, started)], signal.SIGKILL) == [], "a zombie is not hit"
+    assert on_node.states([(sleeper.pid, started)]) == [None]
     assert sleeper.wait(WAIT_S) == -signal.SIGKILL
+    assert on_node.states([(sleeper.pid, started)]) == [None]
     assert started_ticks(sleeper.pid) is None
 
 
