@@ -65,6 +65,7 @@ from pdlab.sim.hardware import (
     Hardware,
     load_hardware,
     memory_utilization,
+    routers_beside,
     signed,
     steps_in_flight,
 )
@@ -311,11 +312,16 @@ def _on_gpu(start: Hardware, gpu: str, node_gpus: int, sheet: dict[str, float]) 
 
 
 def _scheduled_as(start: Hardware, version: str | None) -> Hardware:
-    """The start, with the number of steps in flight and the share of the memory of the measured vLLM version."""
+    """The start, with the number of steps in flight, the share of the memory and the routing of the measured vLLM
+    version. The routing of a Ray that the runs record replaces the last one."""
     of_start = start.fit.version if start.fit is not None else None
     if start.cpu or version is None or version == of_start:
         return start
-    of_version = {"steps_in_flight": steps_in_flight(version), "memory_utilization": memory_utilization(version)}
+    of_version = {
+        "steps_in_flight": steps_in_flight(version),
+        "memory_utilization": memory_utilization(version),
+        "routers_count_ends": routers_beside(version),
+    }
     constants = start.constants | of_version
     return start.model_copy(update={"constants": constants})
 
@@ -437,6 +443,8 @@ def _why_no_band(result: StackCalibration, *, doubtful: bool) -> str:
         return f"measured levels contradict the stack; {CAUSES}"
     if doubtful:
         return f"levels of --start contradict the stack or are outside of their bands; {CAUSES}"
+    if not result.correction.fitted_settings:
+        return "no level is of collocated engines, and the errors are those of such engines after their levels"
     if result.outside:
         return (
             "measured levels are outside of the bands of their own correction; measure more levels, and give all runs "

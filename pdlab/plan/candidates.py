@@ -168,12 +168,14 @@ def bounds(matcher: RateMatcher, shapes: Iterable[Pool], tpot_s: float | None) -
 
 class Shortlist(NamedTuple):
     """The deployments to simulate, and the number of units that fit the GPUs. ``unplaced``: units that would have been
-    chosen, but do not fit the nodes. ``why_unplaced``: why a collocated pool does not; empty: there is none."""
+    chosen, but do not fit the nodes. ``why_unplaced``: why a collocated pool does not; empty: there is none.
+    ``sizes_to``: for a rate, the most GPUs of a unit of P:D that was looked at; 0: no rate limits them."""
 
     deployments: list[SizedDeployment]
     units: int
     unplaced: int = 0
     why_unplaced: str = ""
+    sizes_to: int = 0
 
 
 def shortlist(
@@ -186,6 +188,7 @@ def shortlist(
     placement: PlacementKind | None,
     rate_rps: float | None = None,
     shapes_of_node: Sequence[Pool] = (),
+    sizes_to: int = 0,
 ) -> Shortlist:
     """The deployments to simulate. All of them fit the nodes of the view.
 
@@ -193,8 +196,8 @@ def shortlist(
     `PER_SHAPES` of each pair of kinds; and the best unit of each pair of kinds that serves at least half as much as the
     best unit. ``placement``: of PD deployments (None: pack if the unit fits one node, else spread). ``rate_rps``: the
     requested rate, over all GPUs; if they may serve it, the units of P:D are those with the most requests/s on the
-    fewest GPUs that may, and on up to `SIZES_TO` times as many. ``shapes_of_node``: the kinds of engines if the planned
-    GPUs were a node (empty: ``shapes``).
+    fewest GPUs that may, and on up to `SIZES_TO` times as many, or ``sizes_to``. ``shapes_of_node``: the kinds of
+    engines if the planned GPUs were a node (empty: ``shapes``).
     """
     node = matcher.hardware.gpus_per_node
 
@@ -223,7 +226,7 @@ def shortlist(
             take(unit)
     kinds = shapes_of_node or shapes
     targets = bounds(matcher, shapes if rate_rps is None else kinds, tpot_s)
-    sizes = [] if rate_rps is None else _sizes(matcher, every, gpus, targets[-1], rate_rps)
+    sizes = [] if rate_rps is None else _sizes(matcher, every, gpus, targets[-1], rate_rps, sizes_to)
     if sizes:
         # Units larger than the planned GPUs count as kept: others in their place would be kept by a small plan alone.
         fitting = set(every)
@@ -237,7 +240,7 @@ def shortlist(
     whole = (_deployment(matcher, model, unit, placement) for unit in every if unit.decode is None)
     cannot = next((each for each in whole if not fits(each, view)), None)
     why = why_not(cannot, view) if cannot is not None else ""
-    return Shortlist(list(chosen.values()), len(every), len(refused), why)
+    return Shortlist(list(chosen.values()), len(every), len(refused), why, sizes[-1] if sizes else 0)
 
 
 def _take_best(
@@ -268,18 +271,21 @@ def _take_best(
                 kept_per_kind[unit.kind] = already + 1
 
 
-def _sizes(matcher: RateMatcher, every: Sequence[ReplicaUnit], gpus: int, bound_s: float, rate_rps: float) -> list[int]:
+def _sizes(
+    matcher: RateMatcher, every: Sequence[ReplicaUnit], gpus: int, bound_s: float, rate_rps: float, sizes_to: int
+) -> list[int]:
     """Numbers of GPUs, of each type, at which to look for units of P:D that serve the rate, in ascending order. The
-    first is the fewest GPUs that may serve it at the TPOT bound. Empty: all GPUs do not serve it."""
+    first is the fewest GPUs that may serve it at the TPOT bound. ``sizes_to``: the last one at least. Empty: all GPUs
+    do not serve it."""
     fewest = gpus + 1
     for unit in every:
         if unit.decode is not None and (rps := matcher.serves(unit, bound_s).rps):
             fewest = min(fewest, fewest_copies(rate_rps, rps) * gpus_of_type(unit))
     if fewest > gpus:
         return []
-    sizes = [fewest]
-    while sizes[-1] < SIZES_TO * fewest:
-        sizes.append(min(sizes[-1] + max(sizes[-1] // SIZE_STEPS, 1), SIZES_TO * fewest))
+    sizes, last = [fewest], max(SIZES_TO * fewest, sizes_to)
+    while sizes[-1] < last:
+        sizes.append(min(sizes[-1] + max(sizes[-1] // SIZE_STEPS, 1), last))
     return sizes
 
 

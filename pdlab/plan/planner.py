@@ -214,7 +214,8 @@ def evaluate(
 
 def _for_rate(scenario: Scenario, sized: SizedDeployment, gpus: int | None, rate_rps: float) -> Candidate:
     """The fewest copies that serve the rate within the SLO, or the fewest replicas of a collocated deployment that may
-    have other pools; all of them if even they miss it. More copies, or replicas, serve more."""
+    have other pools; all of them if even they miss it. More copies, or replicas, count as serving more. A prime number
+    of replicas above two nodes has pools of one, which serve a little less than its neighbours."""
     topology = sized.deployment.topology
     pooled = sized.node_replicas > 0 and isinstance(topology, Collocated)
     most = sized.copies * (sized.deployment.pools["collocated"].replicas if pooled else 1)
@@ -280,16 +281,37 @@ def plan(
     of_node: list[Pool] = []
     if rate_rps is not None and gpus < scenario.hardware.gpus_per_node:
         of_node = engine_shapes(scenario.hardware, scenario.shape, scenario.hardware.gpus_per_node, scenario.longest)
-    short = shortlist(_matcher(scenario), model, view, gpus, shapes, scenario.slo.tpot_s, placement, rate_rps, of_node)
-    chosen = [replace(sized, deployment=scenario.with_offload(sized.deployment)) for sized in short.deployments]
-    cases = [(scenario, sized) for sized in chosen]
-    otherwise = replace(scenario, scattered=not scenario.scattered)
-    cases += [(otherwise, sized) for sized in chosen if scenario.depends(sized.deployment)]
+    listed = partial(
+        shortlist, _matcher(scenario), model, view, gpus, shapes, scenario.slo.tpot_s, placement, rate_rps, of_node
+    )
+    short = listed()
+    done: dict[tuple[bool, str], Candidate] = {}
+
+    def simulated() -> tuple[list[SizedDeployment], list[tuple[Scenario, SizedDeployment]], list[Candidate]]:
+        chosen = [replace(sized, deployment=scenario.with_offload(sized.deployment)) for sized in short.deployments]
+        cases = [(scenario, sized) for sized in chosen]
+        otherwise = replace(scenario, scattered=not scenario.scattered)
+        cases += [(otherwise, sized) for sized in chosen if scenario.depends(sized.deployment)]
+        for number, (under, sized) in enumerate(cases):
+            key = (under is scenario, sized.deployment.model_dump_json())
+            if key not in done:
+                on_progress(number, 2 * len(cases), sized.deployment.label)
+                done[key] = evaluate(under, sized, gpus, concurrencies=concurrencies, rate_rps=rate_rps)
+        keys = [(under is scenario, sized.deployment.model_dump_json()) for under, sized in cases]
+        return chosen, cases, [done[key] for key in keys]
+
+    chosen, cases, candidates = simulated()
+    if short.sizes_to:
+        # Rate matching has no queues: what serves the rate may be larger than all that was looked at. A unit that
+        # needs fewer GPUs than the found ones is smaller than these.
+        most = min(
+            (math.ceil(each.total_gpus) - 1 for each in candidates[: len(chosen)] if not each.collocated and each.best),
+            default=gpus,
+        )
+        if most > short.sizes_to:
+            short = listed(sizes_to=most)
+            chosen, cases, candidates = simulated()
     steps = 2 * len(cases)
-    candidates = []
-    for number, (under, sized) in enumerate(cases):
-        on_progress(number, steps, sized.deployment.label)
-        candidates.append(evaluate(under, sized, gpus, concurrencies=concurrencies, rate_rps=rate_rps))
     assumed = range(len(chosen))
     confirmed = set(range(len(cases)))
     if rate_rps is None and not concurrencies and scenario.slo.bounded:

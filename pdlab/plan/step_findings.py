@@ -11,7 +11,7 @@ from pdlab.core.findings import Finding, found
 from pdlab.core.version import STACK
 from pdlab.plan.extrapolation import major_minor
 from pdlab.sim.aic import literal_version
-from pdlab.sim.hardware import Hardware, NodeWires, TableMode
+from pdlab.sim.hardware import Hardware, NodeWires, TableMode, routers_count_ends
 from pdlab.sim.kv_transfer import LinkKind, link_of, wire_rate
 from pdlab.sim.level import SimulatedLevel
 from pdlab.sim.step_source import Correction
@@ -65,7 +65,8 @@ def launched_stack(hardware: Hardware) -> tuple[Finding, ...]:
     """Whether pdlab launches another version of vLLM than that of the hardware, or with Ray what is planned without.
     Other engines are not launched, and the version of an unknown fit is unknown."""
     launched, planned = major_minor(STACK["vllm"]), hardware.engine_version
-    same = planned == launched and hardware.direct is None
+    routed = hardware.routers_count_ends == (routers_count_ends(STACK["ray"]).value > 0)
+    same = planned == launched and routed and hardware.direct is None
     if planned is None or same or hardware.engine != "vllm" or hardware.gpu_type is None:
         return ()
     return (

@@ -310,6 +310,8 @@ class TestWhatAFitWasMadeOn:
         assert (made.steps_in_flight, HARDWARE.steps_in_flight) == (2, 1), "vLLM 0.29 schedules asynchronously"
         shares = (made.value("memory_utilization"), HARDWARE.value("memory_utilization"))
         assert shares == (0.92, 0.9), "vLLM's default since 0.20"
+        routed = [cli_calibrate._scheduled_as(HARDWARE, version).routers_count_ends for version in ("0.29", "0.16")]
+        assert routed == [True, False], "of the newest Ray for that vLLM, where no run records its Ray"
         assert made.name == "theirs" and made.gpus_per_node == 4 and made.value("memory_gb") == 150.8
         assert made.fitted_on == ("run",) and made.error is None
         assert "H100" not in to_yaml(made).partition("constants:")[0]

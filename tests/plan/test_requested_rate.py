@@ -50,6 +50,17 @@ def test_whether_pd_saves_gpus_is_the_same_with_more_planned(
     assert len(set(answers.values())) == 1, answers
 
 
+@pytest.mark.parametrize(
+    ("tokens", "rates_rps"), [((5000, 250), (7.0, 7.5, 9.0, 9.8)), ((10000, 500), (3.5, 4.0))], ids=str
+)
+def test_a_higher_rate_takes_no_fewer_gpus(tokens: tuple[int, int], rates_rps: tuple[float, ...]) -> None:
+    """A deployment that serves a rate serves lower ones too."""
+    under = scenario(Workload(input_tokens=tokens[0], output_tokens=tokens[1]), ttft_s=2.0, tpot_s=0.012)
+    taken = [answer(under, rate_rps, 32)[1:] for rate_rps in rates_rps]
+    for each in zip(*taken, strict=True):
+        assert list(each) == sorted(each)
+
+
 def test_the_same_of_recorded_requests(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     lines = [{"timestamp": 500 * number, "input_length": 5000, "output_length": 250} for number in range(400)]

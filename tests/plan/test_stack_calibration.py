@@ -196,6 +196,9 @@ def test_levels_of_pd_narrow_no_band_of_collocated_engines() -> None:
     found = calibrated(start(), SHAPE, given)
     assert (found.correction.fitted_levels, found.correction.fitted_settings) == (3, 1)
     assert found.error == error_after(1)
+    without = calibrated(start(), SHAPE, given[1:])
+    assert without.correction.fitted_settings == 0
+    assert cli_calibrate._why_no_band(without, doubtful=False).startswith("no level is of collocated engines")
 
 
 def test_a_repeat_is_a_level_of_its_own() -> None:
