@@ -148,7 +148,7 @@ def rising(
     values = [y for line in lines for _, y in line.points if y is not None]
     positive = [y for y in values if y > 0]
     if log and positive:
-        return Axis(f"{label} ({LOGARITHMIC})", min(positive) / LOG_BEYOND, max(positive) * LOG_BEYOND, log=True)
+        return Axis(f"{label}\n({LOGARITHMIC})", min(positive) / LOG_BEYOND, max(positive) * LOG_BEYOND, log=True)
     if top or not values:
         return Axis(label, high=top or 1.0)
     low, high = min(values), max(values)

@@ -88,5 +88,5 @@ def test_a_flat_line_is_whole_below_the_top(heights: tuple[float, ...]) -> None:
 
 
 def test_a_logarithmic_axis_is_called_so() -> None:
-    assert rising("TTFT, ms", LINES, log=True).label == "TTFT, ms (log scale)"
+    assert rising("TTFT, ms", LINES, log=True).label == "TTFT, ms\n(log scale)"
     assert rising("TTFT, ms", LINES).label == "TTFT, ms"

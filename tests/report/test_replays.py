@@ -115,7 +115,7 @@ def test_the_verdict_is_on_deployments_that_replayed_the_same_requests(tmp_path:
     assert report.replay_verdicts[0].text in unescape((tmp_path / "page.html").read_text())
     page = (tmp_path / "page.html").read_text()
     for name in ("TTFT by turn", "TPOT by turn", "TTFT by prompt tokens", "TPOT by prompt tokens"):
-        assert page.count(f'"label":"{name}, ms (log scale)"') == 1, name
+        assert page.count(f'"label":"{name}, ms\\n(log scale)"') == 1, name
     other = replay(tmp_path / "c", "collocated-3xtp1", sha256="6" * 64, slower_s=1.0)
     assert pdlab.build_report(pdlab.load(fast, other)).replay_verdicts == ()
 
