@@ -14,11 +14,16 @@ _SPACES = "\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}"  # which Python counts a
 Row = Sequence[str]
 
 
+LEAST_DECIMAL = 0.0005  # smaller values would be 0.000
+
+
 def number(value: float | None) -> str:
     """The number with as many decimals as a measured figure justifies; ``-`` if it is unknown."""
     if value is None:
         return "-"
     size = abs(value)
+    if 0 < size < LEAST_DECIMAL:
+        return f"{value:.1g}"
     return f"{value:.{3 if size < 1 else 2 if size < 10 else 1 if size < 1000 else 0}f}"
 
 

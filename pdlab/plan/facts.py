@@ -259,7 +259,7 @@ def ranking(plan: Plan, scenario: Scenario, view: ClusterView) -> Ranking:
         other_first=other_first(plan, scenario),
         queues_s=waits_s if queues else 0.0,
         both_cases=tuple(_both_cases(plan, scenario, base)) if scenario.blocks is None else (),
-        map=regime_map(plan, scenario),
+        map=regime_map(plan, scenario) if has_regime_map(plan, scenario) else None,
         matched=tuple(_matched(plan, scenario)),
     )
 
@@ -422,11 +422,13 @@ def _sized_for_rate(candidate: Candidate, scenario: Scenario) -> SizedForRate:
     return SizedForRate(candidate, sure=holds or not scenario.slo.bounded)
 
 
-def regime_map(plan: Plan, scenario: Scenario) -> RegimeMap | None:
-    """The best deployment by throughput, among the candidates and loads that are not extrapolated. None: the plan has
-    fewer than two closed loops of a deployment, or answers have no TPOT."""
-    if plan.rate_rps is not None or scenario.workload.sent_output_tokens <= 1 or len(plan.candidates[0].outcomes) <= 1:
-        return None
+def has_regime_map(plan: Plan, scenario: Scenario) -> bool:
+    """Whether deployments have several closed loops, and answers a TPOT."""
+    return plan.rate_rps is None and scenario.workload.sent_output_tokens > 1 and len(plan.candidates[0].outcomes) > 1
+
+
+def regime_map(plan: Plan, scenario: Scenario) -> RegimeMap:
+    """The best deployment by throughput, among the candidates and loads that are not extrapolated."""
     error, every = scenario.hardware.error, [*plan.candidates, *plan.screened]
     inside = [candidate for candidate in every if not scenario.outside(candidate.deployment)]
     if error is None or not inside:

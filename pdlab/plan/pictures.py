@@ -13,7 +13,7 @@ from pdlab.core.rendering import rendered
 from pdlab.core.workload import Slo, Workload
 from pdlab.plan import TEMPLATES
 from pdlab.plan.extrapolation import OutsideFit
-from pdlab.plan.facts import regime_map
+from pdlab.plan.facts import has_regime_map, regime_map
 from pdlab.plan.open_loop import under_rates
 from pdlab.plan.planner import Candidate, Plan, outside
 from pdlab.plan.scenario import LoadResult, Scenario
@@ -42,8 +42,8 @@ class PredictedCurve(NamedTuple):
 def drawn_candidates(plan: Plan, scenario: Scenario, top: int) -> list[Candidate]:
     """The first ``top`` candidates, at least `LEAST_DRAWN`, the best collocated one, and those of the `regime_map`."""
     first, collocated = plan.candidates[: max(top, LEAST_DRAWN)], plan.best_candidate(collocated=True)
-    by_throughput = regime_map(plan, scenario)
-    labels = [regime.label for regime in by_throughput.regimes] if by_throughput is not None else []
+    regimes = regime_map(plan, scenario).regimes if has_regime_map(plan, scenario) else ()
+    labels = {regime.label for regime in regimes}
     others = [each for each in (*plan.candidates, *plan.screened) if each.deployment.label in labels]
     # By identity: equal candidates have equal arrays, which have no single truth.
     drawn = {id(each): each for each in (*first, collocated, *others) if each is not None}
@@ -117,7 +117,9 @@ def curve_notes(curves: Sequence[PredictedCurve], hardware: Hardware) -> list[st
         TEMPLATES / "curves.txt",
         hardware=hardware,
         findings=step_findings(hardware),
-        banded=hardware.error is not None and not all(curve.outside for curve in curves),
+        # A curve of one level has no area.
+        banded=hardware.error is not None
+        and any(len(curve.experiment.runs) > 1 and not curve.outside for curve in curves),
         extrapolated=without_band,
     ).splitlines()
 

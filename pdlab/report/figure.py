@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from pdlab.report.scales import LOGARITHMIC
+
 Place = tuple[float, float]
 Dashes = tuple[float, ...]
 """Lengths of dashes and gaps, in widths of the line; empty: solid."""
@@ -17,7 +19,7 @@ Legend = Literal["", "above", "right", "best", "upper left", "upper right"]
 DASHED: Dashes = (3.7, 1.6)
 DASH_DOT: Dashes = (6.4, 1.6, 1.0, 1.6)
 DOTTED: Dashes = (1.0, 1.65)
-BEYOND = 0.05  # of the span of the values, free above them
+BEYOND = 0.05  # of the span of the values, or of half of the highest one if that is more; free above them
 LOG_BEYOND = 1.08
 ASIDE = 0.01  # of an axis that begins at 0, so that marks on its ends are whole
 
@@ -146,11 +148,11 @@ def rising(
     values = [y for line in lines for _, y in line.points if y is not None]
     positive = [y for y in values if y > 0]
     if log and positive:
-        return Axis(label, min(positive) / LOG_BEYOND, max(positive) * LOG_BEYOND, log=True)
+        return Axis(f"{label}\n({LOGARITHMIC})", min(positive) / LOG_BEYOND, max(positive) * LOG_BEYOND, log=True)
     if top or not values:
         return Axis(label, high=top or 1.0)
     low, high = min(values), max(values)
-    return Axis(label, high=headroom * (high + BEYOND * (high - low or 1.1 * high or 1.1)))
+    return Axis(label, high=headroom * (high + BEYOND * (max(high - low, high / 2) or 1.1)))
 
 
 def line_panel(

@@ -249,7 +249,11 @@ def _class_figure(levels: Sequence[ReplayedLevel], axis: str, of: str, name_of: 
         name = f"{metric.upper()} by {axis}, ms"
         panels.append(line_panel(name, lines, log=True, height_in=3.0, legend="" if panels else "above"))
     simulated = any(each.simulated for each in levels)
-    looks = "o p50, dashes p90" + (", dots simulated" if simulated else "")  # short, to fit the picture
+    tails = any(
+        y is not None for panel in panels for line in panel.lines if line.dashes == DASHED for _, y in line.points
+    )
+    # Short, to fit the picture.
+    looks = "o p50" + (", dashes p90" if tails else "") + (", dots simulated" if simulated else "")
     ticks = [(_middle(place), name_of(key)) for place, key in enumerate(classes)]
     return stacked(panels, f"{axis} ({looks})", ticks=ticks, ends=float(len(classes)))
 

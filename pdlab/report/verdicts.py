@@ -77,6 +77,7 @@ class MatrixCell(NamedTuple):
         return self.ratio + self.mark
 
 
+LEAST_FACTOR = 0.005  # smaller ratios would be 0.00
 MARKS = {"better": "+", "worse": "-", "not distinguishable": "~"}
 
 
@@ -90,7 +91,7 @@ def _matrix_cell(each: PairComparison, view: View) -> MatrixCell:
 
 
 def _rated(comparison: Comparison, detail: str) -> MatrixCell:
-    ratio = f"{comparison.ratio:.2f}" if comparison.ratio < 10 else f"{comparison.ratio:.0f}"
+    ratio = f"{comparison.ratio:.0f}" if comparison.ratio >= 10 else short_ratio(comparison.ratio)
     return MatrixCell(ratio, MARKS[comparison.verdict], comparison.verdict, detail)
 
 
@@ -371,7 +372,14 @@ def lead_factor(ahead: Comparison) -> str:
     return f"{_factor(ahead.ratio)} x ({ends})"
 
 
+def short_ratio(value: float) -> str:
+    """Two decimals, or one digit where they would be 0.00."""
+    return f"{value:.1g}" if 0 < value < LEAST_FACTOR else f"{value:.2f}"
+
+
 def _factor(value: float) -> str:
-    """Two decimals, or as many as distinguish it from 1."""
+    """`short_ratio`, or as many decimals as distinguish it from 1."""
     share = abs(value - 1)
-    return f"{value:.{2 if share > 0.005 or share <= ROUNDING else next(d for d in range(10) if round(share, d))}f}"
+    if share > 0.005 or share <= ROUNDING:
+        return short_ratio(value)
+    return f"{value:.{next(d for d in range(10) if round(share, d))}f}"

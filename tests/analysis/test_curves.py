@@ -387,7 +387,24 @@ def test_different_things_have_no_winner() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, "-"), (0, "0.000"), (0.956, "0.956"), (1.9, "1.90"), (73, "73.0"), (999.94, "999.9"), (74759.4, "74759")],
+    [
+        (None, "-"),
+        (0, "0.000"),
+        (0.00034, "0.0003"),
+        (0.0006, "0.001"),
+        (0.956, "0.956"),
+        (1.9, "1.90"),
+        (73, "73.0"),
+        (999.94, "999.9"),
+        (74759.4, "74759"),
+    ],
 )
 def test_numbers(value: float | None, text: str) -> None:
     assert core_text.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0, "0.00"), (0.0004, "0.0004"), (0.004, "0.004"), (0.006, "0.01"), (2.5, "2.50")]
+)
+def test_a_ratio_is_0_only_if_it_is_none(value: float, text: str) -> None:
+    assert verdicts.short_ratio(value) == text

@@ -756,6 +756,13 @@ class TestHandOver:
         assert plan.main(["--gpus", "8", "--concurrency", "8,16,32", "--plot", str(path)]) == 0
         assert path.stat().st_size > 10_000
 
+    @pytest.mark.parametrize(("loads", "banded"), [("8", False), ("8,16", True)])
+    def test_bands_are_explained_where_there_are_some(self, tmp_path: Path, loads: str, banded: bool) -> None:
+        """A curve of one load has no band."""
+        path = tmp_path / "curves.svg"
+        assert plan.main(["--gpus", "2", "--concurrency", loads, "--plot", str(path)]) == 0
+        assert ("<!-- Bands: " in path.read_text()) is banded
+
     def test_every_deployment_that_the_tables_call_best_is_drawn(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

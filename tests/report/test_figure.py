@@ -78,3 +78,15 @@ def test_the_picture_file(made: Figure, kind: str, tmp_path: Path) -> None:
     assert path.read_bytes() == first, "the same value gives the same file"
     if kind == "svg":
         assert first.count(b'id="axes_') == sum(map(len, made.rows))
+
+
+@pytest.mark.parametrize("heights", [(0.5, 0.5), (0.5, 0.5 + 1e-16, 0.5 - 1e-12), (10.0, 9.9)])
+def test_a_flat_line_is_whole_below_the_top(heights: tuple[float, ...]) -> None:
+    """A line is 1.3 points wide, a panel some 140 high: half of the line takes 0.5 % of it."""
+    axis = rising("load", [Line(list(enumerate(heights)), "#000000")])
+    assert 1.01 * max(heights) < axis.high < 1.1 * max(heights)
+
+
+def test_a_logarithmic_axis_is_called_so() -> None:
+    assert rising("TTFT, ms", LINES, log=True).label == "TTFT, ms\n(log scale)"
+    assert rising("TTFT, ms", LINES).label == "TTFT, ms"

@@ -16,6 +16,7 @@ from pdlab.core.replayed import Replayed
 from pdlab.core.workload import Replay, Workload
 from pdlab.report.html import write_html
 from pdlab.report.pictures import draw
+from pdlab.report.replays import class_figure
 from pdlab.report.text import render_text
 from pdlab.results.schema import Manifest, ReplayedRequest
 from pdlab.results.store import Store
@@ -114,9 +115,20 @@ def test_the_verdict_is_on_deployments_that_replayed_the_same_requests(tmp_path:
     assert report.replay_verdicts[0].text in unescape((tmp_path / "page.html").read_text())
     page = (tmp_path / "page.html").read_text()
     for name in ("TTFT by turn", "TPOT by turn", "TTFT by prompt tokens", "TPOT by prompt tokens"):
-        assert page.count(f'"label":"{name}, ms"') == 1, name
+        assert page.count(f'"label":"{name}, ms\\n(log scale)"') == 1, name
     other = replay(tmp_path / "c", "collocated-3xtp1", sha256="6" * 64, slower_s=1.0)
     assert pdlab.build_report(pdlab.load(fast, other)).replay_verdicts == ()
+
+
+def test_dashes_are_explained_where_there_are_some(tmp_path: Path) -> None:
+    """A tail of too few requests is not given."""
+    (level,) = pdlab.build_report(pdlab.load(replay(tmp_path / "a", "collocated-2xtp1"))).replays
+    rare = level.measured.facts._replace(
+        by_turn={turn: each._replace(requests=3) for turn, each in level.measured.facts.by_turn.items()},
+        by_length={length: each._replace(requests=1000) for length, each in level.measured.facts.by_length.items()},
+    )
+    by_turn, by_length = class_figure([level._replace(measured=level.measured._replace(facts=rare))]).rows[-1]
+    assert by_turn.x.label == "turn (o p50)" and by_length.x.label == "prompt tokens (o p50, dashes p90)"
 
 
 MEASURE = """
