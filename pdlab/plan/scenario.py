@@ -27,7 +27,7 @@ from pdlab.sim.level import SimulatedLevel, Trace
 from pdlab.sim.simulator import simulate
 
 WAVES, LATER_WAVES, FIRST_REQUESTS, LEAST_REQUESTS = 6, 3, 96, 48
-LONG_WAVES, MOST_LONG = 60, 1200  # of a given closed loop: its first requests start at once, and run in step for long
+LONG_WAVES, MOST_LONG = 60, 2000  # of a given closed loop: its first requests start at once, and run in step for long
 STAYS, LEAST_OPEN, MOST_OPEN = 12.0, 1200, 3000  # of an open loop: duration in E2EL; least and most requests
 # The least and the largest share of the requests of an open loop that are left out at the beginning and at the end.
 FILLING, MOST_FILLING, DRAINING, MOST_DRAINING = 0.2, 0.5, 0.1, 0.25

@@ -224,7 +224,7 @@ class TestEnumeration:
     def test_a_thousand_gpus_are_planned_too(self) -> None:
         matcher = RateMatcher(HARDWARE, SHAPE, Workload())
         kinds = engine_shapes(HARDWARE, SHAPE, 1000, Workload())
-        chosen, possible, unplaced, _ = shortlist(matcher, MODEL, nodes(125), 1000, kinds, 0.012, None)
+        chosen, possible, unplaced, *_ = shortlist(matcher, MODEL, nodes(125), 1000, kinds, 0.012, None)
         assert not unplaced and possible > 1000 and 10 < len(chosen) < 50
         assert all(700 <= sized.copies * sized.deployment.gpus <= 1000 for sized in chosen)
 

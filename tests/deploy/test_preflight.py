@@ -239,7 +239,12 @@ class TestAgainstThePlan:
         assert lines == []
 
     def test_weights_that_cannot_be_loaded_stop_collocated_engines_too(self) -> None:
-        broken = {"folder": "/w", "missing": [], "broken": {"model.safetensors": "truncated: 7 bytes, 9 by its header"}}
+        broken = {
+            "model": "org/model",
+            "folder": "/w",
+            "missing": [],
+            "broken": {"model.safetensors": "truncated: 7 bytes, 9 by its header"},
+        }
         for label in ("collocated-4xtp2", "pd-pack-p1xtp4-d1xtp4"):
             deployment = Deployment(topology=parse_label(label))
             placement, nodes = place(deployment, ND_H100), Nodes(nd_h100_v5(weights=broken))

@@ -34,7 +34,7 @@ def test_what_is_suggested_has_a_place(
     view = nodes(-(-gpus // 8))
     kinds = engine_shapes(HARDWARE, SHAPE, gpus, workload)
     matcher = RateMatcher(HARDWARE, SHAPE, workload)
-    chosen, possible, unplaced, why = shortlist(matcher, MODEL, view, gpus, kinds, tpot_s, placement)
+    chosen, possible, unplaced, why, _ = shortlist(matcher, MODEL, view, gpus, kinds, tpot_s, placement)
     assert 0 < len(chosen) <= possible - unplaced
     assert not why, "such nodes have CPUs for every engine"
     for sized in chosen:

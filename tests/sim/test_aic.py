@@ -58,7 +58,7 @@ def test_kept_tables_need_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_is_not_kept_says_what_to_install(change: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aic, "PACKAGE", "no-such-package")
-    with pytest.raises(UsageError, match=r"pdlab\[perf\]"):
+    with pytest.raises(UsageError, match=r"setup-perf"):
         tables(**change)  # type: ignore[arg-type]
 
 
@@ -132,7 +132,7 @@ def test_tables_of_another_question_or_damaged_ones_are_not_used(
     data = json.loads(kept.read_text())
     for text in (json.dumps({**data, "of": {**data["of"], "parallel": "tp8 dp1"}}), "{", json.dumps({**data, "x": 1})):
         kept.write_text(text)
-        with pytest.raises(UsageError, match=r"pdlab\[perf\]"):
+        with pytest.raises(UsageError, match=r"setup-perf"):
             tables()
 
 
@@ -140,7 +140,7 @@ def test_tables_of_another_grid_are_not_used(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(aic, "PACKAGE", "no-such-package")
     assert tables().limits == aic.LIMITS
     monkeypatch.setattr(aic, "LIMITS", aic.LIMITS.model_copy(update={"prefill_tokens": 4096}))
-    with pytest.raises(UsageError, match=r"pdlab\[perf\]"):
+    with pytest.raises(UsageError, match=r"setup-perf"):
         tables()
 
 
