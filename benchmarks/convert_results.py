@@ -30,7 +30,7 @@ from pdlab.results.schema import Manifest, RequestRecord, Run  # noqa: E402
 from pdlab.results.store import MANIFEST, Store  # noqa: E402
 from pdlab.results.timeline import RENAMED_MARKS, RequestTimeline  # noqa: E402
 
-RENAMED = {"asked": "requested", "asked_tokens": "requested_tokens", "asked_s": "requested_s"} | RENAMED_MARKS
+RENAMED = {"asked": "requested", "asked_tokens": "requested_tokens", "asked_s": "requested_s", **RENAMED_MARKS}
 
 
 def classified(reason: str, gates: list[str]) -> Finding:
