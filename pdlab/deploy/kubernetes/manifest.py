@@ -30,7 +30,8 @@ from pdlab.deploy.prepared import Prepared
 from pdlab.deploy.serve_config import engine_configs, one_of, serve_config
 from pdlab.deploy.wire_proof import planned_wires
 
-CODE_PATH = "/opt/pdlab"
+# A volume hides the image's folder at its path: this one is no folder of deploy/Dockerfile.*.
+CODE_PATH = "/opt/pdlab-code"
 OWNER_LABEL = "pdlab/deployment"
 SYSTEM_SHARE = 6  # one CPU in so many is left to the node's own processes
 # Replicas drain for 45 s (`pdlab.deploy.serve_config.SHUTDOWN_WINDOW_S`); Kubernetes would end a pod after 30 s.

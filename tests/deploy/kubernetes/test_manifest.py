@@ -21,6 +21,7 @@ from pdlab.deploy.kubernetes.code_zip import code, digest
 from pdlab.deploy.kubernetes.rules import problems, selectors
 
 GOLDEN = Path(__file__).parent / "golden"
+DOCKERFILES = sorted((Path(__file__).resolve().parents[3] / "deploy").glob("Dockerfile.*"))
 Documents = list[dict[str, Any]]
 
 ROCE = """nodes:
@@ -160,9 +161,36 @@ def test_the_code_is_in_the_file_and_named_by_its_content(export: Callable[..., 
     pods = [*workers(documents), service(documents)["spec"]["rayClusterConfig"]["headGroupSpec"]]
     for pod in pods:
         spec, env = pod["template"]["spec"], container(pod)["env"]
-        assert {"name": "PYTHONPATH", "value": f"/opt/pdlab/{name}"} in env
-        assert {"name": "pdlab", "configMap": {"name": held["metadata"]["name"]}} in spec["volumes"]
+        (volume,) = [each for each in spec["volumes"] if "configMap" in each]
+        assert volume["configMap"] == {"name": held["metadata"]["name"]}
+        (mount,) = [each for each in container(pod)["volumeMounts"] if each["name"] == volume["name"]]
+        assert {"name": "PYTHONPATH", "value": f"{mount['mountPath']}/{name}"} in env
     assert application(documents)["applications"][0]["args"]["kv_guard"] == {"send_sources": False}
+
+
+def of_image(path: Path) -> set[str]:
+    """Absolute paths that the Dockerfile fills: its folders, those on search paths, and the files it writes."""
+    folders = re.findall(r"^WORKDIR (\S+)$", path.read_text(), re.MULTILINE)
+    searched = [
+        part for value in re.findall(r"^ENV \w+=(\S+)$", path.read_text(), re.MULTILINE) for part in value.split(":")
+    ]
+    written = re.findall(r"> (/\S+)", path.read_text())
+    return {each for each in (*folders, *searched, *written) if each.startswith("/")}
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.suffix[1:])
+@pytest.mark.parametrize("name", [*CASES, *OTHERS])
+def test_no_volume_hides_what_the_image_has(name: str, path: Path, export: Callable[..., tuple[int, str]]) -> None:
+    """A volume at a folder hides the folder of the image, and all below it."""
+    image = of_image(path)
+    assert "/opt/pdlab" in image and "/opt/pdlab/.venv/bin" in image
+    cluster = service(loaded(export(*{**CASES, **OTHERS}[name])[1]))["spec"]["rayClusterConfig"]
+    for pod in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]:
+        mounted = [Path(mount["mountPath"]) for mount in container(pod)["volumeMounts"]]
+        assert mounted
+        for one in mounted:
+            others = [Path(each) for each in image] + [other for other in mounted if other is not one]
+            assert not [other for other in others if one.is_relative_to(other) or other.is_relative_to(one)]
 
 
 def test_devices_of_a_pod(export: Callable[..., tuple[int, str]]) -> None:
