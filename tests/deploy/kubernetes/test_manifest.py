@@ -250,6 +250,12 @@ def test_shared_memory_has_the_kv_cache_that_leaves_the_gpus(export: Callable[..
     assert 0 <= two["node-1"][0] - without - 200e9 < 2**20
     given = shared_and_memory(loaded(export(*EFA, "--kv-offload-gb", "100", "--pod-memory", "1600Gi")[1]))
     assert given["node-1"] == (shared, 1600 * 2**30, True)
+    store = "{kv_connector: OffloadingConnector, kv_connector_extra_config: {cpu_bytes_to_use: 100000000000}}"
+    assert shared_and_memory(loaded(export(*EFA, "--kv-connector", store)[1])) == one
+    other = "{kv_connector: LMCacheConnectorV1}"
+    assert shared_and_memory(loaded(export(*EFA, "--kv-connector", other)[1]))["node-1"] == (without, None, False)
+    of_vllm = shared_and_memory(loaded(export(*OTHERS["collocated"], "--engine-arg", "kv_offloading_size=10")[1]))
+    assert {each for each in of_vllm.values()} == {(without + 20 * 2**30, 20 * 2**30, False)}
     # Two of the three engines are on one of the nodes, and the pods of a group are alike.
     pool = shared_and_memory(
         loaded(
