@@ -361,9 +361,9 @@ def same_experiment(earlier: Manifest, current: Manifest, folder: Path) -> None:
     if earlier.gpus and current.gpus and earlier.gpus != current.gpus:
         raise refuse("GPUs", earlier.gpus, current.gpus)
     for name in ("model", "tokenizer"):
-        known, asked = getattr(earlier, name), getattr(current, name)
-        if known is not None and asked is not None and not same_model(known, asked):
-            raise refuse(name, known, asked)
+        known, requested = getattr(earlier, name), getattr(current, name)
+        if known is not None and requested is not None and not same_model(known, requested):
+            raise refuse(name, known, requested)
 
 
 def _start_manifest(target: Target, earlier: Manifest | None, options: SweepOptions, folder: Path) -> Manifest:
