@@ -128,6 +128,8 @@ def _level(
     faults += [*unknown_lengths, *_no_latencies(data), *_recounted(data, completed, output_tokens)]
     if failed:
         faults.append(found("file_requests_failed", failed=failed, requests=num_requests))
+    elif not completed and input_tokens + output_tokens + (number(data.get("request_throughput")) or 0) > 0:
+        faults.append(found("file_no_answers"))
     if "invalid" in data:
         faults.append(found("file_not_valid", reasons=str(data["invalid"])))
     lengths = _lengths(named, name, completed, input_tokens, output_tokens)

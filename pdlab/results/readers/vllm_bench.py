@@ -33,9 +33,7 @@ _RESULTS = frozenset(
     | {"max_concurrent_requests", "rtfx", "rps_change_events", "input_lens", "output_lens", "ttfts", "itls"}
     | {"start_times", "generated_texts", "errors"}
 )
-_FIGURE = re.compile(
-    r"[\w.]+_(?:ms|throughput|goodput|per_s)|(?:total|spec_decode|diffusion|probe|ramp_up)_\w+"
-)
+_FIGURE = re.compile(r"[\w.]+_(?:ms|throughput|goodput|per_s)|(?:total|spec_decode|diffusion|probe|ramp_up)_\w+")
 
 
 def read(file: Path, content: Any) -> FileReading | None:
