@@ -7,6 +7,7 @@ deployment's, the pool's, and last the ones that pdlab itself owns (`pdlab.core.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -265,6 +266,20 @@ def _stores(deployment: Deployment, *, cpu: bool) -> list[dict[str, Any]]:
         extra |= {"spec_name": "HostCopySpec", "spec_module_path": HOST_COPY_SPEC} if cpu else {}
         stores.append({"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra})
     return [{"kv_role": "kv_both", **store} for store in (*stores, *deployment.kv_connectors)]
+
+
+def engines_with_host_copies(deployment: Deployment, placement: Placement) -> Counter[str]:
+    """Node id -> engines that keep KV cache in that node's host memory, ``kv_offload_gb`` each; empty without it. An
+    engine that spans nodes counts on each."""
+    engines: Counter[str] = Counter()
+    if deployment.kv_offload_gb is None:
+        return engines
+    role: Role = "prefill" if isinstance(deployment.topology, Disaggregated) else "collocated"
+    stages = deployment.pools[role].pp
+    for replica in placement.of(role):
+        ranks = {(name, number // stages) for number, group in enumerate(replica.groups) for name in group.slots}
+        engines.update(name for name, _ in ranks)
+    return engines
 
 
 def decode_bench_kwargs() -> dict[str, Any]:
