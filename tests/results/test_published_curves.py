@@ -268,11 +268,11 @@ def test_combinations_of_a_vllm_sweep_are_no_repeats(
         for run in (0, 1)
     ]
     if suffix == ".csv":
-        write_rows(tmp_path / "x" / "summary.csv", [{"": number} | row for number, row in enumerate(rows)])
+        write_rows(tmp_path / "x_1xtp4" / "summary.csv", [{"": number} | row for number, row in enumerate(rows)])
     else:
         for number, row in enumerate(rows):
-            write_rows(tmp_path / "x" / f"{number // 2}" / f"run={number % 2}.json", row)
-    experiments = load_experiments(tmp_path / "x", stated=4)
+            write_rows(tmp_path / "x_1xtp4" / f"{number // 2}" / f"run={number % 2}.json", row)
+    experiments = load_experiments(tmp_path / "x_1xtp4")
     both = ["concurrency8", "concurrency8-r1", "concurrency16", "concurrency16-r1"]
     assert [[run.key.stem for run in each.runs] for each in experiments] == [both] * 2
     assert all(setting in each.part for each in experiments)

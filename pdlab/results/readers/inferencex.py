@@ -139,7 +139,7 @@ def _level(row: dict[str, Any]) -> dict[str, Any] | None:
     }
     for name in _NAMES:
         value = _first(row, name)
-        if name not in ("isl", "osl") and value is not None:
+        if name not in ("isl", "osl", "p_gpus", "d_gpus") and value is not None:
             level[name] = int(float(value)) if name == "max_concurrency" else value
     for theirs, value in row.items():
         match, figure = _LATENCY.fullmatch(theirs), number_in(value)
