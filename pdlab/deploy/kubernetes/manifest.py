@@ -23,7 +23,7 @@ from pdlab.core.api_key import DIGEST, serve_env
 from pdlab.core.catalog import gpu_link
 from pdlab.core.deployment import Fluid
 from pdlab.core.errors import UsageError
-from pdlab.core.nodes import NODE_NAME_LABEL, WIRE_OF_NIC, ClusterNode, Role
+from pdlab.core.nodes import NODE_ID_LABEL, NODE_NAME_LABEL, WIRE_OF_NIC, ClusterNode, ClusterView, Role
 from pdlab.core.version import STACK, __version__, stack_text
 from pdlab.deploy.export_options import MOST_NAME_CHARS, WEIGHTS_PATH, ExportOptions, RdmaDevices, quantity_bytes
 from pdlab.deploy.exports import comments, node_env, without_bringing
@@ -78,6 +78,26 @@ def service_name(prepared: Prepared, options: ExportOptions) -> str:
     """The RayService's name: the one that is given, or made of the deployment's."""
     return options.k8s_name or re.sub(r"[^a-z0-9-]+", "-", prepared.deployment.label.lower())[:MOST_NAME_CHARS].strip(
         "-"
+    )
+
+
+def pod_nodes(view: ClusterView) -> ClusterView:
+    """The nodes as Ray sees them in their pods: each has the name that its worker group gives it. Labels with ids of
+    another Ray cluster are gone."""
+    return view.model_copy(
+        update={
+            "nodes": tuple(
+                node.model_copy(
+                    update={
+                        "labels": {
+                            **{key: value for key, value in node.labels.items() if key != NODE_ID_LABEL},
+                            NODE_NAME_LABEL: node.labels.get(NODE_NAME_LABEL, node.id),
+                        }
+                    }
+                )
+                for node in view.nodes
+            )
+        }
     )
 
 
@@ -207,7 +227,7 @@ def _groups(prepared: Prepared, options: ExportOptions) -> list[WorkerGroup]:
     view = prepared.view
     if options.k8s_groups == "node":
         return [
-            WorkerGroup(_dns(node_id), (node,), {NODE_NAME_LABEL: node.labels.get(NODE_NAME_LABEL, node.id)})
+            WorkerGroup(_dns(node_id), (node,), {NODE_NAME_LABEL: node.labels[NODE_NAME_LABEL]})
             for node_id in roles
             for node in [view.node(node_id)]
         ]
@@ -291,13 +311,12 @@ def _check_port(port: int) -> None:
 
 
 def _check_whole_nodes(prepared: Prepared) -> None:
-    """Raises UsageError for a node that is taken in part: its pod requests the whole node, and would stay Pending."""
+    """Raises UsageError for a node whose GPUs are taken in part: its pod requests all, and would stay Pending."""
     for node in (prepared.view.node(node_id) for node_id in prepared.placement.used_slots):
-        key = "free_gpus" if len(node.slots) < node.gpus else "free_cpus" if node.available_cpus < node.cpus else None
-        if key is not None:
+        if len(node.slots) < node.gpus:
             raise UsageError(
-                f"{node.id} of {prepared.view.name} has {key}, and a pod takes a whole node; empty the node and remove "
-                f"{key} from the cluster's file, or leave the node out"
+                f"{node.id} of {prepared.view.name} has {len(node.slots)} of {node.gpus} GPUs in free_gpus, and a pod "
+                "takes all; empty the node and remove free_gpus from the cluster's file, or leave the node out"
             )
 
 
@@ -388,7 +407,7 @@ class _Pods:
         """A worker group, one pod for each of its nodes."""
         node, count = group.nodes[0], len(group.nodes)
         # As many CPUs as the placement counts on. Without the number, Ray takes the request, which is smaller.
-        start = {"object-store-memory": str(self.size.object_store_bytes), "num-cpus": str(int(node.cpus))}
+        start = {"object-store-memory": str(self.size.object_store_bytes), "num-cpus": str(int(node.available_cpus))}
         spec: dict[str, Any] = {
             "groupName": group.name,
             "replicas": count,
@@ -456,7 +475,7 @@ class _Pods:
         """All GPUs and NICs of the node: NVLink does not work between pods, and which NIC is near which GPU shows only
         in a pod that has them all. No limit of CPUs, which would throttle. ``copies``: bytes of KV cache in host
         memory, which are requested where no --pod-memory is."""
-        cpus, rdma = int(node.cpus), self._rdma_of(node)
+        cpus, rdma = int(node.available_cpus), self._rdma_of(node)
         both: dict[str, str] = {_gpu_resource(node): str(node.gpus)} if node.gpus else {}
         if rdma is not None and rdma.kind != "dra":
             both[rdma.name] = str(rdma.count or node.nic.count)

@@ -6,6 +6,7 @@ import base64
 import copy
 import functools
 import io
+import itertools
 import re
 import zipfile
 from collections.abc import Callable
@@ -409,13 +410,31 @@ def test_nodes_with_other_selectors_are_no_group(
     assert export(*OTHERS["pools"])[0] == 0
 
 
-@pytest.mark.parametrize("taken", ["free_gpus: [0, 1, 2, 3]", "free_cpus: 100"])
-def test_a_pod_takes_no_part_of_a_node(
-    taken: str, export: Callable[..., tuple[int, str]], capsys: pytest.CaptureFixture[str]
+def test_a_pod_takes_all_gpus_of_a_node_and_free_cpus(
+    export: Callable[..., tuple[int, str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Path("roce.yaml").write_text(CLUSTERS["roce.yaml"].replace("gpus: 8,", f"gpus: 8, {taken},"))
+    Path("roce.yaml").write_text(CLUSTERS["roce.yaml"].replace("gpus: 8,", "gpus: 8, free_cpus: 60,"))
+    for group in workers(loaded(export(*OTHERS["named-resource"])[1])):
+        assert group["rayStartParams"]["num-cpus"] == "60"
+        assert container(group)["resources"]["requests"]["cpu"] == "50"
+    Path("roce.yaml").write_text(CLUSTERS["roce.yaml"].replace("gpus: 8,", "gpus: 8, free_gpus: [0, 1, 2, 3],"))
     assert export(*OTHERS["named-resource"])[0] == 2
-    assert taken.partition(":")[0] in capsys.readouterr().err
+    assert "free_gpus" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("label", ["", "ray.io/node-id: 8c1e2f", "rack: r1"])
+def test_the_file_names_the_nodes_itself(
+    label: str, export: Callable[..., tuple[int, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ids of another Ray cluster select nothing in this one, and nobody starts Ray by hand."""
+    number = itertools.count()
+    text = re.sub(r"gpus: 8", lambda _: f"labels: {{{label and f'{label}{next(number)}'}}}, gpus: 8", ROCE)
+    Path("roce.yaml").write_text(text)
+    done, text = export(*OTHERS["named-resource"])
+    assert done == 0 and "start Ray" not in capsys.readouterr().err
+    groups = workers(loaded(text))
+    assert [group["labels"] for group in groups] == [{"pdlab/node": "gpu-a"}, {"pdlab/node": "gpu-b"}]
+    assert {str(each) for each in selectors(application(loaded(text)))} == {str(group["labels"]) for group in groups}
 
 
 def changed(config: Callable[[dict[str, Any]], None]) -> Callable[[Documents], None]:
@@ -440,6 +459,10 @@ MISTAKES: dict[str, tuple[Callable[[Documents], object], str]] = {
     "start value a number": (lambda d: workers(d)[0]["rayStartParams"].update({"num-gpus": 8}), "num-gpus"),
     "labels at start": (lambda d: workers(d)[0]["rayStartParams"].update(labels="a=b"), "rayStartParams.labels"),
     "label with a space": (lambda d: workers(d)[0]["labels"].update({"pdlab/node": "node 1"}), "node 1"),
+    "one node name twice": (
+        lambda d: workers(d)[1]["labels"].update({"pdlab/node": "node-1"}),
+        "two worker groups have the label pdlab/node=node-1",
+    ),
     "long group": (lambda d: workers(d)[0].update(groupName="n" * 64), "63 characters"),
     "reserved label": (lambda d: workers(d)[0]["labels"].update({"ray.io/node-id": "x"}), "reserves"),
     "two pods, one name": (lambda d: workers(d)[0].update(replicas=2, maxReplicas=2), "one pod"),
