@@ -585,6 +585,10 @@ CODES: dict[str, FindingCode] = {
         "answers ended before --otl {requested}: they have {actual:.4g} tokens",
     ),
     "file_requests_failed": _file("every request has a complete answer", "{failed} of {requests} requests failed"),
+    "file_no_answers": _file(
+        "a file with tokens or a rate of requests counts answered requests",
+        "the file has tokens or a rate of requests, but counts no answered request: write it again with that client",
+    ),
     "file_not_valid": _file("a table of levels marks a level as valid", "marked as not valid in the table: {reasons}"),
     "file_counts_unknown": _file(
         "a file has the number of requests and the duration",
