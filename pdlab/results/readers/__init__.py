@@ -135,7 +135,7 @@ def _content(file: Path) -> tuple[Any, str]:
 
 
 def _of_bytes(file: Path, content: bytes) -> Any:
-    """JSON as it is; JSON lines, CSV and Parquet as a list of dictionaries."""
+    """JSON as it is; JSON lines, also in a file of JSON, CSV and Parquet as a list of dictionaries."""
     if file.suffix == ".txt":
         return content.decode()
     if file.suffix == ".parquet":
@@ -146,7 +146,12 @@ def _of_bytes(file: Path, content: bytes) -> Any:
         return parse_yaml(content.decode())
     if file.suffix == ".jsonl":
         return parsed_lines(content)
-    return _parsed(content)
+    try:
+        return _parsed(content)
+    except json.JSONDecodeError as error:
+        if not error.msg.startswith("Extra data"):
+            raise
+        return parsed_lines(content)  # vLLM's --append-result
 
 
 def _parsed(content: bytes) -> Any:
