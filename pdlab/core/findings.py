@@ -1115,6 +1115,10 @@ CODES: dict[str, FindingCode] = {
         "the model's files have the format of weights in its name",
         "{what}",
     ),
+    "encoder_not_counted": _of_plan(
+        "the model has no encoder of images or audio",
+        "{what}",
+    ),
     "draft_time_not_counted": _of_plan(
         "the time to guess tokens is measured",
         "speculative decoding accepts {accepted:g} tokens per step, with {guessed} guessed tokens and one more; the "
