@@ -148,8 +148,8 @@ def _of_bytes(file: Path, content: bytes) -> Any:
         return parsed_lines(content)
     try:
         return _parsed(content)
-    except json.JSONDecodeError as error:
-        if not error.msg.startswith("Extra data"):
+    except ValueError:
+        if not _is_json(content.lstrip().split(b"\n", 1)[0]):
             raise
         return parsed_lines(content)  # vLLM's --append-result
 
@@ -163,6 +163,14 @@ def _parsed(content: bytes) -> Any:
         return orjson.loads(content)
     except ValueError:
         return json.loads(content)  # NaN and Infinity, which Python's json writes
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        _parsed(text)
+    except ValueError:
+        return False
+    return True
 
 
 def parsed_lines(content: bytes) -> list[Any]:
