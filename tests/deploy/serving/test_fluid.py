@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import pytest
 
 from pdlab.deploy.serving import fluid
-from pdlab.deploy.serving.engine_traffic import TrafficCounts
+from pdlab.deploy.serving.builders import SplitsSequences
+from pdlab.deploy.serving.engine_traffic import TrafficCounts, prompt_chunks
 from pdlab.deploy.serving.fluid import SwitchesRoles
 from pdlab.deploy.serving.prefill_call import Route
+from pdlab.deploy.serving.ray_names import PD as RAYS_PD
 from pdlab.roles.observed import size_class
 from pdlab.roles.prefixes import CHUNK_TOKENS, LEAST_TOKENS, Prefixes
 from pdlab.roles.spec import FluidSpec
@@ -264,3 +267,77 @@ def test_the_launchers_pairs_are_not_led_elsewhere() -> None:
     engine._prefill_by[id(request)] = "b"
     assert engine.decodes(request) == ["elsewhere"]
     assert engine.routes[0].only == "b" and not board.queries
+
+
+class RaysMixin:
+    """Stands for Ray's class that orchestrates: what one engine answers whole goes past it."""
+
+
+class RaysServer:
+    """Stands for Ray's server of an engine: two events, with `going` between them."""
+
+    def __init__(self) -> None:
+        self.going = asyncio.Event()
+
+    async def completions(self, request: Any, raw: Any = None) -> Any:
+        async def events() -> Any:
+            yield 'data: {"choices": [{"text": "x", "finish_reason": null}]}\n\n'
+            await self.going.wait()
+            yield 'data: {"choices": [{"text": "y", "finish_reason": "length"}]}\n\n'
+
+        return events()
+
+    chat = completions
+
+
+class WholeEngine(SwitchesRoles, SplitsSequences, RaysMixin, RaysServer):
+    def __init__(self) -> None:
+        RaysServer.__init__(self)
+        self._flow, self._answers, self._prefill_by = TrafficCounts(), {}, {}
+        self._kept, self.board_spec, self._affinity = Prefixes(), FluidSpec(prefill_locally_below=1), False
+        self.kv_pool_tokens = 10_000
+
+    def __del__(self) -> None:  # type: ignore[override]
+        """Ray awaits the real one."""
+
+
+WHOLE = {
+    "beams": {"use_beam_search": True},
+    "prompt log-probabilities": {"prompt_logprobs": 1},
+    "no answer": {"max_tokens": 0},
+    "echo": {"echo": True, "logprobs": 1},
+    "several greedy choices": {"n": 2, "temperature": 0.0},
+}
+
+
+@pytest.mark.parametrize("method", ["completions", "chat"])
+@pytest.mark.parametrize("asked", WHOLE.values(), ids=WHOLE)
+@pytest.mark.parametrize("leaves", [False, True])
+def test_the_controller_hears_of_requests_that_one_engine_answers_whole(
+    method: str, asked: dict[str, Any], leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A router would take the engine for idle, and an engine that leaves would be stopped with them."""
+    monkeypatch.setitem(sys.modules, RAYS_PD, SimpleNamespace(PDOrchestratorMixin=RaysMixin))
+    plain = {"prompt_logprobs": None, "use_beam_search": False, "n": 1, "temperature": 1.0, "max_tokens": 9}
+    request = prompt(20 * CHUNK_TOKENS)
+    vars(request).update({**plain, "kv_transfer_params": None, "logprobs": None, **asked})
+
+    async def run() -> None:
+        engine = WholeEngine()
+        stream = await getattr(engine, method)(request)
+        await anext(stream)
+        counts = engine._flow.take()
+        assert (counts.running, counts.coming, counts.generated_tokens) == (1, 0, 1)
+        assert counts.local == {size_class(20 * CHUNK_TOKENS): 1} and counts.prompts == {}
+        assert engine._kept.tokens("", prompt_chunks(request)) == 20 * CHUNK_TOKENS, "its cache has the prompt"
+        if leaves:
+            await stream.aclose()
+        else:
+            engine.going.set()
+            assert len([item async for item in stream]) == 1
+        counts = engine._flow.take()
+        assert (counts.running, counts.coming) == (0, 0)
+        assert counts.answers == ({} if leaves else {size_class(20 * CHUNK_TOKENS): (1, 2)})
+        assert engine._flow.idle
+
+    asyncio.run(run())
