@@ -170,7 +170,7 @@ class SwitchesRoles:
                 answer.cached_tokens = min(self._kept.tokens("", answer.chunks), answer.prompt_tokens)
             if alone:
                 self._flow.stays(answer)
-                self._flow.prefilled(answer)
+                self._flow.prefilled(answer, moves=False)
             async for item in stream:
                 if answer.chunks and answer.first_s is None and answer.prefilled_s is not None:
                     self._keeps(answer.chunks, pulled=answer.requested_tokens > 0)
@@ -195,7 +195,7 @@ class SwitchesRoles:
         if prefilled is None and (engine := self._prefill_by.get(id(request))):
             raise RuntimeError(f"{engine} did not prefill the prompt for this engine")
         if not isinstance(prefilled, pd.ErrorResponse):
-            self._flow.prefilled(answer)
+            self._flow.prefilled(answer, moves=prefilled is not None)
         return prefilled
 
     async def _call(self, pd: Any, backend: Any, method: str, request: Any, raw: Any, route: Route) -> Any:

@@ -20,6 +20,7 @@ from pdlab.roles.observed import size_class
 from pdlab.roles.prefixes import CHUNK_TOKENS, LEAST_TOKENS, Prefixes
 from pdlab.roles.spec import FluidSpec
 
+HERE = "here"  # stands for the answer to a prompt that the engine itself computed
 PD = SimpleNamespace(ErrorResponse=type("ErrorResponse", (), {}))
 
 
@@ -29,15 +30,16 @@ class Orchestrates:
     def __init__(self) -> None:
         self.routes: list[Route] = []
         self.to = ""  # to which engine prompts go, whoever has them
-        self.fails = False
+        self.fails = self.computes = False
         self.answered = asyncio.Event()
         self.answered.set()
 
     async def _pd_handle_request(self, request: Any, raw: Any = None) -> Any:
-        yield await self._prefilled(PD, None, "completions", request, raw)  # type: ignore[attr-defined]
+        answer = await self._prefilled(PD, None, "completions", request, raw)  # type: ignore[attr-defined]
+        yield answer or HERE
 
     async def _prefilled(self, pd: Any, backend: Any, method: str, request: Any, raw: Any) -> Any:
-        return await self._call(pd, backend, method, request, raw, Route())
+        return None if self.computes else await self._call(pd, backend, method, request, raw, Route())
 
     async def _call(self, pd: Any, backend: Any, method: str, request: Any, raw: Any, route: Route) -> Any:
         self.routes.append(route)
@@ -121,9 +123,9 @@ async def _none() -> dict[str, tuple[int, int]]:
 def test_a_prompt_whose_uncached_part_is_short_is_prefilled_where_it_is_decoded(counted: list[str]) -> None:
     engine = Engine(below=2 * CHUNK_TOKENS)
     long = prompt(10 * CHUNK_TOKENS)
-    assert engine.decodes(prompt(CHUNK_TOKENS, first=10_000)) == [None], "short as a whole"
+    assert engine.decodes(prompt(CHUNK_TOKENS, first=10_000)) == [HERE], "short as a whole"
     assert engine.decodes(long) == ["elsewhere"], "none of it is here yet"
-    assert engine.decodes(prompt(11 * CHUNK_TOKENS)) == [None], "the next turn: 64 tokens are new"
+    assert engine.decodes(prompt(11 * CHUNK_TOKENS)) == [HERE], "the next turn: 64 tokens are new"
     assert engine.decodes(prompt(14 * CHUNK_TOKENS)) == ["elsewhere"], "192 tokens are new"
     assert engine.decodes(prompt(11 * CHUNK_TOKENS, first=5)) == ["elsewhere"], "it begins otherwise"
     assert counted == ["short", "short"]
@@ -132,7 +134,7 @@ def test_a_prompt_whose_uncached_part_is_short_is_prefilled_where_it_is_decoded(
 def test_what_was_prefilled_for_others_is_here_too() -> None:
     engine = Engine(below=2 * CHUNK_TOKENS)
     engine.prefills(prompt(10 * CHUNK_TOKENS))
-    assert engine.decodes(prompt(10 * CHUNK_TOKENS)) == [None]
+    assert engine.decodes(prompt(10 * CHUNK_TOKENS)) == [HERE]
 
 
 def test_a_small_pool_does_not_hold_what_came_long_ago() -> None:
@@ -154,6 +156,18 @@ def test_the_board_is_asked_who_has_a_prompts_beginning(counted: list[str]) -> N
     engine.prefills(prompt(3 * CHUNK_TOKENS, first=10_000))
     assert board.kept == [("me", 20, True), ("me", 3, False)]
     assert board.waiting == [192, 0]
+
+
+def test_only_prompts_that_another_engine_prefilled_have_a_hand_off() -> None:
+    engine = Engine(below=2 * CHUNK_TOKENS)
+    engine.decodes(prompt(CHUNK_TOKENS))
+    assert engine._flow.take().handoff_s == [], "it stays"
+    engine.computes = True
+    engine.decodes(prompt(10 * CHUNK_TOKENS, first=10_000))
+    assert engine._flow.take().handoff_s == [], "prefill failed, and decode computes it"
+    engine.computes = False
+    engine.decodes(prompt(10 * CHUNK_TOKENS, first=20_000))
+    assert len(engine._flow.take().handoff_s) == 1
 
 
 def test_nothing_is_kept_before_it_is_there() -> None:
@@ -180,7 +194,7 @@ def test_what_failed_is_not_kept() -> None:
     assert isinstance(error, PD.ErrorResponse)
     engine.fails = False
     assert engine.decodes(prompt(20 * CHUNK_TOKENS)) == ["elsewhere"]
-    assert engine.decodes(prompt(20 * CHUNK_TOKENS)) == [None]
+    assert engine.decodes(prompt(20 * CHUNK_TOKENS)) == [HERE]
 
 
 def test_an_engine_without_a_prefix_cache_has_nothing() -> None:
