@@ -23,14 +23,14 @@ from pdlab.core.api_key import DIGEST, serve_env
 from pdlab.core.catalog import gpu_link
 from pdlab.core.deployment import Fluid
 from pdlab.core.errors import UsageError
-from pdlab.core.nodes import NODE_NAME_LABEL, WIRE_OF_NIC, ClusterNode, Role
+from pdlab.core.nodes import NODE_ID_LABEL, NODE_NAME_LABEL, WIRE_OF_NIC, ClusterNode, ClusterView, Role
 from pdlab.core.version import STACK, __version__, stack_text
 from pdlab.deploy.export_options import MOST_NAME_CHARS, WEIGHTS_PATH, ExportOptions, RdmaDevices, quantity_bytes
 from pdlab.deploy.exports import comments, node_env, without_bringing
 from pdlab.deploy.kubernetes.code_zip import archive, code, digest, file_name
 from pdlab.deploy.kubernetes.rules import NODE_GROUP_LABEL, SELECTOR, problems
 from pdlab.deploy.prepared import Prepared
-from pdlab.deploy.serve_config import engine_configs, engines_with_host_copies, one_of, serve_config
+from pdlab.deploy.serve_config import engine_configs, host_copy_bytes, one_of, serve_config
 from pdlab.deploy.wire_proof import planned_wires
 
 # A volume hides the image's folder at its path: this one is no folder of deploy/Dockerfile.*.
@@ -41,6 +41,9 @@ OF_IMAGE = (
     *("/home/ray", "/opt/amazon", "/opt/nvidia", "/opt/pdlab", CODE_PATH),
 )
 OWNER_LABEL = "pdlab/deployment"
+# Labels of these domains, and of those below them, are on nodes of Kubernetes. Others are Ray's or the user's own.
+DOMAINS = ("kubernetes.io", "k8s.io", "amazonaws.com", "google.com", "azure.com", "nvidia.com", "amd.com",
+           "karpenter.sh", "k8s.aws")  # fmt: skip
 SYSTEM_SHARE = 6  # one CPU in so many is left to the node's own processes
 # Replicas drain for 45 s (`pdlab.deploy.serve_config.SHUTDOWN_WINDOW_S`); Kubernetes would end a pod after 30 s.
 GRACE_S = 120
@@ -78,6 +81,26 @@ def service_name(prepared: Prepared, options: ExportOptions) -> str:
     """The RayService's name: the one that is given, or made of the deployment's."""
     return options.k8s_name or re.sub(r"[^a-z0-9-]+", "-", prepared.deployment.label.lower())[:MOST_NAME_CHARS].strip(
         "-"
+    )
+
+
+def pod_nodes(view: ClusterView) -> ClusterView:
+    """The nodes as Ray sees them in their pods: each has the name that its worker group gives it. Labels with ids of
+    another Ray cluster are gone."""
+    return view.model_copy(
+        update={
+            "nodes": tuple(
+                node.model_copy(
+                    update={
+                        "labels": {
+                            **{key: value for key, value in node.labels.items() if key != NODE_ID_LABEL},
+                            NODE_NAME_LABEL: node.labels.get(NODE_NAME_LABEL, node.id),
+                        }
+                    }
+                )
+                for node in view.nodes
+            )
+        }
     )
 
 
@@ -207,7 +230,7 @@ def _groups(prepared: Prepared, options: ExportOptions) -> list[WorkerGroup]:
     view = prepared.view
     if options.k8s_groups == "node":
         return [
-            WorkerGroup(_dns(node_id), (node,), {NODE_NAME_LABEL: node.labels.get(NODE_NAME_LABEL, node.id)})
+            WorkerGroup(_dns(node_id), (node,), {NODE_NAME_LABEL: node.labels[NODE_NAME_LABEL]})
             for node_id in roles
             for node in [view.node(node_id)]
         ]
@@ -236,7 +259,11 @@ def _groups(prepared: Prepared, options: ExportOptions) -> list[WorkerGroup]:
 
 def _selector(node: ClusterNode) -> dict[str, str]:
     """The labels of the node that Kubernetes knows."""
-    return {key: value for key, value in node.labels.items() if "kubernetes.io" in key.partition("/")[0]}
+    return {
+        key: value
+        for key, value in node.labels.items()
+        if any(f".{key.partition('/')[0]}".endswith(f".{domain}") for domain in DOMAINS)
+    }
 
 
 def _gpu_resource(node: ClusterNode) -> str:
@@ -291,13 +318,12 @@ def _check_port(port: int) -> None:
 
 
 def _check_whole_nodes(prepared: Prepared) -> None:
-    """Raises UsageError for a node that is taken in part: its pod requests the whole node, and would stay Pending."""
+    """Raises UsageError for a node whose GPUs are taken in part: its pod requests all, and would stay Pending."""
     for node in (prepared.view.node(node_id) for node_id in prepared.placement.used_slots):
-        key = "free_gpus" if len(node.slots) < node.gpus else "free_cpus" if node.available_cpus < node.cpus else None
-        if key is not None:
+        if len(node.slots) < node.gpus:
             raise UsageError(
-                f"{node.id} of {prepared.view.name} has {key}, and a pod takes a whole node; empty the node and remove "
-                f"{key} from the cluster's file, or leave the node out"
+                f"{node.id} of {prepared.view.name} has {len(node.slots)} of {node.gpus} GPUs in free_gpus, and a pod "
+                "takes all; empty the node and remove free_gpus from the cluster's file, or leave the node out"
             )
 
 
@@ -388,7 +414,7 @@ class _Pods:
         """A worker group, one pod for each of its nodes."""
         node, count = group.nodes[0], len(group.nodes)
         # As many CPUs as the placement counts on. Without the number, Ray takes the request, which is smaller.
-        start = {"object-store-memory": str(self.size.object_store_bytes), "num-cpus": str(int(node.cpus))}
+        start = {"object-store-memory": str(self.size.object_store_bytes), "num-cpus": str(int(node.available_cpus))}
         spec: dict[str, Any] = {
             "groupName": group.name,
             "replicas": count,
@@ -412,7 +438,7 @@ class _Pods:
             # An added capability has no effect for another user than root.
             container["securityContext"] = {"runAsUser": 0, "capabilities": {"add": ["IPC_LOCK"]}}
         container |= {
-            "env": _variables({**self.env, **node_env(self.prepared)}),
+            "env": _variables({**self.env, **(node_env(self.prepared) if node.nic.kind == "efa" else {})}),
             "resources": resources,
             # The first process of the container is a shell, which hands no signal on to Ray.
             "lifecycle": {"preStop": {"exec": {"command": ["/bin/sh", "-c", "ray stop"]}}},
@@ -436,9 +462,8 @@ class _Pods:
 
     def _copy_bytes(self, group: WorkerGroup) -> int:
         """Bytes of KV cache that the engines of a pod of the group keep in host memory; pods of a group are alike."""
-        deployment = self.prepared.deployment
-        engines = engines_with_host_copies(deployment, self.prepared.placement)
-        return int(1e9 * (deployment.kv_offload_gb or 0) * max(engines[node.id] for node in group.nodes))
+        held = host_copy_bytes(self.prepared.deployment, self.prepared.placement)
+        return max(held[node.id] for node in group.nodes)
 
     def _shared_memory(self, copies: int) -> str:
         """The size of /dev/shm. On GPU nodes vLLM maps there what engines keep in host memory. Raises UsageError for
@@ -447,8 +472,9 @@ class _Pods:
         memory = self.options.pod_memory
         if copies and memory is not None and quantity_bytes(memory) < self.size.shared_memory_bytes + copies:
             raise UsageError(
-                f"--pod-memory {memory}: with --kv-offload-gb a pod needs {_quantity(copies)} for its KV cache and "
-                f"{_quantity(self.size.shared_memory_bytes)} for the rest; give more, or leave --pod-memory out"
+                f"--pod-memory {memory}: a pod needs {_quantity(copies)} for KV cache in host memory and "
+                f"{_quantity(self.size.shared_memory_bytes)} for the rest of /dev/shm; give more, or leave "
+                "--pod-memory out"
             )
         return _quantity(size_bytes)
 
@@ -456,7 +482,7 @@ class _Pods:
         """All GPUs and NICs of the node: NVLink does not work between pods, and which NIC is near which GPU shows only
         in a pod that has them all. No limit of CPUs, which would throttle. ``copies``: bytes of KV cache in host
         memory, which are requested where no --pod-memory is."""
-        cpus, rdma = int(node.cpus), self._rdma_of(node)
+        cpus, rdma = int(node.available_cpus), self._rdma_of(node)
         both: dict[str, str] = {_gpu_resource(node): str(node.gpus)} if node.gpus else {}
         if rdma is not None and rdma.kind != "dra":
             both[rdma.name] = str(rdma.count or node.nic.count)

@@ -13,6 +13,8 @@ from typing import Any
 
 import yaml
 
+from pdlab.core.nodes import NODE_NAME_LABEL
+
 NODE_GROUP_LABEL = "ray.io/node-group"  # KubeRay gives it to every Ray node: the name of its group
 SELECTOR = "placement_group_bundle_label_selector"
 # `kubectl apply` keeps a copy of the object in an annotation, which may be so large.
@@ -38,6 +40,9 @@ def _of(document: Mapping[str, Any]) -> Iterator[str]:
     names = [group["groupName"] for group in workers]
     if len(set(names)) != len(names):
         yield f"two worker groups have one name: {', '.join(sorted(names))}"
+    nodes = [name for group in workers if (name := (group.get("labels") or {}).get(NODE_NAME_LABEL))]
+    if twice := sorted({name for name in nodes if nodes.count(name) > 1}):
+        yield f"two worker groups have the label {NODE_NAME_LABEL}={twice[0]}: give each node a name of its own"
     given: dict[str, set[str]] = {NODE_GROUP_LABEL: set(names)}
     for group in workers:
         if len(group["groupName"]) > MOST_LABEL_CHARS:

@@ -6,6 +6,7 @@ import base64
 import copy
 import functools
 import io
+import itertools
 import re
 import zipfile
 from collections.abc import Callable
@@ -249,6 +250,12 @@ def test_shared_memory_has_the_kv_cache_that_leaves_the_gpus(export: Callable[..
     assert 0 <= two["node-1"][0] - without - 200e9 < 2**20
     given = shared_and_memory(loaded(export(*EFA, "--kv-offload-gb", "100", "--pod-memory", "1600Gi")[1]))
     assert given["node-1"] == (shared, 1600 * 2**30, True)
+    store = "{kv_connector: OffloadingConnector, kv_connector_extra_config: {cpu_bytes_to_use: 100000000000}}"
+    assert shared_and_memory(loaded(export(*EFA, "--kv-connector", store)[1])) == one
+    other = "{kv_connector: LMCacheConnectorV1}"
+    assert shared_and_memory(loaded(export(*EFA, "--kv-connector", other)[1]))["node-1"] == (without, None, False)
+    of_vllm = shared_and_memory(loaded(export(*OTHERS["collocated"], "--engine-arg", "kv_offloading_size=10")[1]))
+    assert {each for each in of_vllm.values()} == {(without + 20 * 2**30, 20 * 2**30, False)}
     # Two of the three engines are on one of the nodes, and the pods of a group are alike.
     pool = shared_and_memory(
         loaded(
@@ -276,6 +283,29 @@ def test_a_pod_without_a_network_device_asks_for_none(export: Callable[..., tupl
         "gpu-a": {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "8"},
         "gpu-b": {"nvidia.com/gpu": "8"},
     }
+    has = {group["groupName"]: "FI_PROVIDER" in str(container(group)["env"]) for group in workers(documents)}
+    assert has == {"gpu-a": True, "gpu-b": False}
+
+
+@pytest.mark.parametrize(
+    "label, selects",
+    [
+        ("topology.kubernetes.io/zone: a", True),
+        ("eks.amazonaws.com/nodegroup: p5", True),
+        ("cloud.google.com/gke-accelerator: nvidia-h100-80gb", True),
+        ("nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3", True),
+        ("karpenter.sh/nodepool: gpu", True),
+        ("rack: r1", False),
+        ("notkubernetes.io/x: y", False),
+        ("pdlab/rack: r1", False),
+        ("ray.io/region: r1", False),
+    ],
+)
+def test_labels_of_kubernetes_select_nodes(label: str, selects: bool, export: Callable[..., tuple[int, str]]) -> None:
+    Path("roce.yaml").write_text(ROCE.replace("gpus: 8", f"labels: {{{label}}}, gpus: 8"))
+    for group in workers(loaded(export(*OTHERS["named-resource"])[1])):
+        wanted = yaml.safe_load(label) if selects else None
+        assert group["template"]["spec"].get("nodeSelector") == wanted
 
 
 @pytest.mark.parametrize("name", [*CASES, *OTHERS])
@@ -409,13 +439,31 @@ def test_nodes_with_other_selectors_are_no_group(
     assert export(*OTHERS["pools"])[0] == 0
 
 
-@pytest.mark.parametrize("taken", ["free_gpus: [0, 1, 2, 3]", "free_cpus: 100"])
-def test_a_pod_takes_no_part_of_a_node(
-    taken: str, export: Callable[..., tuple[int, str]], capsys: pytest.CaptureFixture[str]
+def test_a_pod_takes_all_gpus_of_a_node_and_free_cpus(
+    export: Callable[..., tuple[int, str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Path("roce.yaml").write_text(CLUSTERS["roce.yaml"].replace("gpus: 8,", f"gpus: 8, {taken},"))
+    Path("roce.yaml").write_text(CLUSTERS["roce.yaml"].replace("gpus: 8,", "gpus: 8, free_cpus: 60,"))
+    for group in workers(loaded(export(*OTHERS["named-resource"])[1])):
+        assert group["rayStartParams"]["num-cpus"] == "60"
+        assert container(group)["resources"]["requests"]["cpu"] == "50"
+    Path("roce.yaml").write_text(CLUSTERS["roce.yaml"].replace("gpus: 8,", "gpus: 8, free_gpus: [0, 1, 2, 3],"))
     assert export(*OTHERS["named-resource"])[0] == 2
-    assert taken.partition(":")[0] in capsys.readouterr().err
+    assert "free_gpus" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("label", ["", "ray.io/node-id: 8c1e2f", "rack: r1"])
+def test_the_file_names_the_nodes_itself(
+    label: str, export: Callable[..., tuple[int, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ids of another Ray cluster select nothing in this one, and nobody starts Ray by hand."""
+    number = itertools.count()
+    text = re.sub(r"gpus: 8", lambda _: f"labels: {{{label and f'{label}{next(number)}'}}}, gpus: 8", ROCE)
+    Path("roce.yaml").write_text(text)
+    done, text = export(*OTHERS["named-resource"])
+    assert done == 0 and "start Ray" not in capsys.readouterr().err
+    groups = workers(loaded(text))
+    assert [group["labels"] for group in groups] == [{"pdlab/node": "gpu-a"}, {"pdlab/node": "gpu-b"}]
+    assert {str(each) for each in selectors(application(loaded(text)))} == {str(group["labels"]) for group in groups}
 
 
 def changed(config: Callable[[dict[str, Any]], None]) -> Callable[[Documents], None]:
@@ -440,6 +488,10 @@ MISTAKES: dict[str, tuple[Callable[[Documents], object], str]] = {
     "start value a number": (lambda d: workers(d)[0]["rayStartParams"].update({"num-gpus": 8}), "num-gpus"),
     "labels at start": (lambda d: workers(d)[0]["rayStartParams"].update(labels="a=b"), "rayStartParams.labels"),
     "label with a space": (lambda d: workers(d)[0]["labels"].update({"pdlab/node": "node 1"}), "node 1"),
+    "one node name twice": (
+        lambda d: workers(d)[1]["labels"].update({"pdlab/node": "node-1"}),
+        "two worker groups have the label pdlab/node=node-1",
+    ),
     "long group": (lambda d: workers(d)[0].update(groupName="n" * 64), "63 characters"),
     "reserved label": (lambda d: workers(d)[0]["labels"].update({"ray.io/node-id": "x"}), "reserves"),
     "two pods, one name": (lambda d: workers(d)[0].update(replicas=2, maxReplicas=2), "one pod"),
