@@ -585,7 +585,13 @@ CODES: dict[str, FindingCode] = {
         "answers ended before --otl {requested}: they have {actual:.4g} tokens",
     ),
     "file_requests_failed": _file("every request has a complete answer", "{failed} of {requests} requests failed"),
-    "file_not_valid": _file("a table of levels marks a level as valid", "marked as not valid in the table: {reasons}"),
+    "file_no_answers": _file(
+        "a file with tokens or a rate of requests counts answered requests",
+        "the file has tokens or a rate of requests, but counts no answered request: write it again with that client",
+    ),
+    "file_not_valid": _file(
+        "a file does not mark its level as not valid", "marked as not valid in the file: {reasons}"
+    ),
     "file_counts_unknown": _file(
         "a file has the number of requests and the duration",
         "the file has neither the number of requests nor the duration: checks that need them are left out",
@@ -1126,6 +1132,10 @@ CODES: dict[str, FindingCode] = {
         "an answer takes many steps that guess tokens",
         "answers of {tokens:.0f} tokens take few steps of {accepted:.3g} tokens: a step is predicted as if its tokens "
         "came one by one, so TPOT and the end of an answer are too early",
+    ),
+    "encoder_not_counted": _of_plan(
+        "the model has no encoder of images or audio",
+        "{what}",
     ),
     "draft_time_not_counted": _of_plan(
         "the time to guess tokens is measured",

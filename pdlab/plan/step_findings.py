@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from pdlab.core.catalog import ModelShape, format_only_in_name
+from pdlab.core.catalog import ModelShape, encoder_not_counted, format_only_in_name
 from pdlab.core.deployment import Deployment, Disaggregated, Pool
 from pdlab.core.findings import Finding, found
 from pdlab.core.version import STACK
@@ -38,6 +38,8 @@ def step_findings(
     findings: list[Finding] = []
     if shape is not None and (what := format_only_in_name(shape)):
         findings.append(found("weights_not_as_named", what=what))
+    if shape is not None and (what := encoder_not_counted(shape)):
+        findings.append(found("encoder_not_counted", what=what))
     planned = list(deployments)
     findings += {each.text: each for deployment in planned for each in _assumptions(deployment, hardware)}.values()
     pools = list(dict.fromkeys(pool for deployment in planned for pool in deployment.pools.values()))
