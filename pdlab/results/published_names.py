@@ -130,8 +130,8 @@ def parse_name(name: str) -> FolderName:
     """What a published folder's name gives. Raises UsageError on an invalid configuration.
 
     By the published convention the last part is the configuration, ``4xtp2`` (collocated) or ``1xtp2-1xtp2``
-    (prefill-decode), then free words. Degrees among these, such as ``pp2``, are of every pool. The word ``spread``
-    means spread. Without it prefill and decode shared a node, unless they need more than one.
+    (prefill-decode), then free words. Degrees among these, such as PP 2 in ``1xtp4_pp2``, are of every pool. The word
+    ``spread`` means spread. Without it prefill and decode shared a node, unless they need more than one.
     """
     lengths, mode = _LENGTHS.search(name), _MODE.search(name)
     return FolderName(
@@ -179,7 +179,7 @@ def _day_in(text: str) -> datetime | None:
 
 
 def is_load(word: str, value: float) -> bool:
-    """Whether a word of a name is that load: ``conc8`` and ``c8`` of 8, ``4qps`` of 4."""
+    """Whether a word of a name is that load, as a concurrency of 8 or a rate of 8 requests/s for 8."""
     number = re.search(r"\d+(?:\.\d+)?", word)
     return _LOAD.fullmatch(word) is not None and number is not None and float(number[0]) == value
 
