@@ -27,8 +27,10 @@ from pdlab.bench.slo_search import SloSearchOptions
 from pdlab.bench.target import Target, normal_url, resolve_target
 from pdlab.bench.traffic import keep_plan, replayed
 from pdlab.core.arguments import MAX_REQUESTS
+from pdlab.core.commands import VIZ
 from pdlab.core.errors import DeploymentDied, StoreError, UsageError
 from pdlab.core.findings import Finding, found
+from pdlab.core.model_names import same_model
 from pdlab.core.replayed import COMPILED
 from pdlab.core.schema import Frozen, incidental
 from pdlab.core.text import counted, duration
@@ -67,25 +69,32 @@ class SweepOptions(SweepFlags):
 
 class SweepResult(Frozen):
     """``runs`` are the sweep's levels in its order, the ones that --resume skipped included, then the
-    searches' levels by rate."""
+    searches' levels by rate. ``loads``: those that were requested."""
 
     folder: Path
     runs: tuple[Run, ...]
     searches: tuple[SloSearch, ...] = ()
+    loads: tuple[Load, ...]
     measured: int
 
     @property
     def valid(self) -> bool:
         """See `all_answered`."""
-        return all_answered(self.runs, self.searches)
+        return all_answered(self.runs, self.searches, self.loads)
 
 
-def all_answered(runs: Iterable[Run], searches: Sequence[SloSearch]) -> bool:
-    """Every requested level is valid, and every search has its result. (Levels of a search may fail, because they drive
-    the server beyond its capacity.)
+def all_answered(runs: Iterable[Run], searches: Sequence[SloSearch], loads: Iterable[Load]) -> bool:
+    """Every level of the requested ``loads`` is valid, and every search has its result. (Other levels of a search may
+    fail, because they drive the server beyond its capacity.)
     """
     searched = {("rate", point.rate_rps, search.repeat) for search in searches for point in search.points}
-    load_runs = [run for run in runs if (run.key.kind, run.key.value, run.key.repeat) not in searched]
+    requested = {(load.kind, load.value) for load in loads}
+
+    def counts(key: RunKey) -> bool:
+        further_look = key.look > 0 or (key.kind, key.value) not in requested
+        return not (further_look and (key.kind, key.value, key.repeat) in searched)
+
+    load_runs = [run for run in runs if counts(run.key)]
     return all(run.validity.valid for run in load_runs) and all(search.finished for search in searches)
 
 
@@ -135,8 +144,14 @@ def _run_held(
     _check_burstiness(store, to_search)
     searching = bool(to_search)
     again = options.retry_invalid and bool(_to_retry(store, [level for level in built if level not in todo]))
-    for note in (*target.notes, *(each.text for each in target.figure_notes)):
-        progress.note(note)
+    if not manifest.gpus:
+        progress.note(
+            f"note: the number of GPUs of {target.name} is unknown: {VIZ} cannot draw it per node; give --gpus N"
+        )
+    for each in target.figure_notes:
+        progress.note(each.text)
+    if earlier is not None and earlier.gpus != manifest.gpus:  # also where nothing is left to measure
+        store.write_manifest(earlier.model_copy(update={"gpus": manifest.gpus}))
     done = 0
     if todo or searching or again:
         # What another sweep sent to this start of the deployment is in its prefix cache.
@@ -177,7 +192,7 @@ def _run_held(
         rates = {point.rate_rps for point in search.points}
         of_rates = [run for key, run in kept.items() if key.kind == "rate" and key.repeat == repeat]
         runs += [run for run in of_rates if run.key.value in rates and run not in runs]
-    return SweepResult(folder=store.folder, runs=tuple(runs), searches=searches, measured=done)
+    return SweepResult(folder=store.folder, runs=tuple(runs), searches=searches, loads=options.loads, measured=done)
 
 
 def _check_again(target: Target, store: Store, measured: Collection[RunKey], progress: Progress) -> None:
@@ -321,7 +336,8 @@ def _to_retry(store: Store, planned: Sequence[Level]) -> list[Level]:
 
 
 def same_experiment(earlier: Manifest, current: Manifest, folder: Path) -> None:
-    """Raises StoreError when levels of ``current`` do not belong beside those of ``earlier``."""
+    """Raises StoreError when levels of ``current`` do not belong beside those of ``earlier``. An unknown model or
+    number of GPUs differs from none."""
 
     def refuse(changed_key: str, before: object, after: object) -> StoreError:
         return StoreError(
@@ -342,8 +358,12 @@ def same_experiment(earlier: Manifest, current: Manifest, folder: Path) -> None:
         raise refuse("deployment", old_name, new_name)
     if earlier.label != current.label:
         raise refuse("label", earlier.label, current.label)
-    if earlier.gpus != current.gpus:
+    if earlier.gpus and current.gpus and earlier.gpus != current.gpus:
         raise refuse("GPUs", earlier.gpus, current.gpus)
+    for name in ("model", "tokenizer"):
+        known, requested = getattr(earlier, name), getattr(current, name)
+        if known is not None and requested is not None and not same_model(known, requested):
+            raise refuse(name, known, requested)
 
 
 def _start_manifest(target: Target, earlier: Manifest | None, options: SweepOptions, folder: Path) -> Manifest:
@@ -369,6 +389,7 @@ def _start_manifest(target: Target, earlier: Manifest | None, options: SweepOpti
             "commands": (*earlier.commands, *launches, command),
             "started_at": earlier.started_at,
             "canaries_after": earlier.canaries_after,
+            "gpus": manifest.gpus or earlier.gpus,
         }
     )
 

@@ -585,6 +585,10 @@ CODES: dict[str, FindingCode] = {
         "answers ended before --otl {requested}: they have {actual:.4g} tokens",
     ),
     "file_requests_failed": _file("every request has a complete answer", "{failed} of {requests} requests failed"),
+    "file_no_answers": _file(
+        "a file with tokens or a rate of requests counts answered requests",
+        "the file has tokens or a rate of requests, but counts no answered request: write it again with that client",
+    ),
     "file_not_valid": _file("a table of levels marks a level as valid", "marked as not valid in the table: {reasons}"),
     "file_counts_unknown": _file(
         "a file has the number of requests and the duration",
@@ -1107,6 +1111,10 @@ CODES: dict[str, FindingCode] = {
     ),
     "weights_not_as_named": _of_plan(
         "the model's files have the format of weights in its name",
+        "{what}",
+    ),
+    "encoder_not_counted": _of_plan(
+        "the model has no encoder of images or audio",
         "{what}",
     ),
     "draft_time_not_counted": _of_plan(

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from pdlab.core.deployment import Collocated, Disaggregated, parse_pool
@@ -46,7 +47,7 @@ class PublishedLevel(NamedTuple):
     """One level of a file. ``part``: which part of the file (empty: all of it). ``data``: its figures under the keys of
     ``vllm bench serve``. ``name``: parsed from its name; ``stated``: stated by people. ``tool`` wrote the file, whose
     hash is ``sha256``. ``shown``: its path in the folder, and its part. ``requests``: all answered requests, if they
-    were kept."""
+    were kept. ``settings``: see `RawLevel`."""
 
     tool: str
     sha256: str
@@ -58,6 +59,7 @@ class PublishedLevel(NamedTuple):
     stated: FileDescription
     run: Run
     requests: RequestTimes | None = None
+    settings: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def topology(self) -> Collocated | Disaggregated | None:
@@ -126,6 +128,8 @@ def _level(
     faults += [*unknown_lengths, *_no_latencies(data), *_recounted(data, completed, output_tokens)]
     if failed:
         faults.append(found("file_requests_failed", failed=failed, requests=num_requests))
+    elif not completed and input_tokens + output_tokens + (number(data.get("request_throughput")) or 0) > 0:
+        faults.append(found("file_no_answers"))
     if "invalid" in data:
         faults.append(found("file_not_valid", reasons=str(data["invalid"])))
     lengths = _lengths(named, name, completed, input_tokens, output_tokens)
@@ -173,7 +177,9 @@ def _level(
         engine=_engine(reading.tool, data),
     )
     times = raw.requests if raw.requests is not None and len(raw.requests.ttft_s) == completed else None
-    return PublishedLevel(reading.tool, reading.sha256, file, raw.part, shown, data, name, stated, run, times)
+    return PublishedLevel(
+        reading.tool, reading.sha256, file, raw.part, shown, data, name, stated, run, times, raw.settings
+    )
 
 
 def number(value: Any) -> float | None:

@@ -45,6 +45,7 @@ _DEPLOYMENT_KEY = re.compile(
     r"(?<![a-z0-9])(?:tp|pp|dp|ep|gpus?|nodes?|replicas?|instances?|workers?|prefill|decode|parallel|parallelism"
     r"|topology|deployment|num[-_ ]?gpus?|hardware|accelerator)(?![a-z0-9])"
 )
+_OF_MEMORY = re.compile(r"memory|utilization|blocks?|loading")  # gpu_memory_utilization is of no other number of GPUs
 # Keys of a count or of a group's size; not of a figure per item, nor of the client.
 _SIZE_KEY = re.compile(
     r"(?<![a-z0-9])(?:tp|pp|dp|ep|parallel|parallelism|gpus?|nodes|replicas|instances"
@@ -167,7 +168,8 @@ def replica_counts(text: str) -> ReplicaCounts | None:
 
 def is_of_deployment(key: str) -> bool:
     """Whether a key of metadata describes the deployment, and so the number of GPUs."""
-    return _DEPLOYMENT_KEY.search(key.lower().replace("_", " ")) is not None
+    words = key.lower().replace("_", " ")
+    return _DEPLOYMENT_KEY.search(words) is not None and not _OF_MEMORY.search(words)
 
 
 def is_size_of_deployment(key: str) -> bool:

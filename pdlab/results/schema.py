@@ -576,13 +576,16 @@ class Manifest(Frozen):
     ``serving_path``: what stood between client and engines, and why. ``canary``: at the launch; ``canaries_after``: the
     same prompts after each sweep, against the answers of the launch. ``tuning``: the search that gave the engine
     settings, if any. ``traffic``: head of the replayed compiled workload; its SHA-256 is in the workload's lengths.
-    ``rehearsal``: see `Run`.
+    ``rehearsal``: see `Run`. ``model`` and ``tokenizer``: of a server that pdlab did not launch, the name in the
+    requests and the tokenizer that drew the prompts (None: pdlab launched it, or the file has no name).
     """
 
     schema_version: Literal[2] = 2
     origin: Origin
     label: OneLine
     deployment: Deployment | None = None
+    model: OneLine | None = None
+    tokenizer: OneLine | None = None
     cluster: ClusterView | None = None
     placement: Placement | None = None
     gpus: int | None = None
@@ -679,6 +682,6 @@ class Experiment(Frozen):
         """
         manifest = self.manifest
         if manifest.origin != "imported":
-            return manifest.deployment.model if manifest.deployment else None
+            return manifest.deployment.model if manifest.deployment else manifest.model
         models = {run.model for run in self.runs if run.model is not None}
         return models.pop() if len(models) == 1 else None

@@ -17,7 +17,16 @@ from pdlab.bench import levels, measure, slo_search, target
 from pdlab.bench.measure import settled
 from pdlab.bench.progress import ExperimentProgress, Progress
 from pdlab.bench.slo_search import SloSearchOptions
-from pdlab.bench.sweep import SweepOptions, _check_again, _run_held, _Sweeper, _todo, build, same_experiment
+from pdlab.bench.sweep import (
+    SweepOptions,
+    _check_again,
+    _run_held,
+    _Sweeper,
+    _todo,
+    all_answered,
+    build,
+    same_experiment,
+)
 from pdlab.bench.target import normal_url
 from pdlab.cli import bench
 from pdlab.core.deployment import Collocated, Deployment, Pool
@@ -110,6 +119,69 @@ def test_levels_of_two_experiments_never_share_a_folder(changes: dict[str, Any],
 
 def test_the_same_experiment_goes_on() -> None:
     same_experiment(manifest(), manifest(commands=("again",), started_at="later"), Path("x"))
+
+
+def of_server(**changes: Any) -> Manifest:
+    """The manifest of a server that pdlab did not launch."""
+    known = {"deployment": None, "label": "free", "gpus": 2, "model": "org/one", "tokenizer": "/t/one"}
+    return manifest(**{**known, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": "org/other"}, "x was measured with model org/one, now it is org/other; use another --exp-name or"),
+        ({"tokenizer": "/t/other"}, "x was measured with tokenizer /t/one, now it is /t/other; use another"),
+        ({"gpus": 4}, "x was measured with GPUs 2, now it is 4; use another --exp-name or --out"),
+    ],
+)
+def test_levels_of_two_models_or_sizes_never_share_a_folder(changes: dict[str, Any], words: str) -> None:
+    for earlier, current in ((of_server(), of_server(**changes)), (of_server(**changes), of_server())):
+        with pytest.raises(StoreError) as refused:
+            same_experiment(earlier, current, Path("x"))
+        if earlier == of_server():
+            assert str(refused.value).startswith(words)
+    for unknown in ({name: None} for name in changes):
+        same_experiment(of_server(**unknown), of_server(**changes), Path("x"))
+        same_experiment(of_server(**changes), of_server(**unknown), Path("x"))
+    same_experiment(of_server(), of_server(model="one", tokenizer="/elsewhere/one"), Path("x"))
+
+
+def nowhere(known: Manifest) -> SimpleNamespace:
+    """A target to which nothing may be sent."""
+    return SimpleNamespace(manifest=known, base_url="http://127.0.0.1:9", name=known.label, figure_notes=())
+
+
+def test_the_number_of_gpus_may_be_given_later(tmp_path: Path) -> None:
+    """As the note on an unknown number advises; also where no level is left to measure."""
+    planned = levels.sweep_levels(Workload(), (Closed(concurrency=2),))
+    sweeper(tmp_path, Fake(1.0)).run(planned, planned, of_server(gpus=None))
+    options = SweepOptions(loads=(Closed(concurrency=2),), resume=True)
+
+    def printed(gpus: int | None) -> str:
+        stream = io.StringIO()
+        _run_held(options, nowhere(of_server(gpus=gpus)), Store(tmp_path), Progress(stream), None)  # type: ignore[arg-type]
+        return stream.getvalue()
+
+    assert "the number of GPUs of free is unknown" in printed(None) and Store(tmp_path).read_manifest().gpus is None
+    for gpus in (4, None):  # once given it is known
+        assert printed(gpus) == "" and Store(tmp_path).read_manifest().gpus == 4
+    with pytest.raises(StoreError, match="was measured with GPUs 4, now it is 8"):
+        printed(8)
+
+
+@pytest.mark.parametrize(("rates", "look", "valid"), [((4.0,), 0, False), ((4.0,), 1, True), ((), 0, True)])
+def test_a_requested_level_counts_even_if_a_search_used_its_rate(
+    rates: tuple[float, ...], look: int, valid: bool
+) -> None:
+    point = slo_search.LevelSample(rate_rps=4, repeat=0, judged=1000, met=1000)
+    search = slo_search.evaluate([point], SloSearchOptions(slo=Slo(ttft_s=0.5)), label="x", repeat=0).answer
+    load = Open(rate_rps=4)
+    key = RunKey(kind="rate", value=4, look=look)
+    run = made.run([made.record()], load, key=key).model_copy(update={"validity": failing("steady_state")})
+    finished = search.model_copy(update={"finished": True})
+    assert all_answered([run], [finished], [Open(rate_rps=rate) for rate in rates]) is valid
+    assert not all_answered([run], [search.model_copy(update={"finished": False})], ())
 
 
 @pytest.mark.parametrize("text", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])
@@ -218,10 +290,9 @@ def test_gpus_come_from_a_label_or_a_flag(monkeypatch: pytest.MonkeyPatch) -> No
         return target.resolve_target("http://h:1/v1", workload=Workload(), **more)
 
     labelled = resolve(name="pd-spread-p2xtp2-d1xtp4")
-    assert (labelled.manifest.gpus, labelled.notes, labelled.tokenizer) == (8, (), "m")
+    assert (labelled.manifest.gpus, labelled.manifest.model, labelled.tokenizer) == (8, "m", "m")
     assert resolve(name="free", gpus=16).manifest.gpus == 16
-    unknown = resolve(name="free")
-    assert unknown.manifest.gpus is None and "give --gpus N" in unknown.notes[0]
+    assert resolve(name="free").manifest.gpus is None
     assert resolve(name="free", smoke=True).name == "free-smoke"
     with pytest.raises(UsageError, match="--gpus 4: collocated-4xtp2 uses 8"):
         resolve(name="collocated-4xtp2", gpus=4)
@@ -373,11 +444,10 @@ def test_a_search_of_another_burstiness_is_refused_before_the_first_request(forc
     loads = (Open(rate_rps=4),)
     planned = levels.sweep_levels(Workload(), loads)
     sweeper(tmp_path, Fake(1.0), loads=loads).run(planned, planned, manifest())
-    nowhere = SimpleNamespace(manifest=manifest(), base_url="http://127.0.0.1:9", notes=(), figure_notes=())
 
     def search(search: SloSearchOptions, store: Store) -> None:
         options = SweepOptions(searches=(search,), resume=True, force=force)
-        _run_held(options, nowhere, store, Progress(io.StringIO()), None)  # type: ignore[arg-type]
+        _run_held(options, nowhere(manifest()), store, Progress(io.StringIO()), None)  # type: ignore[arg-type]
 
     with pytest.raises(StoreError, match=r"rate4\.json was measured with burstiness 1, the search for .* has 0\.5;"):
         search(SEARCH, Store(tmp_path))

@@ -216,6 +216,55 @@ def test_a_file_is_recognised_by_what_is_in_it(name: str, tmp_path: Path) -> Non
     assert all(reading.skipped for reading in readings if not reading.levels)
 
 
+def guidellm_of_0_2(**more: Any) -> dict[str, Any]:
+    """As 0.2 and 0.3 write it: totals, arguments and the worker beside the metrics."""
+    benchmark = json.loads(json.dumps(GUIDELLM["benchmarks"][0]))
+    strategy = benchmark.pop("config")["strategy"]
+    benchmark["args"] = {"strategy": strategy, "strategy_index": 0}
+    benchmark["request_totals"] = benchmark["metrics"].pop("request_totals")
+    benchmark["worker"] = {"type_": "generative_requests_worker", "backend_model": "org/m"}
+    return {"benchmarks": [{**benchmark, **more}]}
+
+
+def test_earlier_reports_of_guidellm(tmp_path: Path) -> None:
+    (run,) = runs_of(written(tmp_path / "x", {"benchmarks.json": guidellm_of_0_2()}))
+    assert (run.completed, run.load, run.model) == (4, Closed(concurrency=2), "org/m")
+    assert run.whole.requests_per_s == pytest.approx(2.0) and run.validity.valid
+    with pytest.raises(StoreError, match=r"benchmarks\.json: it begins as a file of guidellm.*no request_totals"):
+        runs_of(written(tmp_path / "y", {"benchmarks.json": guidellm_of_0_2(request_totals=None)}))
+
+
+NO_ANSWERS: dict[str, dict[str, Any]] = {
+    "vllm": {"a.json": VLLM | {"completed": 0}},
+    "sglang": {"a.jsonl": [SGLANG | {"completed": 0}]},
+    "aiperf": {"profile_export_aiperf.json": AIPERF | {"request_count": aiperf_metric("requests", 0.0)}},
+    "inference-perf": {
+        "stage_0_lifecycle_metrics.json": LIFECYCLE | {"successes": LIFECYCLE["successes"] | {"count": 0}}
+    },
+    "genai-bench": {
+        "a.json": GENAI_BENCH
+        | {"aggregated_metrics": GENAI_BENCH["aggregated_metrics"] | {"num_completed_requests": 0, "num_requests": 0}}
+    },
+    "evalscope": {"benchmark_summary.json": EVALSCOPE | {"Success Requests": 0, "Total Requests": 0}},
+}
+
+
+@pytest.mark.parametrize("client", NO_ANSWERS)
+def test_figures_without_an_answered_request_are_not_valid(client: str, tmp_path: Path) -> None:
+    files = json.loads(json.dumps(NO_ANSWERS[client]))
+    for content in files.values():
+        for level in content if isinstance(content, list) else [content]:
+            level.pop("num_prompts", None)
+            if client == "sglang":
+                level.pop("errors")
+            if client == "aiperf":
+                level["benchmark_duration"] = aiperf_metric("sec", 2.0)
+            if client == "inference-perf":
+                level["benchmark_time_seconds"] = 2.0
+    (run,) = runs_of(written(tmp_path / "x_isl100_otl3", files))
+    assert [finding.code for finding in run.validity.findings] == ["file_no_answers"]
+
+
 def test_what_is_not_read_is_named(tmp_path: Path) -> None:
     written(tmp_path, {"x.json": {"hello": 1}})
     with pytest.raises(StoreError, match=r"no known benchmark client.*its first keys are hello"):

@@ -10,8 +10,10 @@ import csv
 import hashlib
 import io
 import json
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
@@ -57,11 +59,13 @@ class RequestTimes(NamedTuple):
 
 class RawLevel(NamedTuple):
     """One level as a client wrote it. ``part``: its place in the file, empty if the file holds one level. ``requests``:
-    its requests, if they were kept."""
+    its requests, if they were kept. ``settings``: values of any type that the levels of one curve share; other numbers
+    of ``data`` are figures."""
 
     part: str
     data: dict[str, Any]
     requests: RequestTimes | None = None
+    settings: Mapping[str, Any] = MappingProxyType({})
 
 
 def may_be_read(file: Path) -> bool:

@@ -118,7 +118,7 @@ def _level(content: dict[str, Any]) -> dict[str, Any]:
     failed = _average(content, "error_request_count") or 0
     rate = _average(content, "request_throughput")
     # Its rates refer to the time from the first request to the last answer, which is shorter than benchmark_duration.
-    duration = completed / rate if rate else _average(content, "benchmark_duration")
+    duration = completed / rate if rate and completed else _average(content, "benchmark_duration")
     level: dict[str, Any] = {
         "request_throughput": rate,
         "duration": duration,

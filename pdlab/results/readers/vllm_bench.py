@@ -4,11 +4,13 @@ With ``--save-detailed`` (vLLM) or ``--output-details`` (SGLang) the file holds 
 and the share within an SLO.
 
 ``vllm bench sweep`` writes a folder per combination with ``run=N.json``, a level each. Its ``summary.json`` and
-``summary.csv`` repeat the same levels.
+``summary.csv`` repeat the same levels. Beside vLLM's own results a level has ``run_number`` and the parameters of its
+combination, which are settings.
 """
 
 from __future__ import annotations
 
+import re
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,16 @@ _MARKS = {"request_throughput", "completed"}
 # Summary of a sweep -> pattern of its levels' files, from the folder of the summary.
 _SUMMARIES = {"summary.json": "run=*.json", "summary.csv": "*/run=*.json"}
 
+# What a level of a sweep has beside the parameters of its combination: its load, and the results of `vllm bench serve`.
+_OF_SWEEP = frozenset({"", "run_number", "_benchmark_name", "seed"})
+_LOAD = frozenset({"max_concurrency", "request_rate", "burstiness", "num_prompts"})
+_RESULTS = frozenset(
+    {"date", "endpoint_type", "backend", "label", "model_id", "tokenizer_id", "duration", "completed", "failed"}
+    | {"max_concurrent_requests", "rtfx", "rps_change_events", "input_lens", "output_lens", "ttfts", "itls"}
+    | {"start_times", "generated_texts", "errors"}
+)
+_FIGURE = re.compile(r"[\w.]+_(?:ms|throughput|goodput|per_s)|(?:total|spec_decode|diffusion|probe|ramp_up)_\w+")
+
 
 def read(file: Path, content: Any) -> FileReading | None:
     """None unless every level has the keys of these clients."""
@@ -35,7 +47,7 @@ def read(file: Path, content: Any) -> FileReading | None:
         rows = [_numbers(row) for row in rows]
     of_sglang = any("total_output_tokens_retokenized" in row or "sharegpt_output_len" in row for row in rows)
     levels = [
-        RawLevel(f"line {number}" if isinstance(content, list) else "", *_level(file, row, of_sglang))
+        RawLevel(f"line {number}" if isinstance(content, list) else "", *_level(file, row, of_sglang), _parameters(row))
         for number, row in enumerate(rows, 1)
     ]
     return FileReading(OF_SGLANG if of_sglang else TOOL, tuple(levels))
@@ -59,6 +71,19 @@ def _level(file: Path, row: dict[str, Any], of_sglang: bool) -> tuple[dict[str, 
     except (TypeError, ValueError) as error:
         raise StoreError(f"{file}: its requests are not numbers ({error}); write the file again") from error
     return level, times
+
+
+def _parameters(row: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of a combination of ``vllm bench sweep``; empty for a level of no sweep."""
+    if "run_number" not in row:
+        return {}
+    return {
+        name: value
+        for name, value in row.items()
+        if value is not None
+        and (key := name.replace("-", "_")) not in _OF_SWEEP | _LOAD | _RESULTS
+        and not _FIGURE.fullmatch(key)
+    }
 
 
 def _numbers(row: dict[str, Any]) -> dict[str, Any]:
