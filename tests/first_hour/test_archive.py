@@ -23,7 +23,7 @@ LEAKS = {
     "doctor.json": json.dumps({"environment": {"HF_TOKEN": HUB, "UCX_TLS": "srd"}, "auth": {"token": "0123456789ab"}}),
     "results/x/manifest.json": json.dumps({"commands": [f"launch --password {PASSWORD}"], "total_tokens": 5000}),
     "failed-replicas/launch-pack/worker-1.out": f"aws_secret_access_key = {PASSWORD}\nAKIAABCDEFGHIJKLMNOP\n",
-    "logs/07-engine.log": f"vllm serve m --api-key {FLAG} --port 8000\nAZURE_STORAGE_KEY={FLAG}\nSSH_PRIVATE_KEY={FLAG}",
+    "logs/07-engine.log": f"vllm serve m --api-key {FLAG} \nAZURE_STORAGE_KEY={FLAG}\nSSH_PRIVATE_KEY={FLAG}",
     "logs/08-engine.log": f"non-default args: {{'api_key': ['{FLAG}', '{FLAG}x'], 'max_num_batched_tokens': 8192}}\n",
     "config.json": json.dumps({"password": PHRASE, "words": ["--hf-token", FLAG]}),
     "nested.json": json.dumps({"text": json.dumps({"passwd": PHRASE})}),
