@@ -41,6 +41,9 @@ OF_IMAGE = (
     *("/home/ray", "/opt/amazon", "/opt/nvidia", "/opt/pdlab", CODE_PATH),
 )
 OWNER_LABEL = "pdlab/deployment"
+# Labels of these domains, and of those below them, are on nodes of Kubernetes. Others are Ray's or the user's own.
+DOMAINS = ("kubernetes.io", "k8s.io", "amazonaws.com", "google.com", "azure.com", "nvidia.com", "amd.com",
+           "karpenter.sh", "k8s.aws")  # fmt: skip
 SYSTEM_SHARE = 6  # one CPU in so many is left to the node's own processes
 # Replicas drain for 45 s (`pdlab.deploy.serve_config.SHUTDOWN_WINDOW_S`); Kubernetes would end a pod after 30 s.
 GRACE_S = 120
@@ -256,7 +259,11 @@ def _groups(prepared: Prepared, options: ExportOptions) -> list[WorkerGroup]:
 
 def _selector(node: ClusterNode) -> dict[str, str]:
     """The labels of the node that Kubernetes knows."""
-    return {key: value for key, value in node.labels.items() if "kubernetes.io" in key.partition("/")[0]}
+    return {
+        key: value
+        for key, value in node.labels.items()
+        if any(f".{key.partition('/')[0]}".endswith(f".{domain}") for domain in DOMAINS)
+    }
 
 
 def _gpu_resource(node: ClusterNode) -> str:
@@ -431,7 +438,7 @@ class _Pods:
             # An added capability has no effect for another user than root.
             container["securityContext"] = {"runAsUser": 0, "capabilities": {"add": ["IPC_LOCK"]}}
         container |= {
-            "env": _variables({**self.env, **node_env(self.prepared)}),
+            "env": _variables({**self.env, **(node_env(self.prepared) if node.nic.kind == "efa" else {})}),
             "resources": resources,
             # The first process of the container is a shell, which hands no signal on to Ray.
             "lifecycle": {"preStop": {"exec": {"command": ["/bin/sh", "-c", "ray stop"]}}},

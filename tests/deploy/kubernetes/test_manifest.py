@@ -283,6 +283,29 @@ def test_a_pod_without_a_network_device_asks_for_none(export: Callable[..., tupl
         "gpu-a": {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "8"},
         "gpu-b": {"nvidia.com/gpu": "8"},
     }
+    has = {group["groupName"]: "FI_PROVIDER" in str(container(group)["env"]) for group in workers(documents)}
+    assert has == {"gpu-a": True, "gpu-b": False}
+
+
+@pytest.mark.parametrize(
+    "label, selects",
+    [
+        ("topology.kubernetes.io/zone: a", True),
+        ("eks.amazonaws.com/nodegroup: p5", True),
+        ("cloud.google.com/gke-accelerator: nvidia-h100-80gb", True),
+        ("nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3", True),
+        ("karpenter.sh/nodepool: gpu", True),
+        ("rack: r1", False),
+        ("notkubernetes.io/x: y", False),
+        ("pdlab/rack: r1", False),
+        ("ray.io/region: r1", False),
+    ],
+)
+def test_labels_of_kubernetes_select_nodes(label: str, selects: bool, export: Callable[..., tuple[int, str]]) -> None:
+    Path("roce.yaml").write_text(ROCE.replace("gpus: 8", f"labels: {{{label}}}, gpus: 8"))
+    for group in workers(loaded(export(*OTHERS["named-resource"])[1])):
+        wanted = yaml.safe_load(label) if selects else None
+        assert group["template"]["spec"].get("nodeSelector") == wanted
 
 
 @pytest.mark.parametrize("name", [*CASES, *OTHERS])
