@@ -85,8 +85,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(settings: ExperimentSettings, argv: Sequence[str]) -> int:
-    if not settings.dry_run:
-        check_folder(settings.out, "--out")
+    check_folder(settings.out, "--out", written=not settings.dry_run)
     plan, until = make_schedule(settings.file), None
     if settings.until is not None:
         until = parse_until(settings.until, plan.file, settings.max_repeats)

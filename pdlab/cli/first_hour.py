@@ -89,8 +89,7 @@ def main(settings: FirstHourSettings) -> int:
     except UsageError as error:
         raise UsageError(f"--model {model}: {error}") from error
     out = settings.out or ROOT / defaults.RESULTS / "first-hour"
-    if not settings.dry_run:
-        check_folder(out, "--out")
+    check_folder(out, "--out", written=not settings.dry_run)
     out = out.absolute()
     where: RunsOn = "local" if local else "rehearsal" if rehearse else "cluster"
     steps = plan(out, where=where, model=model, port=port, lengths=LENGTHS[where])

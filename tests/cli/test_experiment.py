@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -24,9 +25,9 @@ def test_without_ray_nothing_starts_and_nothing_is_written(
     assert experiment.main([*words, "--dry-run"]) == 0
 
 
-def test_a_dry_run_needs_no_folder_that_can_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").write_text("")
-    words = ["local-pack-vs-spread", "--out", str(tmp_path / "file" / "out")]
+def test_a_dry_run_needs_no_folder_that_can_be_written(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    words = ["local-pack-vs-spread", "--out", str(small_disk / "out")]
     assert experiment.main([*words, "--dry-run"]) == 0
     assert make_schedule(words[0]).file.name in capsys.readouterr().out
     assert experiment.main(words) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -129,10 +130,10 @@ def test_without_ray_nothing_starts(
     assert first_hour.main(["--out", str(tmp_path / "out"), "--dry-run"]) == 0
 
 
-def test_a_dry_run_needs_no_folder_that_can_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    assert first_hour.main(["--dry-run", "--out", str(tmp_path / "file" / "out")]) == 0
-    assert first_hour.main(["--out", str(tmp_path / "file" / "out")]) == 2
+def test_a_dry_run_needs_no_folder_that_can_be_written(small_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    assert first_hour.main(["--dry-run", "--out", str(small_disk / "out")]) == 0
+    assert first_hour.main(["--out", str(small_disk / "out")]) == 2
 
 
 def test_the_steps_are_printed_as_they_are_typed(
