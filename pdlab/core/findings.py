@@ -589,7 +589,9 @@ CODES: dict[str, FindingCode] = {
         "a file with tokens or a rate of requests counts answered requests",
         "the file has tokens or a rate of requests, but counts no answered request: write it again with that client",
     ),
-    "file_not_valid": _file("a table of levels marks a level as valid", "marked as not valid in the table: {reasons}"),
+    "file_not_valid": _file(
+        "a file does not mark its level as not valid", "marked as not valid in the file: {reasons}"
+    ),
     "file_counts_unknown": _file(
         "a file has the number of requests and the duration",
         "the file has neither the number of requests nor the duration: checks that need them are left out",
