@@ -168,7 +168,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, dic
         folders.append(root / name)
     program = Path(__file__).with_name("vllm_layers.py")
     done = subprocess.run(
-        [sys.executable, str(program), *map(str, folders)], capture_output=True, text=True, timeout=600
+        [sys.executable, str(program), *map(str, folders)], capture_output=True, text=True, timeout=840
     )
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(lines) == len(folders), done.stderr[-3000:]
