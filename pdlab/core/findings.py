@@ -595,7 +595,9 @@ CODES: dict[str, FindingCode] = {
         "a file with tokens or a rate of requests counts answered requests",
         "the file has tokens or a rate of requests, but counts no answered request: write it again with that client",
     ),
-    "file_not_valid": _file("a table of levels marks a level as valid", "marked as not valid in the table: {reasons}"),
+    "file_not_valid": _file(
+        "a file does not mark its level as not valid", "marked as not valid in the file: {reasons}"
+    ),
     "file_counts_unknown": _file(
         "a file has the number of requests and the duration",
         "the file has neither the number of requests nor the duration: checks that need them are left out",
@@ -1117,6 +1119,10 @@ CODES: dict[str, FindingCode] = {
     ),
     "weights_not_as_named": _of_plan(
         "the model's files have the format of weights in its name",
+        "{what}",
+    ),
+    "encoder_not_counted": _of_plan(
+        "the model has no encoder of images or audio",
         "{what}",
     ),
     "draft_time_not_counted": _of_plan(

@@ -268,18 +268,23 @@ def _stores(deployment: Deployment, *, cpu: bool) -> list[dict[str, Any]]:
     return [{"kv_role": "kv_both", **store} for store in (*stores, *deployment.kv_connectors)]
 
 
-def engines_with_host_copies(deployment: Deployment, placement: Placement) -> Counter[str]:
-    """Node id -> engines that keep KV cache in that node's host memory, ``kv_offload_gb`` each; empty without it. An
-    engine that spans nodes counts on each."""
-    engines: Counter[str] = Counter()
-    if deployment.kv_offload_gb is None:
-        return engines
-    role: Role = "prefill" if isinstance(deployment.topology, Disaggregated) else "collocated"
-    stages = deployment.pools[role].pp
-    for replica in placement.of(role):
-        ranks = {(name, number // stages) for number, group in enumerate(replica.groups) for name in group.slots}
-        engines.update(name for name, _ in ranks)
-    return engines
+def host_copy_bytes(deployment: Deployment, placement: Placement) -> Counter[str]:
+    """Node id -> bytes of KV cache that the node's engines keep in its host memory with vLLM's OffloadingConnector.
+    Nodes without any are absent. An engine that spans nodes counts on each, as each rank maps all of it."""
+    held: Counter[str] = Counter()
+    for role, pool in deployment.pools.items():
+        gib = deployment.engine_kwargs_of(pool).get("kv_offloading_size")
+        sizes = [gib * 2**30 if isinstance(gib, int | float) else 0]
+        for store in _stores(deployment, cpu=False) if role in ("prefill", "collocated") else ():
+            if store.get("kv_connector") == "OffloadingConnector":
+                size = store.get("kv_connector_extra_config", {}).get("cpu_bytes_to_use")
+                sizes.append(size if isinstance(size, int | float) else 0)
+        if not (of_engine := int(sum(sizes))):
+            continue
+        for replica in placement.of(role):
+            ranks = {(name, number // pool.pp) for number, group in enumerate(replica.groups) for name in group.slots}
+            held.update({name: of_engine * sum(name == each for each, _ in ranks) for name, _ in ranks})
+    return held
 
 
 def decode_bench_kwargs() -> dict[str, Any]:

@@ -21,6 +21,7 @@ from pdlab.core.workload import Closed, Load, Open, Ramp, RunKey, Workload, Work
 from pdlab.results.description import FileDescription, topology_of
 from pdlab.results.published_names import FileName, FolderName, parse_file_name, placement_in, replica_counts
 from pdlab.results.readers import FileReading, RawLevel, RequestTimes, read_file
+from pdlab.results.readers.statistics import number_in
 from pdlab.results.readers.vllm_bench import OF_SGLANG
 from pdlab.results.schema import Distribution, Run, SpeculativeDecoding, Summary, Validity
 
@@ -64,17 +65,28 @@ class PublishedLevel(NamedTuple):
     @property
     def topology(self) -> Collocated | Disaggregated | None:
         """The deployment that people state, that the file's name gives, or that the name's counts and the file's TP
-        degrees give."""
+        and PP degrees give."""
         if self.stated.deployment is not None:
             return topology_of(self.stated.deployment)
         if self.name.topology is not None:
             return self.name.topology
         counts = replica_counts(self.name.deployment or "")
-        tp = [number(self.data.get(key, self.data.get("tp"))) for key in ("prefill_tp", "decode_tp")]
-        if counts is None or not all(tp):
+        roles = [{name: self._degree(role, name) for name in ("tp", "pp", "dp")} for role in ("prefill", "decode")]
+        if counts is None or not all(role["tp"] for role in roles):
             return None
-        pools = [parse_pool(f"{count}xtp{int(size or 0)}") for count, size in zip(counts, tp, strict=True)]
+        if any((role["dp"] or 1) > 1 for role in roles) and self.data.get("enable_dp_attention") is not True:
+            return None  # with DP attention the TP degree counts all GPUs; otherwise replicas may mean DP ranks
+        pools = [
+            parse_pool(f"{count}xtp{role['tp']}" + (f"pp{role['pp']}" if (role["pp"] or 1) > 1 else ""))
+            for count, role in zip(counts, roles, strict=True)
+        ]
         return Disaggregated(prefill=pools[0], decode=pools[1], placement=placement_in(self.shown, pools))
+
+    def _degree(self, role: str, name: str) -> int | None:
+        """A degree of parallelism of a role, else of all engines; a table or metadata has it as text."""
+        value = self.stated_words.get(f"{role}_{name}", self.stated_words.get(name))
+        known = number_in(value)
+        return int(known) if known and known.is_integer() else None
 
     @property
     def stated_words(self) -> dict[str, Any]:

@@ -123,7 +123,8 @@ def parse_name(name: str) -> FolderName:
 def parse_file_name(stem: str) -> FileName:
     """What a published file's name or its path in the folder (``1p3d/conc8``) gives. Raises UsageError on an invalid
     configuration."""
-    level, stem = _LEVEL.fullmatch(stem.rsplit("/", 1)[-1]), stem.replace("/", "_")
+    level = next(filter(None, map(_LEVEL.fullmatch, reversed(stem.split("/")))), None)
+    stem = stem.replace("/", "_")
     lengths, rest = _LENGTHS.search(stem), _DATE.sub(" ", stem.lower())
     deployment = deployment_in(rest)
     repeat = _REPEAT.search(rest) is not None

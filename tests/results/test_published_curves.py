@@ -142,6 +142,15 @@ def test_the_configuration_in_a_files_name_gives_its_gpus(tmp_path: Path) -> Non
     parts = {each.part: each.manifest.gpus for each in load_experiments(written(tmp_path / "z", others))}
     sizes = {part.split(", ")[-1]: gpus for part, gpus in parts.items()}
     assert sizes == {"4ptp1-2dtp2": 8, "2xtpep4": 8, "xtpep8": 8, "1p3d": 8}
+    degrees = {"1p1d_conc8": {"tp": 4, "pp": 2}, "1p3d_conc8": {"metadata": {"tp": "4", "pp": "2"}}}
+    degrees["2p2d_conc8"] = {"prefill_tp": 2, "prefill_pp": 2, "decode_tp": 4, "decode_pp": 1}
+    stages = load_experiments(written(tmp_path / "stages", degrees))
+    assert sorted(each.manifest.gpus or 0 for each in stages) == [16, 16, 32]
+    ranks = written(tmp_path / "ranks", {"1p1d_conc8": {"tp": 4, "dp": 2}})
+    with pytest.raises(StoreError, match="nothing can be normalised"):
+        load_experiments(ranks)
+    attention = written(tmp_path / "attention", {"1p1d_conc8": {"tp": 4, "dp": 4, "enable_dp_attention": True}})
+    assert [each.manifest.gpus for each in load_experiments(attention)] == [8]
     folder = written(tmp_path / "y_1xtp2", {"4xtp2_conc8": {}})
     with pytest.raises(StoreError, match=r"4xtp2.*1xtp2"):
         load_experiments(folder)
@@ -276,6 +285,32 @@ def test_combinations_of_a_vllm_sweep_are_no_repeats(
     both = ["concurrency8", "concurrency8-r1", "concurrency16", "concurrency16-r1"]
     assert [[run.key.stem for run in each.runs] for each in experiments] == [both] * 2
     assert all(setting in each.part for each in experiments)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("chunked_prefill_size", (2048, 8192)),
+        ("disable_radix_cache", (True, False)),
+        ("mem_fraction_static", (0.8, 0.9)),
+    ],
+)
+@pytest.mark.parametrize("roles", [False, True])
+def test_settings_of_sglangs_servers_are_no_repeats(
+    tmp_path: Path, name: str, values: tuple[Any, ...], roles: bool
+) -> None:
+    rows = []
+    for value in values:
+        for conc in (8, 16):
+            server = {"tp_size": 4, "last_gen_throughput": 100.0 + len(rows), "random_seed": len(rows), name: value}
+            info = {"prefill": [server], "decode": [{"tp_size": 4}]} if roles else server
+            rows.append(published.content(conc, sharegpt_output_len=None) | {"sharegpt_output_len": None})
+            rows[-1]["server_info"] = info
+    (tmp_path / "x_1xtp4").mkdir()
+    (tmp_path / "x_1xtp4" / "levels.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    experiments = load_experiments(tmp_path / "x_1xtp4", stated=4)
+    assert [[run.key.stem for run in each.runs] for each in experiments] == [["concurrency8", "concurrency16"]] * 2
+    assert all(name in each.part for each in experiments)
 
 
 def write_rows(file: Path, rows: Any) -> None:

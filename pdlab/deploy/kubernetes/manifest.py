@@ -30,7 +30,7 @@ from pdlab.deploy.exports import comments, node_env, without_bringing
 from pdlab.deploy.kubernetes.code_zip import archive, code, digest, file_name
 from pdlab.deploy.kubernetes.rules import NODE_GROUP_LABEL, SELECTOR, problems
 from pdlab.deploy.prepared import Prepared
-from pdlab.deploy.serve_config import engine_configs, engines_with_host_copies, one_of, serve_config
+from pdlab.deploy.serve_config import engine_configs, host_copy_bytes, one_of, serve_config
 from pdlab.deploy.wire_proof import planned_wires
 
 # A volume hides the image's folder at its path: this one is no folder of deploy/Dockerfile.*.
@@ -41,6 +41,9 @@ OF_IMAGE = (
     *("/home/ray", "/opt/amazon", "/opt/nvidia", "/opt/pdlab", CODE_PATH),
 )
 OWNER_LABEL = "pdlab/deployment"
+# Labels of these domains, and of those below them, are on nodes of Kubernetes. Others are Ray's or the user's own.
+DOMAINS = ("kubernetes.io", "k8s.io", "amazonaws.com", "google.com", "azure.com", "nvidia.com", "amd.com",
+           "karpenter.sh", "k8s.aws")  # fmt: skip
 SYSTEM_SHARE = 6  # one CPU in so many is left to the node's own processes
 # Replicas drain for 45 s (`pdlab.deploy.serve_config.SHUTDOWN_WINDOW_S`); Kubernetes would end a pod after 30 s.
 GRACE_S = 120
@@ -256,7 +259,11 @@ def _groups(prepared: Prepared, options: ExportOptions) -> list[WorkerGroup]:
 
 def _selector(node: ClusterNode) -> dict[str, str]:
     """The labels of the node that Kubernetes knows."""
-    return {key: value for key, value in node.labels.items() if "kubernetes.io" in key.partition("/")[0]}
+    return {
+        key: value
+        for key, value in node.labels.items()
+        if any(f".{key.partition('/')[0]}".endswith(f".{domain}") for domain in DOMAINS)
+    }
 
 
 def _gpu_resource(node: ClusterNode) -> str:
@@ -431,7 +438,7 @@ class _Pods:
             # An added capability has no effect for another user than root.
             container["securityContext"] = {"runAsUser": 0, "capabilities": {"add": ["IPC_LOCK"]}}
         container |= {
-            "env": _variables({**self.env, **node_env(self.prepared)}),
+            "env": _variables({**self.env, **(node_env(self.prepared) if node.nic.kind == "efa" else {})}),
             "resources": resources,
             # The first process of the container is a shell, which hands no signal on to Ray.
             "lifecycle": {"preStop": {"exec": {"command": ["/bin/sh", "-c", "ray stop"]}}},
@@ -455,9 +462,8 @@ class _Pods:
 
     def _copy_bytes(self, group: WorkerGroup) -> int:
         """Bytes of KV cache that the engines of a pod of the group keep in host memory; pods of a group are alike."""
-        deployment = self.prepared.deployment
-        engines = engines_with_host_copies(deployment, self.prepared.placement)
-        return int(1e9 * (deployment.kv_offload_gb or 0) * max(engines[node.id] for node in group.nodes))
+        held = host_copy_bytes(self.prepared.deployment, self.prepared.placement)
+        return max(held[node.id] for node in group.nodes)
 
     def _shared_memory(self, copies: int) -> str:
         """The size of /dev/shm. On GPU nodes vLLM maps there what engines keep in host memory. Raises UsageError for
@@ -466,8 +472,9 @@ class _Pods:
         memory = self.options.pod_memory
         if copies and memory is not None and quantity_bytes(memory) < self.size.shared_memory_bytes + copies:
             raise UsageError(
-                f"--pod-memory {memory}: with --kv-offload-gb a pod needs {_quantity(copies)} for its KV cache and "
-                f"{_quantity(self.size.shared_memory_bytes)} for the rest; give more, or leave --pod-memory out"
+                f"--pod-memory {memory}: a pod needs {_quantity(copies)} for KV cache in host memory and "
+                f"{_quantity(self.size.shared_memory_bytes)} for the rest of /dev/shm; give more, or leave "
+                "--pod-memory out"
             )
         return _quantity(size_bytes)
 

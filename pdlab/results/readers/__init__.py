@@ -135,7 +135,7 @@ def _content(file: Path) -> tuple[Any, str]:
 
 
 def _of_bytes(file: Path, content: bytes) -> Any:
-    """JSON as it is; JSON lines, CSV and Parquet as a list of dictionaries."""
+    """JSON as it is; JSON lines, also in a file of JSON, CSV and Parquet as a list of dictionaries."""
     if file.suffix == ".txt":
         return content.decode()
     if file.suffix == ".parquet":
@@ -146,7 +146,12 @@ def _of_bytes(file: Path, content: bytes) -> Any:
         return parse_yaml(content.decode())
     if file.suffix == ".jsonl":
         return parsed_lines(content)
-    return _parsed(content)
+    try:
+        return _parsed(content)
+    except ValueError:
+        if not _is_json(content.lstrip().split(b"\n", 1)[0]):
+            raise
+        return parsed_lines(content)  # vLLM's --append-result
 
 
 def _parsed(content: bytes) -> Any:
@@ -158,6 +163,14 @@ def _parsed(content: bytes) -> Any:
         return orjson.loads(content)
     except ValueError:
         return json.loads(content)  # NaN and Infinity, which Python's json writes
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        _parsed(text)
+    except ValueError:
+        return False
+    return True
 
 
 def parsed_lines(content: bytes) -> list[Any]:

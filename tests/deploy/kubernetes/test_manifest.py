@@ -250,6 +250,12 @@ def test_shared_memory_has_the_kv_cache_that_leaves_the_gpus(export: Callable[..
     assert 0 <= two["node-1"][0] - without - 200e9 < 2**20
     given = shared_and_memory(loaded(export(*EFA, "--kv-offload-gb", "100", "--pod-memory", "1600Gi")[1]))
     assert given["node-1"] == (shared, 1600 * 2**30, True)
+    store = "{kv_connector: OffloadingConnector, kv_connector_extra_config: {cpu_bytes_to_use: 100000000000}}"
+    assert shared_and_memory(loaded(export(*EFA, "--kv-connector", store)[1])) == one
+    other = "{kv_connector: LMCacheConnectorV1}"
+    assert shared_and_memory(loaded(export(*EFA, "--kv-connector", other)[1]))["node-1"] == (without, None, False)
+    of_vllm = shared_and_memory(loaded(export(*OTHERS["collocated"], "--engine-arg", "kv_offloading_size=10")[1]))
+    assert {each for each in of_vllm.values()} == {(without + 20 * 2**30, 20 * 2**30, False)}
     # Two of the three engines are on one of the nodes, and the pods of a group are alike.
     pool = shared_and_memory(
         loaded(
@@ -277,6 +283,29 @@ def test_a_pod_without_a_network_device_asks_for_none(export: Callable[..., tupl
         "gpu-a": {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "8"},
         "gpu-b": {"nvidia.com/gpu": "8"},
     }
+    has = {group["groupName"]: "FI_PROVIDER" in str(container(group)["env"]) for group in workers(documents)}
+    assert has == {"gpu-a": True, "gpu-b": False}
+
+
+@pytest.mark.parametrize(
+    "label, selects",
+    [
+        ("topology.kubernetes.io/zone: a", True),
+        ("eks.amazonaws.com/nodegroup: p5", True),
+        ("cloud.google.com/gke-accelerator: nvidia-h100-80gb", True),
+        ("nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3", True),
+        ("karpenter.sh/nodepool: gpu", True),
+        ("rack: r1", False),
+        ("notkubernetes.io/x: y", False),
+        ("pdlab/rack: r1", False),
+        ("ray.io/region: r1", False),
+    ],
+)
+def test_labels_of_kubernetes_select_nodes(label: str, selects: bool, export: Callable[..., tuple[int, str]]) -> None:
+    Path("roce.yaml").write_text(ROCE.replace("gpus: 8", f"labels: {{{label}}}, gpus: 8"))
+    for group in workers(loaded(export(*OTHERS["named-resource"])[1])):
+        wanted = yaml.safe_load(label) if selects else None
+        assert group["template"]["spec"].get("nodeSelector") == wanted
 
 
 @pytest.mark.parametrize("name", [*CASES, *OTHERS])
