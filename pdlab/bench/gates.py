@@ -77,11 +77,11 @@ stood still, and some of its answers are not in them. ``late``: they were still 
 what they lack is not known."""
 
 
-LengthFlag = Literal["--hold-s", "--prompts-per-level", "--soak"]
-LENGTHENED: dict[LengthFlag, str] = {
-    "--hold-s": "hold the rate longer (--hold-s)",
-    "--prompts-per-level": "give more prompts per level (--prompts-per-level)",
-    "--soak": "hold the load longer (--soak)",
+LengthSetting = Literal["hold_s", "prompts_per_level", "soak_s"]
+LENGTHENED: dict[LengthSetting, str] = {
+    "hold_s": "hold the rate longer (--hold-s)",
+    "prompts_per_level": "give more prompts per level (--prompts-per-level)",
+    "soak_s": "hold the load longer (--soak)",
 }
 
 
@@ -94,7 +94,7 @@ class Evidence(Frozen):
     a router. ``roles_changed``: for a ``fluid`` pool, whether somebody has set other roles than those of its launch.
     ``smoke``: short by intention. ``timelines``: the servers' timelines of requests; ``timelines_due``: they were
     requested of servers that pdlab launched. ``by_session``: pools whose requests go to the engine of their session.
-    ``length_flag``: the flag that sets how long the level is (None: the one of its load)."""
+    ``length_setting``: sets how long the level is (None: the one of its load)."""
 
     run: Run
     requests: InstanceOf[LevelData]
@@ -109,7 +109,7 @@ class Evidence(Frozen):
     timelines: InstanceOf[Sequence[RequestTimeline]] = ()
     timelines_due: bool = False
     by_session: tuple[str, ...] = ()
-    length_flag: LengthFlag | None = None
+    length_setting: LengthSetting | None = None
 
     @property
     def duration_s(self) -> float:
@@ -586,7 +586,7 @@ def few_requests(evidence: Evidence) -> Iterator[Finding]:
     completed = steady.completed if steady else 0
     if completed < needed:
         window_text = f"{completed} requests finish in it" if steady else "there is none"
-        more = LENGTHENED[evidence.length_flag or ("--prompts-per-level" if isinstance(load, Closed) else "--hold-s")]
+        more = LENGTHENED[evidence.length_setting or ("prompts_per_level" if isinstance(load, Closed) else "hold_s")]
         yield found("few_requests", needed=needed, finished=completed, window=window_text, more=more)
 
 

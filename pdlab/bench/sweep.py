@@ -173,7 +173,7 @@ def _run_held(
                 timeline=options.timeline,
                 max_processes=options.client_processes or max(1, min(MOST_CLIENTS, (os.cpu_count() or 1) // 2)),
                 plan=plan,
-                length_flag=_length_flag(options),
+                length_setting=_length_setting(options),
             )
             warmup = levels.warmup_requests(target.manifest.deployment)
             progress.extend(warmup + sum(level.num_requests for level in todo), len(todo))
@@ -197,10 +197,10 @@ def _run_held(
     return SweepResult(folder=store.folder, runs=tuple(runs), searches=searches, loads=options.loads, measured=done)
 
 
-def _length_flag(options: SweepOptions) -> gates.LengthFlag | None:
+def _length_setting(options: SweepOptions) -> gates.LengthSetting | None:
     if options.soak_s is not None:
-        return "--soak"
-    return None if options.prompts_per_level is None else "--prompts-per-level"
+        return "soak_s"
+    return None if options.prompts_per_level is None else "prompts_per_level"
 
 
 def _check_again(target: Target, store: Store, measured: Collection[RunKey], progress: Progress) -> None:

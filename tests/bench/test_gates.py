@@ -519,12 +519,12 @@ def test_counts_that_the_server_does_not_report_are_not_checked() -> None:
     [
         (None, Closed(concurrency=14), "give more prompts per level (--prompts-per-level)"),
         (None, Open(rate_rps=1), "hold the rate longer (--hold-s)"),
-        ("--prompts-per-level", Open(rate_rps=1), "give more prompts per level (--prompts-per-level)"),
-        ("--soak", Closed(concurrency=14), "hold the load longer (--soak)"),
+        ("prompts_per_level", Open(rate_rps=1), "give more prompts per level (--prompts-per-level)"),
+        ("soak_s", Closed(concurrency=14), "hold the load longer (--soak)"),
     ],
 )
 def test_a_level_that_is_too_short_names_the_flag_in_use(flag: Any, load: Any, words: str) -> None:
-    (reason,) = gates.few_requests(evidence(load=load, length_flag=flag, steady=None))
+    (reason,) = gates.few_requests(evidence(load=load, length_setting=flag, steady=None))
     assert reason.text.endswith(f"; {words}")
 
 

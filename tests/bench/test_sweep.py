@@ -20,7 +20,7 @@ from pdlab.bench.slo_search import SloSearchOptions
 from pdlab.bench.sweep import (
     SweepOptions,
     _check_again,
-    _length_flag,
+    _length_setting,
     _run_held,
     _Sweeper,
     _todo,
@@ -606,10 +606,10 @@ def test_a_kept_level_of_the_same_name_and_another_rate_is_refused(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("argv", "flag"),
-    [("-r 0.5 --soak 1", "--soak"), ("-r 0.5 --prompts-per-level 3", "--prompts-per-level"), ("-r 0.5", None)],
+    [("-r 0.5 --soak 1", "soak_s"), ("-r 0.5 --prompts-per-level 3", "prompts_per_level"), ("-r 0.5", None)],
 )
 def test_the_advice_names_the_flag_that_sets_the_length(argv: str, flag: str | None) -> None:
-    assert _length_flag(bench.options(argv.split())) == flag
+    assert _length_setting(bench.options(argv.split())) == flag
 
 
 @pytest.mark.parametrize("loads", [(Closed(concurrency=2),), (Open(rate_rps=2),)])
