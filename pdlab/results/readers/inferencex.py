@@ -31,7 +31,8 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "precision": ("precision",),
     "dp_attention": ("dp_attention", "attention_dp"),
     "spec_decoding": ("spec_decoding",),
-    "mode": ("mode", "disagg"),
+    "mode": ("mode",),
+    "disagg": ("disagg",),
     "is_multinode": ("is_multinode",),
     **{
         f"{role[0]}_{what}": (f"{role[0]}_{what}", *(name.replace("ROLE", role) for name in theirs))
