@@ -399,6 +399,12 @@ CODES: dict[str, FindingCode] = {
     "counter_not_exported": _unchecked(
         "the engines export the counter", "the engines' metrics are unknown, or lack this counter"
     ),
+    "usage_unreported": _unchecked(
+        "the server reports the token counts of every answer",
+        "the server reports no usage at the end of a stream ({unreported} of {answers} answers), so token counts are "
+        "not checked: the tokens of an answer are those of its text by --tokenizer, in {others} of them not the "
+        "requested number",
+    ),
     "requests_not_counted": _unchecked(
         "the engines count requests", "the engines' metrics are unknown, or do not count requests"
     ),

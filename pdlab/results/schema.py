@@ -72,7 +72,8 @@ class RequestRecord(Row):
     unknown. An open loop takes the due time from its schedule, or from the end of the requests waited for. In a closed
     loop a request is due when the previous answer has freed its place. ``requested``: input and output tokens of this
     request, if lengths vary; None: the workload's lengths. ``timed_out``: no complete answer came within the client's
-    limit.
+    limit. ``usage``: False if the server did not report token counts; the input is then as requested, the output the
+    tokens of the answer's text by the client's tokenizer.
 
     TTFT, TPOT and E2EL are defined here once. They begin when the request is sent.
     """
@@ -87,6 +88,7 @@ class RequestRecord(Row):
     lateness_s: float | None = None
     requested: tuple[int, int] | None = None
     timed_out: bool = False
+    usage: bool = True
     replayed: ReplayedRequest | None = None
 
     @property
@@ -500,6 +502,10 @@ class SloSearch(Frozen):
     finished: bool
     detail: str
     error_shares: int
+
+    @property
+    def title(self) -> str:
+        return self.slo.label + (f", repeat {self.repeat}" if self.repeat else "")
 
     @property
     def stem(self) -> str:
