@@ -224,7 +224,7 @@ class TestEnumeration:
     def test_a_thousand_gpus_are_planned_too(self) -> None:
         matcher = RateMatcher(HARDWARE, SHAPE, Workload())
         kinds = engine_shapes(HARDWARE, SHAPE, 1000, Workload())
-        chosen, possible, unplaced, *_ = shortlist(matcher, MODEL, nodes(125), 1000, kinds, 0.012, None)
+        chosen, possible, unplaced, *_ = shortlist(matcher, MODEL, nodes(125), 1000, kinds, 0.012)
         assert not unplaced and possible > 1000 and 10 < len(chosen) < 50
         assert all(700 <= sized.copies * sized.deployment.gpus <= 1000 for sized in chosen)
 
@@ -232,12 +232,12 @@ class TestEnumeration:
 class TestMatching:
     def test_published_prefill_rate(self) -> None:
         """One TP2 replica of prefill serves about 7 requests/s of 5000 new tokens (docs/model.md)."""
-        alone = RateMatcher(HARDWARE, SHAPE, Workload()).rates(Pool(tp=2), Pool(tp=2), 0.012)
+        alone = RateMatcher(HARDWARE, SHAPE, Workload()).rates(Pool(tp=2), Pool(tp=2), 0.012, "srd")
         assert 5 < alone.prefill_rps < 9
 
     def test_twice_the_answer_is_half_the_rate(self) -> None:
         one, two = (
-            RateMatcher(HARDWARE, SHAPE, Workload(output_tokens=n)).rates(Pool(tp=2), Pool(tp=2), 0.012)
+            RateMatcher(HARDWARE, SHAPE, Workload(output_tokens=n)).rates(Pool(tp=2), Pool(tp=2), 0.012, "srd")
             for n in (250, 499)
         )
         assert two.decode_rps == pytest.approx(one.decode_rps / 2, rel=0.1)
