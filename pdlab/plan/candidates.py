@@ -38,8 +38,8 @@ SLO_SHARES = (0.7, 0.85, 1.0)  # TPOT bounds at which units are compared, as sha
 STEP_MULTIPLES = (1.15, 1.5, 2.0, 4.0)  # without an SLO on TPOT: multiples of the fastest decode step
 PER_BOUND = 4  # units kept per TPOT bound
 PER_SHAPES = 2  # units kept per TPOT bound and pair of kinds
+PER_OTHERWISE = 3  # kinds of units kept that serve most if scattered KV blocks are copied in the other way
 SERVES_ENOUGH = 2 / 3  # of what the best unit serves: rate matching is less wrong about two units
-PER_OTHERWISE = 1  # units kept of those that serve more if scattered KV blocks are copied in the other way
 # With a requested rate. A deployment may serve so much more than rate matching says; sizes to look at are up to this
 # many times the fewest GPUs, each a sixth above the one before; units kept per size and TPOT bound.
 MAY_SERVE = 1.15
@@ -206,8 +206,8 @@ def shortlist(
     are those with the most requests/s on the fewest GPUs that may, and on up to `SIZES_TO` times as many, or
     ``sizes_to``. ``shapes_of_node``: the kinds of engines if the planned GPUs were a node (empty: ``shapes``).
     ``count``: the GPUs that divide the requests/s. Unless these are the used ones, they are all planned ones.
-    ``otherwise``: rates if scattered KV blocks are copied in the other way. The best units by these are taken too, of
-    those that serve more then.
+    ``otherwise``: rates if scattered KV blocks are copied in the other way. The best units by these are taken too,
+    and the best one of those that serve more then.
     """
     node = matcher.hardware.gpus_per_node
 
@@ -293,21 +293,20 @@ def _take_best_otherwise(
     bound_s: float,
     take: Callable[[ReplicaUnit], bool],
 ) -> None:
-    """Take the units of P:D that serve most per GPU by ``otherwise``, `PER_OTHERWISE` of different kinds. They serve
-    less by ``matcher``. ``take``: whether a unit has a place."""
+    """Take the units of P:D of `PER_OTHERWISE` kinds that serve most per GPU by ``otherwise``, and of those that serve
+    less by ``matcher`` the one that serves most. ``take``: whether a unit has a place."""
     order = []
     for number, unit in enumerate(every):
         if unit.decode is not None:
             rps = otherwise.serves(unit, bound_s).rps
-            if rps > matcher.serves(unit, bound_s).rps:
-                order.append((-rps / _counted_gpus(unit, gpus, count), unit.gpus, number))
-    kept: set[UnitKind] = set()
-    for _, _, number in sorted(order):
-        unit = every[number]
-        if unit.kind not in kept and take(unit):
-            kept.add(unit.kind)
-        if len(kept) == PER_OTHERWISE:
-            return
+            more = rps > matcher.serves(unit, bound_s).rps
+            order.append((-rps / _counted_gpus(unit, gpus, count), unit.gpus, number, more))
+    order.sort()
+    for some, most in ((order, PER_OTHERWISE), ([each for each in order if each[-1]], 1)):
+        kept: set[UnitKind] = set()
+        for _, _, number, _ in some:
+            if len(kept) < most and every[number].kind not in kept and take(every[number]):
+                kept.add(every[number].kind)
 
 
 def _sizes(

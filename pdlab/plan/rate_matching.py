@@ -206,7 +206,8 @@ class RateMatcher:
         """(requests/s of one replica within the bound, batch of one engine); (0, 0) if a batch of one misses it.
         ``adds_s``: the seconds that a request takes from the others, see `joins_s`."""
         steps = max(self.outputs - 1, 1)
-        batch = self._largest(pool, lambda b: self.step_s(pool, b) + b * adds_s / steps, tpot_s)
+        bound_s = tpot_s if self.outputs > 1 else math.inf  # a single token has no TPOT
+        batch = self._largest(pool, lambda b: self.step_s(pool, b) + b * adds_s / steps, bound_s)
         if batch == 0:
             return 0.0, 0
         return pool.engines_per_replica / (adds_s + steps * self.step_s(pool, batch) / batch), batch

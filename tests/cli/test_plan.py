@@ -398,8 +398,9 @@ class TestRanking:
             topology = candidate.deployment.topology
             equal = isinstance(topology, Disaggregated) and topology.prefill.tp == topology.decode.tp
             assert (candidate.deployment.label in depending) is (equal and topology.placement == "pack")
-        assert of(merged.candidates).items() >= of(copied.otherwise).items()
-        assert of(copied.candidates).items() >= of(merged.otherwise).items()
+        for candidates, otherwise in ((merged.candidates, copied.otherwise), (copied.candidates, merged.otherwise)):
+            both = of(candidates).keys() & of(otherwise).keys()
+            assert both and all(of(candidates)[label] == of(otherwise)[label] for label in both)
         assert all(of(copied.candidates)[label] <= of(copied.otherwise)[label] for label in depending)
         label = "pd-pack-p1xtp2-d1xtp2"
         assert of(copied.candidates)[label] < 0.6 * of(copied.otherwise)[label]
@@ -537,7 +538,7 @@ class TestRanking:
         assert plan.main([*given.split(), str(tmp_path / "slow.yaml")]) == 0
         slow = capsys.readouterr().out
         assert "TCP at 0.2 GB/s per node" in slow and "network ethernet (fit: efa)" in slow
-        assert re.search(r"^ 1 +collocated-", slow, re.MULTILINE), "no spread is worth its transfers"
+        assert re.search(r"^ ?1 +collocated-", slow, re.MULTILINE), "no spread is worth its transfers"
         assert plan.main([*given.split(), "p5.48xlarge"]) == 0
         assert re.search(r"^ 1 +pd-spread-", capsys.readouterr().out, re.MULTILINE)
 
@@ -728,7 +729,7 @@ class TestHandOver:
     @pytest.mark.parametrize("load", ["--concurrency 64", "--rate 9"])
     def test_an_explanation_has_the_figures_of_the_ranking(self, load: str, capsys: pytest.CaptureFixture[str]) -> None:
         """Phases before the first token are its TTFT. A closed loop sends its first wave at once, and it waits long."""
-        label = "pd-pack-p3xtp1-d2xtp2" if "rate" in load else "collocated-1xtp8"
+        label = "pd-pack-p3xtp1-d2xtp2" if "rate" in load else "collocated-2xtp4"
         assert plan.main(["--gpus", "8", *load.split()]) == 0
         row = next(line for line in capsys.readouterr().out.splitlines() if label in line).split()
         ttft_ms, tpot_ms = float(row[8].replace(",", "")), float(row[9])

@@ -87,3 +87,10 @@ def test_the_shortlist_has_the_units_that_serve_most() -> None:
         per_gpu[sized.deployment.label] = candidate.capacity_per_gpu or 0.0
     packs = [value for label, value in per_gpu.items() if label.startswith("pd-pack")]
     assert max(per_gpu.values()) > 1.2 * max(packs, default=0.0)
+
+
+def test_an_answer_of_one_token_has_no_tpot() -> None:
+    """A stall of some 150 ms is longer than any bound on TPOT."""
+    unit = unit_of(Deployment(topology=parse_label("pd-pack-p1xtp1-d1xtp2")))
+    one, bound = Workload(input_tokens=12_000, output_tokens=1), 0.008
+    assert RateMatcher(HARDWARE, SHAPE, one).serves(unit, bound).rps > 1
