@@ -16,6 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from pdlab.deploy.cpu_engine import prefork
 from pdlab.deploy.serving.vllm_names import ENGINE_CORE
 

@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import sys
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from pdlab.deploy.cpu_engine.worker import WorkerExtension
 

@@ -9,6 +9,7 @@ experts in use: with EPLB's redundant experts all of them.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -51,6 +52,7 @@ def error(predicted: float, published: float) -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     assert SHAPE is not None
     print("Prefill, 4 nodes, EP32, 16,384 tokens per GPU and step\n")
     print("| input | published, tokens/s per node | predicted | error |\n|---|---|---|---|")

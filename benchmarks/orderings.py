@@ -8,6 +8,7 @@ levels repeated, every figure the mean of four seeds. Exit code 1 when one does 
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -153,6 +154,7 @@ def orderings() -> list[Ordering]:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     compared = orderings()
     print("| reported | simulated | holds |\n|---|---|---|")
     for each in compared:

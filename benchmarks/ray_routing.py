@@ -5,13 +5,19 @@ Prints requests/s (by Little's law) and mean TTFT of waves 4 to 18 of 20, as mea
 
 from __future__ import annotations
 
+import argparse
+import sys
+from pathlib import Path
 from statistics import fmean
 
-from pdlab.core.catalog import require_shape
-from pdlab.core.deployment import Deployment, parse_label
-from pdlab.core.workload import Closed, Level, Workload
-from pdlab.sim.hardware import Hardware, load_hardware
-from pdlab.sim.simulator import simulate
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from pdlab.core.catalog import require_shape  # noqa: E402
+from pdlab.core.deployment import Deployment, parse_label  # noqa: E402
+from pdlab.core.workload import Closed, Level, Workload  # noqa: E402
+from pdlab.sim.hardware import Hardware, load_hardware  # noqa: E402
+from pdlab.sim.simulator import simulate  # noqa: E402
 
 LABELS = ("collocated-2xtp4", "collocated-4xtp2", "pd-pack-p2xtp2-d2xtp2", "pd-spread-p2xtp4-d2xtp4")
 SEEDS, WAVES, JUDGED = range(4), 20, (4, 18)
@@ -33,6 +39,7 @@ def held(hardware: Hardware, label: str, concurrency: int) -> tuple[float, float
 
 def main() -> None:
     """Print the table."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     home = load_hardware("h100-vllm-0.11")
     print("| deployment | in flight | Ray 2.51: requests/s, TTFT ms | Ray 2.60 |\n|---|---|---|---|")
     for label in LABELS:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PDLAB = ROOT / "pdlab"
 # Package -> the packages that it may import, beside itself.
 MAY_IMPORT = {
-    "core": ["roles"],
+    "core": ["remote", "roles"],
     "remote": [],
     "results": ["core", "marks", "traffic"],
     "placement": ["core"],
@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "report": ["core", "results", "placement", "analysis", "transfer"],
     "steps": ["core"],
     "demo": ["core", "results", "cluster", "bench", "steps"],
-    "first_hour": ["core", "steps"],
+    "first_hour": ["core", "remote", "steps"],
     "faults": ["core", "remote", "results", "analysis", "cluster", "deploy", "steps"],
     "rehearsal": ["core", "results", "cluster", "sim", "deploy", "traffic"],
     "cli": [

@@ -233,7 +233,7 @@ FOREIGN: dict[str, str] = {
     "Could not determine home directory": "an error of Python's pathlib",
     "Kernel Module[^\\n]*?\\s(\\d+\\.\\d+(?:\\.\\d+)?)\\s": "/proc/driver/nvidia/version",
     "^model name\\s*:\\s*(.+)$": "/proc/cpuinfo",
-    "(?P<name>)(?P<value>-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----)": "PEM files",
+    "(?P<before>)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----": "PEM files",
 } | {
     text: whose
     for whose, texts in {

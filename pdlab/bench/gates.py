@@ -77,6 +77,14 @@ stood still, and some of its answers are not in them. ``late``: they were still 
 what they lack is not known."""
 
 
+LengthSetting = Literal["hold_s", "prompts_per_level", "soak_s"]
+LENGTHENED: dict[LengthSetting, str] = {
+    "hold_s": "hold the rate longer (--hold-s)",
+    "prompts_per_level": "give more prompts per level (--prompts-per-level)",
+    "soak_s": "hold the load longer (--soak)",
+}
+
+
 class Evidence(Frozen):
     """The data for gates: a level's ``run`` without a verdict, its requests, and data that a run does not store.
 
@@ -85,7 +93,8 @@ class Evidence(Frozen):
     publish and that answered in the level, or appeared in it. ``ingress_replicas`` None: there are none; HAProxy calls
     a router. ``roles_changed``: for a ``fluid`` pool, whether somebody has set other roles than those of its launch.
     ``smoke``: short by intention. ``timelines``: the servers' timelines of requests; ``timelines_due``: they were
-    requested of servers that pdlab launched. ``by_session``: pools whose requests go to the engine of their session."""
+    requested of servers that pdlab launched. ``by_session``: pools whose requests go to the engine of their session.
+    ``length_setting``: sets how long the level is (None: the one of its load)."""
 
     run: Run
     requests: InstanceOf[LevelData]
@@ -100,6 +109,7 @@ class Evidence(Frozen):
     timelines: InstanceOf[Sequence[RequestTimeline]] = ()
     timelines_due: bool = False
     by_session: tuple[str, ...] = ()
+    length_setting: LengthSetting | None = None
 
     @property
     def duration_s(self) -> float:
@@ -182,8 +192,28 @@ def token_counts(evidence: Evidence) -> Iterator[Finding]:
     yield from _wrong_counts(evidence.answered, (workload.sent_input_tokens, workload.sent_output_tokens))
 
 
+def _usage_missing(evidence: Evidence) -> Finding | None:
+    if any(token_counts(evidence)):
+        return None  # what is known suffices
+    return _unreported(evidence.answered, evidence.run.workload.sent_output_tokens)
+
+
+def _unreported(answered: LevelData, output_tokens: int) -> Finding | None:
+    """Answers whose tokens the server did not report; None: there are none. ``output_tokens``: requested of every one
+    that has no lengths of its own."""
+    import numpy as np
+
+    unreported = answered.part(~answered.usage) if not answered.usage.all() else None
+    if unreported is None:
+        return None
+    own = unreported.requested_output
+    others = unreported.output_tokens != np.where(np.isnan(own), output_tokens, own)
+    return found("usage_unreported", unreported=len(unreported), answers=len(answered), others=int(others.sum()))
+
+
 def _wrong_counts(answered: LevelData, nominal: Pair) -> Iterator[Finding]:
-    """``nominal``: input and output tokens of every request that has no lengths of its own."""
+    """Of the answers whose tokens the server reported. ``nominal``: input and output tokens of every request that has
+    no lengths of its own."""
     import numpy as np
 
     sides = {
@@ -192,7 +222,7 @@ def _wrong_counts(answered: LevelData, nominal: Pair) -> Iterator[Finding]:
     }
     for side, (counts, own, every) in sides.items():
         requested = np.where(np.isnan(own), every, own)
-        wrong = np.flatnonzero(counts != requested)
+        wrong = np.flatnonzero((counts != requested) & answered.usage)
         if len(wrong):
             first = {"count": int(counts[wrong[0]]), "requested": int(requested[wrong[0]])}
             yield found("token_count_wrong", side=side, wrong=len(wrong), answers=len(answered), **first)
@@ -213,6 +243,8 @@ def judge_warm_up(requests: LevelData, workload: Workload) -> Iterator[str]:
             "model's own, and does the server count tokens as OpenAI's usage does?"
         )
     tokens = workload.typical[1]
+    if (unreported := _unreported(answered, tokens)) is not None:
+        yield f"warm-up: {unreported.text}"
     belongs = np.repeat(np.arange(len(answered)), answered.gap_counts)
     spread_s = np.bincount(belongs, answered.gaps_s, minlength=len(answered))  # from the first chunk to the last
     if tokens > 1 and len(answered) and np.median(spread_s) < AT_ONCE_S * (tokens - 1):
@@ -554,7 +586,7 @@ def few_requests(evidence: Evidence) -> Iterator[Finding]:
     completed = steady.completed if steady else 0
     if completed < needed:
         window_text = f"{completed} requests finish in it" if steady else "there is none"
-        more = "give more prompts per level" if isinstance(load, Closed) else "hold the rate longer (--hold-s)"
+        more = LENGTHENED[evidence.length_setting or ("prompts_per_level" if isinstance(load, Closed) else "hold_s")]
         yield found("few_requests", needed=needed, finished=completed, window=window_text, more=more)
 
 
@@ -773,7 +805,7 @@ def _trend_missing(evidence: Evidence) -> Finding | None:
 
 GATES: tuple[Gate, ...] = (
     Gate("failed_requests", failed_requests),
-    Gate("token_counts", token_counts),
+    Gate("token_counts", token_counts, _usage_missing),
     Gate("kv_transfers", kv_transfers, _kv_missing, counted=True),
     Gate(
         "prefill_calls",

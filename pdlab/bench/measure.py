@@ -48,7 +48,7 @@ class Driver:
     """Measures levels of one workload against one target, with one load generator.
 
     ``max_processes``: the largest number of load-generator processes, if one is saturated. ``plan``: the compiled
-    workload that its levels replay.
+    workload that its levels replay. ``length_setting``: as in `gates.Evidence`.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class Driver:
         max_processes: int = 1,
         plan: ReplayedPlan | None = None,
         timeline: bool = False,
+        length_setting: gates.LengthSetting | None = None,
     ) -> None:
         self._client = client
         self._target = target
@@ -72,6 +73,7 @@ class Driver:
         self._smoke = smoke
         self._max_processes = max_processes
         self._plan = plan
+        self._length_setting = length_setting
         deployment = target.manifest.deployment
         fronted = deployment is not None and not deployment.serving.direct_streaming
         self._ingress_replicas = deployment.ingress_replicas if deployment is not None and fronted else None
@@ -358,6 +360,7 @@ class Driver:
             roles_changed=_any_known(*(each.roles_changed for each in (before, after) if each is not None)),
             smoke=self._smoke,
             by_session=self._by_session,
+            length_setting=self._length_setting,
         )
         return run.model_copy(update={"validity": gates.validate_level(evidence, notes, moves_kv=self._moves_kv)})
 

@@ -112,7 +112,7 @@ class SweepFlags(LevelOptions):
         None, "hold one load for MINUTES and show TPOT and TTFT over time", REQUESTS, "--soak", value="MINUTES"
     )
     repeats: Annotated[int, Ge(1), Le(MAX_REPEATS)] = setting(
-        1, "measure every level N times, with new prompts", REQUESTS
+        1, "measure every level, and search, N times, with new prompts", REQUESTS
     )
     smoke: bool = setting(
         False, "measure one short level (the first); results go to EXP_NAME-smoke", REQUESTS, "-s", "--smoke"
@@ -216,11 +216,11 @@ RATES, PER_GPU = Text(parse_rates, written_numbers), Text(parse_per_gpu, written
 class SearchOptions(Frozen):
     """Start and end of a search. ``resolution``: it ends when the ratio of neighbouring rates is below 1 + resolution.
 
-    ``start_rps`` None: from the closed-loop levels measured before, else 1; from there it goes by a factor ``step``,
-    then by more, up to 2. ``max_points``: the largest number of levels, which share the allowed error. ``longest_s``:
-    the longest first level, if independent requests are lacking. ``start_from`` plan: the command line sets
-    ``start_rps`` and ``step`` by the simulator, on ``hardware`` (None: that of the deployment), before anything is
-    measured.
+    ``start_rps`` None: from the rates measured before, else from the closed-loop levels, else 1; from there it goes by
+    a factor ``step``, then by more, up to 2. ``max_points``: the largest number of levels, which share the allowed
+    error. ``longest_s``: the longest first level, if independent requests are lacking. ``start_from`` plan: the command
+    line sets ``start_rps`` and ``step`` by the simulator, on ``hardware`` (None: that of the deployment), before
+    anything is measured.
     """
 
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
@@ -237,7 +237,7 @@ class SearchOptions(Frozen):
         SLO_SEARCH,
         "--slo-start",
         value="RATE",
-        otherwise="half of the highest rate that closed loops reached, or 1",
+        otherwise="the rates that the folder has; without any, half of the highest that closed loops reached, or 1",
     )
     step: float = Field(default=2.0, gt=1, le=2)
     max_points: int = Field(default=20, ge=2)

@@ -274,6 +274,8 @@ def _next_rate(
         return rounded(search.start_rps or guess_rps or 1.0, DIGITS)
     if any(point.verdict == "invalid" for point in points):
         return None
+    if search.start_rps is not None and not {search.start_rps, rounded(search.start_rps, DIGITS)} & taken.keys():
+        return rounded(search.start_rps, DIGITS)
     low, high = bracket(points)
     factor = min(2.0, search.step ** (2 ** min(len(points) - 1, 9)))
     top, bottom = max(points, key=lambda p: p.rate_rps), min(points, key=lambda p: p.rate_rps)

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from pdlab.bench import gates, levels, slo_search
 from pdlab.bench.client.processes import LoadClient
@@ -27,8 +27,10 @@ from pdlab.bench.slo_search import SloSearchOptions
 from pdlab.bench.target import Target, normal_url, resolve_target
 from pdlab.bench.traffic import keep_plan, replayed
 from pdlab.core.arguments import MAX_REQUESTS
+from pdlab.core.commands import VIZ
 from pdlab.core.errors import DeploymentDied, StoreError, UsageError
 from pdlab.core.findings import Finding, found
+from pdlab.core.model_names import same_model
 from pdlab.core.replayed import COMPILED
 from pdlab.core.schema import Frozen, incidental
 from pdlab.core.text import counted, duration
@@ -67,25 +69,32 @@ class SweepOptions(SweepFlags):
 
 class SweepResult(Frozen):
     """``runs`` are the sweep's levels in its order, the ones that --resume skipped included, then the
-    searches' levels by rate."""
+    searches' levels by rate. ``loads``: those that were requested."""
 
     folder: Path
     runs: tuple[Run, ...]
     searches: tuple[SloSearch, ...] = ()
+    loads: tuple[Load, ...]
     measured: int
 
     @property
     def valid(self) -> bool:
         """See `all_answered`."""
-        return all_answered(self.runs, self.searches)
+        return all_answered(self.runs, self.searches, self.loads)
 
 
-def all_answered(runs: Iterable[Run], searches: Sequence[SloSearch]) -> bool:
-    """Every requested level is valid, and every search has its result. (Levels of a search may fail, because they drive
-    the server beyond its capacity.)
+def all_answered(runs: Iterable[Run], searches: Sequence[SloSearch], loads: Iterable[Load]) -> bool:
+    """Every level of the requested ``loads`` is valid, and every search has its result. (Other levels of a search may
+    fail, because they drive the server beyond its capacity.)
     """
     searched = {("rate", point.rate_rps, search.repeat) for search in searches for point in search.points}
-    load_runs = [run for run in runs if (run.key.kind, run.key.value, run.key.repeat) not in searched]
+    requested = {(load.kind, load.value) for load in loads}
+
+    def counts(key: RunKey) -> bool:
+        further_look = key.look > 0 or (key.kind, key.value) not in requested
+        return not (further_look and (key.kind, key.value, key.repeat) in searched)
+
+    load_runs = [run for run in runs if counts(run.key)]
     return all(run.validity.valid for run in load_runs) and all(search.finished for search in searches)
 
 
@@ -130,13 +139,18 @@ def _run_held(
     built = build(options, attempt)
     manifest = _start_manifest(target, earlier, options, store.folder)
     todo = _todo(store, built, options)
-    repeat = options.only_repeat or 0
-    to_search = [search for search in options.searches if unfinished(store, search, repeat)]
+    to_search = [search for search, repeat in repeated_searches(options) if unfinished(store, search, repeat)]
     _check_burstiness(store, to_search)
     searching = bool(to_search)
     again = options.retry_invalid and bool(_to_retry(store, [level for level in built if level not in todo]))
-    for note in (*target.notes, *(each.text for each in target.figure_notes)):
-        progress.note(note)
+    if not manifest.gpus:
+        progress.note(
+            f"note: the number of GPUs of {target.name} is unknown: {VIZ} cannot draw it per node; give --gpus N"
+        )
+    for each in target.figure_notes:
+        progress.note(each.text)
+    if earlier is not None and earlier.gpus != manifest.gpus:  # also where nothing is left to measure
+        store.write_manifest(earlier.model_copy(update={"gpus": manifest.gpus}))
     done = 0
     if todo or searching or again:
         # What another sweep sent to this start of the deployment is in its prefix cache.
@@ -159,6 +173,7 @@ def _run_held(
                 timeline=options.timeline,
                 max_processes=options.client_processes or max(1, min(MOST_CLIENTS, (os.cpu_count() or 1) // 2)),
                 plan=plan,
+                length_setting=_length_setting(options),
             )
             warmup = levels.warmup_requests(target.manifest.deployment)
             progress.extend(warmup + sum(level.num_requests for level in todo), len(todo))
@@ -172,12 +187,20 @@ def _run_held(
     kept = {run.key: run for run in store.runs()}
     runs = [kept[level.key] for level in built]
     slos = [search.slo for search in options.searches]
-    searches = tuple(s for s in store.searches() if s.slo in slos and s.repeat == repeat)
+    repeats = {repeat for _, repeat in repeated_searches(options)}
+    found_searches = (s for s in store.searches() if s.slo in slos and s.repeat in repeats)
+    searches = tuple(sorted(found_searches, key=lambda search: search.repeat))
     for search in searches:
         rates = {point.rate_rps for point in search.points}
-        of_rates = [run for key, run in kept.items() if key.kind == "rate" and key.repeat == repeat]
+        of_rates = [run for key, run in kept.items() if key.kind == "rate" and key.repeat == search.repeat]
         runs += [run for run in of_rates if run.key.value in rates and run not in runs]
-    return SweepResult(folder=store.folder, runs=tuple(runs), searches=searches, measured=done)
+    return SweepResult(folder=store.folder, runs=tuple(runs), searches=searches, loads=options.loads, measured=done)
+
+
+def _length_setting(options: SweepOptions) -> gates.LengthSetting | None:
+    if options.soak_s is not None:
+        return "soak_s"
+    return None if options.prompts_per_level is None else "prompts_per_level"
 
 
 def _check_again(target: Target, store: Store, measured: Collection[RunKey], progress: Progress) -> None:
@@ -219,6 +242,11 @@ def with_loads(options: SweepOptions, gpus: int | None) -> SweepOptions:
 def build(options: SweepOptions, attempt: int) -> tuple[Level, ...]:
     """The levels of ``options.loads`` in the order in which they are measured. Raises UsageError."""
     slo_search.check_apart(options.searches, options.loads)
+    if options.force and options.searches:
+        raise UsageError(
+            "--force replaces finished levels, and --slo goes on from the levels at a rate that the folder has: leave "
+            "--force out, or give another --exp-name"
+        )
     if not options.loads and (options.searches or options.per_gpu):
         return ()
     all_levels = levels.sweep_levels(
@@ -231,7 +259,14 @@ def build(options: SweepOptions, attempt: int) -> tuple[Level, ...]:
         only_repeat=options.only_repeat,
         hold_s=options.hold_s,
     )
+    named: dict[str, Load] = {}
     for level in all_levels:
+        other = named.setdefault(level.key.stem, level.load)
+        if other is not level.load:
+            values = f"{other.value:.15g} and {level.load.value:.15g}"
+            raise UsageError(
+                f"two loads have one name, {level.key.stem} ({values}; a name has six digits): leave one of the two out"
+            )
         if level.num_requests > MAX_REQUESTS:
             raise UsageError(
                 f"{level.load.kind} {level.load.value:g} held for "
@@ -243,6 +278,12 @@ def build(options: SweepOptions, attempt: int) -> tuple[Level, ...]:
     shuffled = list(all_levels)
     random.Random(options.shuffle).shuffle(shuffled)
     return tuple(shuffled)
+
+
+def repeated_searches(options: SweepOptions) -> list[tuple[SloSearchOptions, int]]:
+    """Each search once per repeat, in the order of measurement."""
+    repeats = range(options.repeats) if options.only_repeat is None else (options.only_repeat,)
+    return [(search, repeat) for repeat in repeats for search in options.searches]
 
 
 def _earlier(store: Store) -> Manifest | None:
@@ -260,14 +301,15 @@ def _todo(store: Store, planned: Sequence[Level], options: SweepOptions) -> list
     if not options.resume:
         names = ", ".join(level.key.stem for level in finished)
         raise StoreError(
-            f"{store.folder} already has {names}; use --resume to skip finished levels or --force to measure them again"
+            f"{store.folder} already has {names}; use --resume to skip finished levels or "
+            f"{'another --exp-name' if options.searches else '--force to measure them again'}"
         )
-    kept = {run.key: run for run in store.runs()}
+    kept = {run.key.stem: run for run in store.runs()}
     for level in finished:
-        if (change := _changed(kept[level.key], level, options)) is not None:
+        if (change := _changed(kept[level.key.stem], level, options)) is not None:
             raise StoreError(
                 f"{store.path(level.key)} was measured with {change.before}, this command has {change.after}; repeat "
-                "the first command line, use --force, or another --exp-name"
+                f"the first command line, use {'' if options.searches else '--force, or '}another --exp-name"
             )
     return [level for level in planned if level not in finished]
 
@@ -285,7 +327,7 @@ def _changed(run: Run, level: Level, options: SweepOptions) -> _DifferentLevel |
         before, after = getattr(run.load, name), getattr(level.load, name)
         if before != after and name not in incidental(type(level.load)):
             return _DifferentLevel(
-                *(f"{name} {f'{each:g}' if isinstance(each, float) else each}" for each in (before, after))
+                *(f"{name} {f'{each:.15g}' if isinstance(each, float) else each}" for each in (before, after))
             )
     if options.soak_s is not None:
         soak_s = run.soak.requested_s if run.soak is not None else None
@@ -321,7 +363,8 @@ def _to_retry(store: Store, planned: Sequence[Level]) -> list[Level]:
 
 
 def same_experiment(earlier: Manifest, current: Manifest, folder: Path) -> None:
-    """Raises StoreError when levels of ``current`` do not belong beside those of ``earlier``."""
+    """Raises StoreError when levels of ``current`` do not belong beside those of ``earlier``. An unknown model or
+    number of GPUs differs from none."""
 
     def refuse(changed_key: str, before: object, after: object) -> StoreError:
         return StoreError(
@@ -342,8 +385,12 @@ def same_experiment(earlier: Manifest, current: Manifest, folder: Path) -> None:
         raise refuse("deployment", old_name, new_name)
     if earlier.label != current.label:
         raise refuse("label", earlier.label, current.label)
-    if earlier.gpus != current.gpus:
+    if earlier.gpus and current.gpus and earlier.gpus != current.gpus:
         raise refuse("GPUs", earlier.gpus, current.gpus)
+    for name in ("model", "tokenizer"):
+        known, requested = getattr(earlier, name), getattr(current, name)
+        if known is not None and requested is not None and not same_model(known, requested):
+            raise refuse(name, known, requested)
 
 
 def _start_manifest(target: Target, earlier: Manifest | None, options: SweepOptions, folder: Path) -> Manifest:
@@ -369,8 +416,15 @@ def _start_manifest(target: Target, earlier: Manifest | None, options: SweepOpti
             "commands": (*earlier.commands, *launches, command),
             "started_at": earlier.started_at,
             "canaries_after": earlier.canaries_after,
+            "gpus": manifest.gpus or earlier.gpus,
         }
     )
+
+
+class Measure(Protocol):
+    """Measures one level; ``once``: not again if the load generator was the bottleneck."""
+
+    def __call__(self, level: Level, *, once: bool) -> tuple[Run, Sequence[RequestRecord]]: ...
 
 
 def _not_all_late(records: Sequence[RequestRecord]) -> bool:
@@ -408,18 +462,21 @@ class _Sweeper:
         yield from (partial(self._level, level) for level in todo)
         if self._options.retry_invalid:  # after all others: what disturbed a level may have passed by then
             yield from (partial(self._retry, level) for level in _to_retry(self._store, planned))
-        yield from (partial(self._search, search) for search in self._options.searches)
+        yield from (partial(self._search, *each) for each in repeated_searches(self._options))
 
     def _level(self, level: Level, *, longer: int = 1) -> None:
         level = self._held(level)
         level = level.model_copy(update={"num_requests": level.num_requests * longer})
-        soak_s = self._options.soak_s
-        if soak_s is not None:
-            level = self._lasting(level, soak_s)
-        run, records = self._outliving(level, once=soak_s is not None)
-        if soak_s is not None:
-            run = run.model_copy(update={"soak": soak(LevelData.of(records), run.load, soak_s)})
+        run, records = self._soaked(level, self._outliving)
         self._stored(self._store.write(run, records, self._driver.timelines, force=self._options.force))
+
+    def _soaked(self, level: Level, measure: Measure) -> tuple[Run, Sequence[RequestRecord]]:
+        """What ``measure`` makes of the level; of a soak (``options.soak_s``) held that long, and judged over time."""
+        soak_s = self._options.soak_s
+        if soak_s is None:
+            return measure(level, once=False)
+        run, records = measure(self._lasting(level, soak_s), once=True)
+        return run.model_copy(update={"soak": soak(LevelData.of(records), run.load, soak_s)}), records
 
     def _stored(self, run: Run) -> None:
         self.measured.add(run.key)
@@ -506,12 +563,11 @@ class _Sweeper:
         self._progress.extend(level.num_requests)
         self._progress.note(f"{level.key.stem}: was not valid, is measured again")
         seed = levels.derive_seed(self._options.workload, "retry", level.seed)
-        run, records = self._driver.measure(level.model_copy(update={"seed": seed}))
+        run, records = self._soaked(level.model_copy(update={"seed": seed}), self._driver.measure)
         self._stored(self._store.replace(run, records, self._driver.timelines))
 
-    def _search(self, search: SloSearchOptions) -> None:
+    def _search(self, search: SloSearchOptions, repeat: int) -> None:
         """Measure rates until the search has its answer; every rate is a level like any other, kept as such."""
-        repeat = self._options.only_repeat or 0
         guess = _guess(self._store)
         known: Known = {}
         while True:
@@ -523,7 +579,7 @@ class _Sweeper:
             if answer.points:
                 self._store.write_search(answer)
             if step is None:
-                self._progress.note(f"{search.slo.label}: {answer.detail}")
+                self._progress.note(f"{answer.title}: {answer.detail}")
                 return
             load = Open(rate_rps=step.rate_rps, burstiness=search.burstiness)
             key = RunKey(kind=load.kind, value=load.value, repeat=repeat, look=step.look)

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pdlab.core import api_key
-from pdlab.core.commands import LAUNCH, VIZ
+from pdlab.core.commands import LAUNCH
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import DeploymentDied, UsageError, reason_of
 from pdlab.core.findings import Finding, found
@@ -34,12 +34,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,127}")
 
 class Target(Running):
     """A server to measure. ``manifest`` has the launcher's published record, or the facts from the server and the
-    flags, and the workload. ``name`` is the experiment's folder; ``notes`` are printed, ``figure_notes`` are stored
-    with every level.
+    flags, and the workload. ``name`` is the experiment's folder; ``figure_notes`` are stored with every level.
     """
 
     name: str
-    notes: tuple[str, ...] = ()
     figure_notes: tuple[Finding, ...] = ()
 
 
@@ -79,9 +77,8 @@ def resolve_target(
     _same_phase(url, manifest.deployment, workload)
     if name is None:
         name = manifest.label if workload.mode == "mixed" else f"{manifest.label}-{workload.mode}"
-    notes = []
-    if not manifest.gpus:
-        notes.append(f"note: the number of GPUs of {name} is unknown: {VIZ} cannot draw it per node; give --gpus N")
+    if manifest.deployment is None:
+        manifest = manifest.model_copy(update={"model": model_id, "tokenizer": tokenizer or model_id})
     published: dict[str, Any] = dict(running) if running else {"tokenizer": model_id}
     measured = {"base_url": url, "model_id": model_id, "manifest": manifest} | (
         {"tokenizer": tokenizer} if tokenizer else {}
@@ -89,7 +86,6 @@ def resolve_target(
     return Target(
         **published | measured,
         name=f"{name}-smoke" if smoke else name,
-        notes=tuple(notes),
         figure_notes=_limits(manifest.deployment, workload),
     )
 

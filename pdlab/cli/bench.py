@@ -11,7 +11,7 @@ from pdlab.bench.fill import planned
 from pdlab.bench.levels import FINAL_HOLD_S, held_s, requests_within
 from pdlab.bench.options import ALL_RATES_RPS, BenchSettings, distinct
 from pdlab.bench.slo_search import SloSearchOptions
-from pdlab.bench.sweep import SweepOptions, SweepResult, build, run_sweep, with_loads
+from pdlab.bench.sweep import SweepOptions, SweepResult, build, repeated_searches, run_sweep, with_loads
 from pdlab.bench.target import check_name, normal_url
 from pdlab.bench.traffic import read_traffic, replayed
 from pdlab.core import defaults
@@ -242,13 +242,14 @@ def describe(sweep: SweepOptions) -> str:
             held = f" show how many requests take {duration(sweep.soak_s)}; the load is then held for that time"
         repeat = f", repeat {level.repeat}" if level.repeat else ""
         lines.append(f"  {title(level.load)}{repeat}: {counted(level.num_requests, 'request')}{held}")
-    for search in sweep.searches:
-        start = "half of what closed loops reached, or 1"
+    for search, number in repeated_searches(sweep):
+        start = "the rates measured before; without any, half of what closed loops reached, or 1"
         if search.start_from:
             start = "what the simulator finds"
         elif search.start_rps:
             start = f"{search.start_rps:g} requests/s"
-        lines.append(f"  highest rate under {search.slo.label}, from {start}:")
+        which = f", repeat {number}" if number else ""
+        lines.append(f"  highest rate under {search.slo.label}{which}, from {start}:")
         held = "" if sweep.prompts_per_level is not None else f" and held for {held_s(w, sweep.hold_s):.12g} s"
         lines.append(
             f"    at most {counted(search.max_points, 'level')}, each of at least "
@@ -275,7 +276,7 @@ def report(result: SweepResult) -> None:
     skipped = len(result.runs) - result.measured
     print(table(result.runs))
     for search in result.searches:
-        print(f"SLO {search.slo.label}: {search.detail}")
+        print(f"SLO {search.title}: {search.detail}")
     for note in note_texts(result.runs):
         print(f"note: {note}")
     if skipped > 0:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge
 
-from pdlab.analysis.comparable import same_model
 from pdlab.analysis.curves import UNKNOWN_MODEL, gpus_of
 from pdlab.core import defaults
 from pdlab.core.arguments import MODEL_HELP, above_zero
@@ -20,6 +19,7 @@ from pdlab.core.commands import INSTALL_TABLES, PDLAB, PLAN
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import command
 from pdlab.core.files import write_output
+from pdlab.core.model_names import same_model
 from pdlab.core.output_paths import check_writable, distinct
 from pdlab.core.schema import to_yaml
 from pdlab.core.settings import Settings, Text, not_given, setting, written_numbers

@@ -16,7 +16,7 @@ from pydantic import Field
 from pdlab.bench.options import CONCURRENCIES
 from pdlab.cluster import machine
 from pdlab.core import defaults
-from pdlab.core.commands import PDLAB, RUN_LAUNCH
+from pdlab.core.commands import PDLAB, RUN_LAUNCH, require_installed
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import command
 from pdlab.core.files import ROOT, cache_dir
@@ -91,6 +91,7 @@ def main(settings: DemoSettings) -> int:
     check_folder(out, "--out")
     if out.exists() and any(out.iterdir()):
         raise UsageError(f"--out {out} is not empty; choose another folder")
+    require_installed("ray")
     with held_port(settings.port) as chosen:
         host = machine.observe()
         refuse_if_too_small(host, (out, cache_dir(), Path(tempfile.gettempdir())))

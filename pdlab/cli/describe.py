@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pdlab.core.command_lines import command_line
 from pdlab.core.commands import PDLAB, VIZ
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import command
 from pdlab.core.settings import Settings, setting
-from pdlab.core.text import counted
+from pdlab.core.text import counted, listed
 
 if TYPE_CHECKING:
     from pdlab.results.interpretation import InterpretedCurve
@@ -57,6 +58,12 @@ def main(settings: DescribeSettings) -> int:
     if settings.write and file.exists() and not settings.force:
         raise UsageError(f"{file} is there already: correct it, or write it again with --force")
     curves = interpret(settings.folder).curves
+    measured = sorted(path.parent.name for path in settings.folder.glob(f"*/{MANIFEST}"))
+    if not curves and measured:
+        raise UsageError(
+            f"{settings.folder} holds folders that pdlab measured ({listed(measured)}): the {MANIFEST} of each "
+            f"describes it; plot them with {command_line('viz', exps=(settings.folder,))}"
+        )
     if not curves:
         raise UsageError(f"{settings.folder} holds no result files; give another folder")
     text = describing(curves)

@@ -26,7 +26,7 @@ from pdlab.cli.until import DEFAULT_CAP, Stopping, StopTargets, check, parse_unt
 from pdlab.core.arguments import MAX_REPEATS
 from pdlab.core.bounds import parse_bounds
 from pdlab.core.command_lines import command_line, flag_words, resumed
-from pdlab.core.commands import PDLAB, typed
+from pdlab.core.commands import PDLAB, require_installed, typed
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.exit_code import NOT_CLEAN, exit_code, stop_by_signals
 from pdlab.core.output_paths import check_folder
@@ -85,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(settings: ExperimentSettings, argv: Sequence[str]) -> int:
-    check_folder(settings.out, "--out")
+    check_folder(settings.out, "--out", written=not settings.dry_run)
     plan, until = make_schedule(settings.file), None
     if settings.until is not None:
         until = parse_until(settings.until, plan.file, settings.max_repeats)
@@ -95,6 +95,8 @@ def _run(settings: ExperimentSettings, argv: Sequence[str]) -> int:
     if settings.dry_run:
         print(describe(plan, folder, resume=settings.resume, until=until))
         return 0
+    if any(visit_s(plan, visit, folder) for visit in plan.visits):
+        require_installed("ray")
     stopping = Stopping(until, plan, folder) if until else None
     options = settings.passed_to(RunOptions, command=typed("experiment", *argv))
     result = run(_started(tuned(plan, options)), options, enough=stopping)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,10 +10,10 @@ from pathlib import Path
 from pdlab.core import defaults
 from pdlab.core.arguments import MODEL_HELP
 from pdlab.core.catalog import known_models, load_cluster, resolve_model
-from pdlab.core.commands import PDLAB
+from pdlab.core.commands import PDLAB, require_installed
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import NOT_CLEAN, command
-from pdlab.core.files import ROOT, cache_dir
+from pdlab.core.files import ROOT, cache_dir, known_cache_dir
 from pdlab.core.output_paths import check_folder
 from pdlab.core.settings import Port, Settings, parse, serving_port, setting
 from pdlab.core.text import duration
@@ -22,8 +21,9 @@ from pdlab.deploy.options import REHEARSED_CLUSTER, LaunchSettings, request_from
 from pdlab.deploy.prepared import checked_model, prepared_launch
 from pdlab.first_hour import archive
 from pdlab.first_hour.run import FirstHourState, open_state, run
-from pdlab.first_hour.steps import MOST_TOTAL_S, RunsOn, Step, plan, total_s
-from pdlab.steps.runner import RAN
+from pdlab.first_hour.steps import MOST_TOTAL_S, RunsOn, Step, plan, remaining_steps, total_s
+from pdlab.remote.home import home_folder
+from pdlab.steps.runner import RAN, as_typed
 
 LENGTHS: dict[RunsOn, tuple[int, int]] = {"cluster": (5000, 250), "local": (256, 32), "rehearsal": (2000, 100)}
 
@@ -89,7 +89,7 @@ def main(settings: FirstHourSettings) -> int:
     except UsageError as error:
         raise UsageError(f"--model {model}: {error}") from error
     out = settings.out or ROOT / defaults.RESULTS / "first-hour"
-    check_folder(out, "--out")
+    check_folder(out, "--out", written=not settings.dry_run)
     out = out.absolute()
     where: RunsOn = "local" if local else "rehearsal" if rehearse else "cluster"
     steps = plan(out, where=where, model=model, port=port, lengths=LENGTHS[where])
@@ -104,12 +104,15 @@ def main(settings: FirstHourSettings) -> int:
     if settings.dry_run:
         print(describe(steps, state))
         return 0
+    if remaining_steps(steps, {name: outcome.verdict for name, outcome in state.outcomes.items()}):
+        require_installed("ray")
+        cache_dir()  # launches need it
     print(describe(steps, state), file=sys.stderr, flush=True)
     out.mkdir(parents=True, exist_ok=True)
     try:
         state = run(steps, out, state, lambda text: print(text, file=sys.stderr, flush=True))
     finally:
-        secrets = archive.known_secrets(os.environ, archive.secret_files(Path.home(), cache_dir()))
+        secrets = archive.known_secrets(os.environ, archive.secret_files(home_folder(), known_cache_dir(), os.environ))
         made = archive.write(out, secrets)
         print(f"archive, to send to whoever helps: {made}", file=sys.stderr)
     print(verdicts(steps, state))
@@ -168,7 +171,7 @@ def describe(steps: Sequence[Step], state: FirstHourState | None = None) -> str:
         needs += f"; needs one of {', '.join(step.any_of)}" if step.any_of else ""
         lines.append(f"{number:2d} {step.name}: {step.title}{done}")
         lines.append(f"     about {duration(step.estimate_s)}, ended after {duration(step.limit_s)}{needs}")
-        lines.append(f"     {shlex.join(['python', '-m', 'pdlab', *step.command])}")
+        lines.append(f"     {as_typed(['-m', 'pdlab', *step.command])}")
     total = total_s(tuple(steps))
     lines.append(f"estimate: {duration(total)} in all (of at most {duration(MOST_TOTAL_S)})")
     return "\n".join(lines)

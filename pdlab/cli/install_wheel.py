@@ -15,7 +15,7 @@ from pdlab.core.settings import Backends, Settings, setting
 from pdlab.core.text import counted
 
 EPILOG = f"""\
-examples, after debug/build_nixl_ucx_efa.sh --wheel:
+examples:
   {RUN_INSTALL_WHEEL} nixl_cu13-1.3.2-cp312-cp312-linux_x86_64.whl
       on every node of the Ray cluster that this machine belongs to
   {RUN_INSTALL_WHEEL} nixl_cu13-1.3.2-cp312-cp312-linux_x86_64.whl --module nixl_cu13 --backends UCX
@@ -23,8 +23,9 @@ examples, after debug/build_nixl_ucx_efa.sh --wheel:
   {RUN_INSTALL_WHEEL} nixl_cu13-1.3.2-cp312-cp312-linux_x86_64.whl --target /opt/pdlab-nixl/site
       into a folder of its own, not into the Python's packages
 
-Installs without dependencies, into the Python that Ray runs on each node, or into --target. Launch anew
-afterwards, so that Ray's workers restart: a running process keeps the libraries that it has loaded.
+debug/build_nixl_ucx_efa.sh --wheel builds such a wheel. It is installed without dependencies, into the Python
+that Ray runs on each node, or into --target. Launch anew afterwards, so that Ray's workers restart: a running
+process keeps the libraries that it has loaded.
 
 exit code: 0 every node has the same files (with --backends: and loads the same libraries),
 3 they differ or a node failed, 5 no cluster, 2 bad command line

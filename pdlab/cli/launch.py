@@ -130,7 +130,12 @@ def _plan(settings: LaunchSettings, request: LaunchRequest, argv: Sequence[str])
     flag, file = settings.target or ("", None)
     if settings.dry_run and file == "-":
         raise UsageError(f"--dry-run and {flag} - both write to standard output: give one of them, or {flag} FILE")
-    prepared = prepared_launch(request, model, request.known_view() or _live_view())
+    view = request.known_view() or _live_view()
+    if settings.export_k8s is not None:
+        from pdlab.deploy.kubernetes.manifest import pod_nodes
+
+        view = pod_nodes(view)
+    prepared = prepared_launch(request, model, view)
     for caution in prepared.cautions:
         _warn(caution)
     if request.rehearsal is not None:

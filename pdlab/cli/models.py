@@ -6,7 +6,14 @@ import sys
 from collections.abc import Sequence
 
 from pdlab.core.arguments import MODEL_HELP
-from pdlab.core.catalog import ModelShape, format_only_in_name, known_models, resolve_model, why_no_shape
+from pdlab.core.catalog import (
+    ModelShape,
+    encoder_not_counted,
+    format_only_in_name,
+    known_models,
+    resolve_model,
+    why_no_shape,
+)
 from pdlab.core.commands import PDLAB
 from pdlab.core.errors import UsageError
 from pdlab.core.exit_code import command
@@ -55,7 +62,7 @@ def main(settings: ModelsSettings) -> int:
             unknown.append(f"{model}: {why_no_shape(model)}")
         else:
             rows.append(row(shape))
-            doubtful += [text] if (text := format_only_in_name(shape)) else []
+            doubtful += [text for text in (format_only_in_name(shape), encoder_not_counted(shape)) if text]
     if rows:
         print(markdown(rows) if settings.markdown else table(HEAD, rows, left=(0, 6, 7)))
     for line in doubtful:

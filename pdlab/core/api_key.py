@@ -14,6 +14,7 @@ import hmac
 import json
 import os
 import secrets
+import tempfile
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -113,13 +114,35 @@ def own_key_file(folder: Path) -> Path:
     """The file with this user's key. The first call creates it; only this user can read it."""
     path = folder / "api-key"
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
+    if path.exists() and path.stat().st_size:
         return path
-    with os.fdopen(file, "w") as key_file:
-        key_file.write(f"{secrets.token_hex(32)}\n")
+    # Written beside it, so that no other launch reads half a key, and a full disk leaves no empty file.
+    written = _written_beside(path, secrets.token_hex(32))
+    try:
+        os.link(written, path)
+    except FileExistsError:
+        if not path.stat().st_size:
+            written.replace(path)
+    finally:
+        written.unlink(missing_ok=True)
     return path
+
+
+def _written_beside(path: Path, key: str) -> Path:
+    """A file with the key in the folder of ``path``, which only this user can read."""
+    number, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(number, "w") as file:
+            file.write(f"{key}\n")
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return Path(name)
+
+
+def _of_variable(environ: Mapping[str, str]) -> str | None:
+    """The key in PDLAB_API_KEY; None if it is not set. Raises UsageError."""
+    return check(environ[KEY].strip(), KEY) if environ.get(KEY) else None
 
 
 def chosen(file: Path | None, environ: Mapping[str, str], *, needed: bool, folder: Path) -> Path | None:
@@ -131,19 +154,16 @@ def chosen(file: Path | None, environ: Mapping[str, str], *, needed: bool, folde
     if file is not None:
         read(file)
         return file.absolute()
-    if environ.get(KEY):
-        key = check(environ[KEY], KEY)
+    if (key := _of_variable(environ)) is not None:
         # Its name has the digest, so that a sweep finds the key of this deployment and not the latest key.
         path = folder / "api-keys" / digest(key)[:16]
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as key_file:
-            key_file.write(f"{key}\n")
+        _written_beside(path, key).replace(path)
         return path
     return own_key_file(folder) if needed else None
 
 
 def client_key(path: str | None, environ: Mapping[str, str]) -> str | None:
     """The key that a client sends: PDLAB_API_KEY, else the key in the launcher's file ``path``."""
-    if environ.get(KEY):
-        return check(environ[KEY], KEY)
-    return read(Path(path)) if path is not None else None
+    key = _of_variable(environ)
+    return read(Path(path)) if key is None and path is not None else key

@@ -71,6 +71,7 @@ class ModelNumbers(Frozen):
     shared_experts: float = 0
     dense_layers: int = 0
     dense_intermediate: int = 0
+    feed_forward_matrices: int = 3
     other_parameters: float = 0
     vocab: int
 
@@ -87,6 +88,7 @@ class ModelShape(Frozen):
 
     ``expert_intermediate``: inner width of an expert (None: ``hidden``). ``shared_experts``: width of the shared
     experts, over that of one expert. ``dense_layers``: layers without experts, of inner width ``dense_intermediate``.
+    ``feed_forward_matrices``: of a dense layer or an expert, 3 with a gate and 2 without.
     ``attention_layers``: layers with the attention of ``heads`` and ``head_dim`` (None: all). ``other_parameters``: the
     rest. ``value_dim``: width of a head's V (None: ``head_dim``). ``kv_latent``: values per token and layer that latent
     attention keeps in place of K and V, ``rope_dim`` of them with positions. ``q_latent``: its rank for queries (0:
@@ -94,7 +96,8 @@ class ModelShape(Frozen):
     (None: by the rule of ONLY_EXPERTS).
 
     ``kv_block_tokens``: vLLM's KV block size (16 on CUDA, 128 on CPUs). ``kv_unknown``, ``weights_unknown``: parts of
-    the KV cache and of the weights that these numbers cannot describe. ``engine_kwargs``: vLLM engine arguments for
+    the KV cache and of the weights that these numbers cannot describe. ``not_counted``: keys of config.json about
+    encoders beside the language model; no number here has their weights. ``engine_kwargs``: vLLM engine arguments for
     this model. ``engine_kwargs_by_tp``: more of them, by TP degree on GPUs.
     """
 
@@ -116,6 +119,7 @@ class ModelShape(Frozen):
     shared_experts: float = 0
     dense_layers: int = 0
     dense_intermediate: int | None = None
+    feed_forward_matrices: int = Field(default=3, ge=2, le=3)
     attention_layers: int | None = None
     other_parameters: float = 0
     kv_latent: int | None = None
@@ -133,6 +137,7 @@ class ModelShape(Frozen):
     max_context: int = Field(ge=1)
     kv_unknown: tuple[str, ...] = ()
     weights_unknown: tuple[str, ...] = ()
+    not_counted: tuple[str, ...] = ()
     engine_kwargs: dict[str, Any] = Field(default_factory=dict)
     engine_kwargs_by_tp: dict[int, dict[str, Any]] = Field(default_factory=dict)
     config: dict[str, Any] = Field(default_factory=dict)
@@ -216,6 +221,7 @@ class ModelShape(Frozen):
             shared_experts=self.shared_experts if self.experts > 1 else 0,
             dense_layers=self.dense_layers,
             dense_intermediate=(self.dense_intermediate or 0) if self.dense_layers else 0,
+            feed_forward_matrices=self.feed_forward_matrices,
             other_parameters=self.other_parameters,
             vocab=self.vocab,
         )
@@ -482,12 +488,22 @@ def format_only_in_name(shape: ModelShape) -> str:
     if name and files agree. The size of these weights is then too large in every figure."""
     words = re.split(r"[^A-Z0-9]+", shape.name.upper())
     named = [word for word in words if word in FORMATS_IN_NAMES]
-    if not named or shape.weight_dtype not in UNQUANTISED:
+    if not named or shape.weight_dtype not in UNQUANTISED or shape.weights_unknown:
         return ""
     return (
         f"the name {shape.name} has {' '.join(named)}, and its {CONFIG} has weights of {shape.weight_dtype} and no "
         f"quantization_config: put hf_quant_config.json beside {CONFIG} and give their folder, or set weight_dtype in "
         "a model file (docs/your-model.md)"
+    )
+
+
+def encoder_not_counted(shape: ModelShape) -> str:
+    """One line about encoders of images or audio, whose weights no figure has; empty if config.json has none."""
+    if not shape.not_counted:
+        return ""
+    return (
+        f"the weights of {shape.name} are without its encoder ({listed(shape.not_counted)} of {CONFIG}): an engine "
+        "takes more memory for weights than the figures have"
     )
 
 
@@ -532,7 +548,8 @@ def _fields(files: ModelFiles) -> dict[str, Any]:
     except ValueError as error:
         raise UsageError(f"{files.where} {error}") from error
     except (TypeError, KeyError, AttributeError, ZeroDivisionError) as error:
-        raise UsageError(f"{files.where} has a value that is not understood ({error})") from error
+        what = f"{type(error).__name__}: {error}"
+        raise UsageError(f"{files.where} has a value of a form that pdlab does not read ({what})") from error
 
 
 def _names() -> str:

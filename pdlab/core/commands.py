@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shlex
 import sys
 
@@ -51,6 +52,13 @@ def not_installed(package: str) -> str:
     """A message about a missing Python package, with the command that installs it."""
     fix = 'pip install "pdlab[serve]"' if CHECKOUT is None else "make setup, or make setup-gpu on a GPU node"
     return f"the Python package {package} is not installed for {sys.executable}: {fix}"
+
+
+def require_installed(package: str) -> None:
+    """Raises ModuleNotFoundError, as the import of a missing ``package`` does. The import may take seconds, or be in
+    another process."""
+    if importlib.util.find_spec(package) is None:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
 
 def python_words(command: str) -> list[str]:

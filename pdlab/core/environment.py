@@ -15,10 +15,9 @@ from pydantic import AfterValidator
 
 from pdlab.core.errors import UsageError
 from pdlab.core.settings import NamedValues
+from pdlab.remote.redaction import is_secret
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# TOKENIZERS_PARALLELISM and numbers of tokens are not secret.
-_SECRET = re.compile(r"(?i)(token(?!iz|s)|key|secret|passw|credential)")
 
 # Variable -> why a deployment does not set it, and what to do.
 _OF_EACH_RANK = "Ray sets it for each rank; leave it out"
@@ -42,11 +41,6 @@ SET_ELSEWHERE = {
 # Ray's variables that the processes of engines read. Other processes read the rest: `ray start`, the node's daemons,
 # Ray Serve's controller and its proxies.
 _RAY_IN_ENGINES = re.compile(r"RAY_(CGRAPH_\w+|EXPERIMENTAL_NOSET_\w+|metrics_report_interval_ms|DEDUP_LOGS\w*)")
-
-
-def is_secret(name: str) -> bool:
-    """Whether the value of the variable ``name`` must not be shown or stored."""
-    return bool(_SECRET.search(name))
 
 
 def before_ray_start(name: str) -> bool:

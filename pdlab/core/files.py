@@ -215,6 +215,14 @@ def cache_dir() -> Path:
         raise NoHomeError("the home folder of this user is not known: set HOME, or PDLAB_CACHE_DIR") from error
 
 
+def known_cache_dir() -> Path | None:
+    """`cache_dir`; None if it is not known."""
+    try:
+        return cache_dir()
+    except NoHomeError:
+        return None
+
+
 def launch_lock(*, local: bool) -> Path:
     """The lock file that a launch holds."""
     return cache_dir() / f"launch-{'local' if local else 'cluster'}.lock"

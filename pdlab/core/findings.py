@@ -399,6 +399,12 @@ CODES: dict[str, FindingCode] = {
     "counter_not_exported": _unchecked(
         "the engines export the counter", "the engines' metrics are unknown, or lack this counter"
     ),
+    "usage_unreported": _unchecked(
+        "the server reports the token counts of every answer",
+        "the server reports no usage at the end of a stream ({unreported} of {answers} answers), so token counts are "
+        "not checked: the tokens of an answer are those of its text by --tokenizer, in {others} of them not the "
+        "requested number",
+    ),
     "requests_not_counted": _unchecked(
         "the engines count requests", "the engines' metrics are unknown, or do not count requests"
     ),
@@ -585,7 +591,13 @@ CODES: dict[str, FindingCode] = {
         "answers ended before --otl {requested}: they have {actual:.4g} tokens",
     ),
     "file_requests_failed": _file("every request has a complete answer", "{failed} of {requests} requests failed"),
-    "file_not_valid": _file("a table of levels marks a level as valid", "marked as not valid in the table: {reasons}"),
+    "file_no_answers": _file(
+        "a file with tokens or a rate of requests counts answered requests",
+        "the file has tokens or a rate of requests, but counts no answered request: write it again with that client",
+    ),
+    "file_not_valid": _file(
+        "a file does not mark its level as not valid", "marked as not valid in the file: {reasons}"
+    ),
     "file_counts_unknown": _file(
         "a file has the number of requests and the duration",
         "the file has neither the number of requests nor the duration: checks that need them are left out",
@@ -1107,6 +1119,10 @@ CODES: dict[str, FindingCode] = {
     ),
     "weights_not_as_named": _of_plan(
         "the model's files have the format of weights in its name",
+        "{what}",
+    ),
+    "encoder_not_counted": _of_plan(
+        "the model has no encoder of images or audio",
         "{what}",
     ),
     "draft_time_not_counted": _of_plan(

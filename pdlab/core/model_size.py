@@ -9,9 +9,14 @@ from pdlab.core.errors import UsageError
 
 
 def expert_parameters(shape: ModelShape) -> float:
-    """All routed experts: layers x experts x 3 matrices of hidden x intermediate."""
+    """All routed experts."""
+    return routed_parameters(shape, shape.experts)
+
+
+def routed_parameters(shape: ModelShape, experts: int) -> float:
+    """``experts`` routed experts of every layer: layers x experts x matrices of hidden x intermediate."""
     inner = shape.expert_intermediate or shape.hidden
-    return (shape.layers - shape.dense_layers) * shape.experts * 3 * shape.hidden * inner
+    return (shape.layers - shape.dense_layers) * experts * shape.feed_forward_matrices * shape.hidden * inner
 
 
 def expert_bytes(shape: ModelShape) -> float:
@@ -42,10 +47,8 @@ def attention_parameters(shape: ModelShape) -> float:
 
 def feed_forward_parameters(shape: ModelShape) -> float:
     """Parameters of layers without experts, and of shared experts, which every token passes."""
-    inner = shape.expert_intermediate or shape.hidden
-    shared = (shape.layers - shape.dense_layers) * shape.shared_experts * 3 * shape.hidden * inner
-    dense = shape.dense_layers * 3 * shape.hidden * (shape.dense_intermediate or 0)
-    return shared + dense
+    dense = shape.dense_layers * shape.feed_forward_matrices * shape.hidden * (shape.dense_intermediate or 0)
+    return shape.shared_experts * routed_parameters(shape, 1) + dense
 
 
 def dense_parameters(shape: ModelShape) -> float:

@@ -13,6 +13,7 @@ import yaml
 
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import parse_yaml, yaml_fault
+from pdlab.remote.redaction import is_secret
 
 # Engine argument -> the flag that sets it.
 RESERVED_ENGINE_KWARGS = {
@@ -50,6 +51,7 @@ NOT_PASSED_ON = {
         "Ray's autoscaling would start replicas without planned room on the nodes: give the number of replicas, or let "
         "it follow the load with pd-fluid, --min and --max"
     ),
+    "hf_token": "a secret is given by its name only: export HF_TOKEN, and use --env HF_TOKEN",
     **dict.fromkeys(
         ("lora_config", "lora_modules"),
         "adapters are not served: Ray Serve LLM finds an adapter by the name that a request gives, its prefill and "
@@ -66,8 +68,10 @@ def engine_args(pairs: Sequence[str], flag: str) -> dict[str, Any]:
     for pair in pairs:
         key, equals, text = pair.partition("=")
         key = key.strip().lstrip("-").replace("-", "_")
+        key = key.lower() if key.lower() in NOT_PASSED_ON else key
         if not equals or not re.fullmatch(r"[a-z][a-z0-9_]*", key):
-            raise UsageError(f"{flag} {pair!r}: expected KEY=VALUE, for example {flag} gpu_memory_utilization=0.85")
+            shown = key if is_secret(key) else pair
+            raise UsageError(f"{flag} {shown!r}: expected KEY=VALUE, for example {flag} gpu_memory_utilization=0.85")
         if key in NOT_PASSED_ON:
             raise UsageError(f"{flag} {key}: {NOT_PASSED_ON[key]}")
         if key in RESERVED_ENGINE_KWARGS:

@@ -32,8 +32,11 @@ def check_writable(path: Path, flag: str) -> None:
             file.unlink()
 
 
-def check_folder(path: Path, flag: str) -> None:
-    """Raises UsageError if files cannot be written in the folder ``path``, which need not exist."""
+def check_folder(path: Path, flag: str, *, written: bool = True) -> None:
+    """Raises UsageError if files cannot be written in the folder ``path``, which need not exist.
+
+    ``written``: False if nothing will be written now; it need not be writable then.
+    """
     with _usable(path, flag):
         folder = path.resolve()
         broken = [part for part in (path, *path.parents) if part.is_symlink() and not part.exists()]
@@ -43,6 +46,8 @@ def check_folder(path: Path, flag: str) -> None:
             folder = folder.parent
         if not folder.is_dir():
             raise UsageError(f"{flag} {path}: {folder} is a file; give a folder")
+        if not written:
+            return
         probe = folder / f".pdlab-{os.getpid()}"
         probe.open("xb").close()
         probe.unlink()

@@ -85,6 +85,11 @@ def named(pattern: re.Pattern[str], expected: str, most_chars: int | None = None
     return Text(read)
 
 
+def quantity_bytes(quantity: str) -> int:
+    """Bytes of what `QUANTITY` matches."""
+    return int(quantity[:-2]) * {"Mi": 2**20, "Gi": 2**30, "Ti": 2**40}[quantity[-2:]]
+
+
 Quantity = Annotated[str, named(QUANTITY, "a whole number of Mi, Gi or Ti; for example 1600Gi")]
 ServiceName = Annotated[
     str,

@@ -338,6 +338,11 @@ def node_env(prepared: Prepared) -> dict[str, str]:
     return EFA_ENV if any(node.nic.kind == "efa" for node in prepared.view.engine_nodes) else {}
 
 
+def sourced(file: str) -> str:
+    """The command that reads a file into any POSIX shell, which looks for a name without a slash on PATH only."""
+    return f". {shlex.quote(file if '/' in file else f'./{file}')}"
+
+
 def env_script(env: Mapping[str, str]) -> str:
     """A shell script with the environment that `ray start` needs."""
     head = comments(("Source this file before `ray start` on every node.",))
@@ -367,7 +372,7 @@ def _before_start(prepared: Prepared, env: Mapping[str, str], env_file: str | No
             "Ray Serve reads controller_options when it starts: where it runs already, run `serve shutdown` first."
         )
     if env_file is not None:
-        notes.append(f"Before `ray start` on every node:\n. {shlex.quote(env_file)}")
+        notes.append(f"Before `ray start` on every node:\n{sourced(env_file)}")
     elif of_nodes := node_env(prepared):
         notes.append(f"Before `ray start` on every node:\nexport {shell_assignments(of_nodes)}")
     if names := prepared.deployment.secrets:

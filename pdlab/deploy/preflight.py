@@ -6,18 +6,18 @@ finds the devices.
 from __future__ import annotations
 
 import time
-from collections import ChainMap, Counter
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 from pdlab.cluster.connection import Cluster
 from pdlab.core.commands import RUN_DOCTOR
-from pdlab.core.deployment import Collocated, Deployment, Disaggregated
+from pdlab.core.deployment import Collocated, Deployment
 from pdlab.core.errors import DeployError
-from pdlab.core.nodes import NODE_ID_LABEL, ClusterView, Placement, Role
+from pdlab.core.nodes import NODE_ID_LABEL, ClusterView, Placement
 from pdlab.core.text import byte_size
-from pdlab.deploy.serve_config import engine_env
+from pdlab.deploy.serve_config import engine_env, host_copy_bytes
 from pdlab.deploy.wire_proof import planned_wires
 from pdlab.remote import node
 from pdlab.transfer.doctor import diagnosis, engine_rules, settings_rules
@@ -54,7 +54,7 @@ def examine(
     topology = deployment.topology
     concerns = concerns_of(deployment, placement, view, accept)
     ask = partial(_ask, cluster, deployment, view, placement)
-    if deployment.kv_offload_gb is not None and view.device == "gpu":
+    if host_copy_bytes(deployment, placement) and view.device == "gpu":
         require_room(deployment, view, placement, ask(node.quick, ()))
     if isinstance(topology, Collocated):
         facts = ask(node.quick, (), model)
@@ -138,21 +138,13 @@ def _ask(
 def require_room(deployment: Deployment, view: ClusterView, placement: Placement, facts: Facts) -> None:
     """Raises DeployError for a node whose /dev/shm does not hold the KV cache that its engines keep in host memory:
     vLLM maps it there (v1/kv_offload/cpu/shared_offload_region.py of 0.29), and dies where it is full."""
-    role: Role = "prefill" if isinstance(deployment.topology, Disaggregated) else "collocated"
-    stages = deployment.pools[role].pp
-    engines: Counter[str] = Counter()
-    for replica in placement.of(role):
-        ranks = {(name, number // stages) for number, group in enumerate(replica.groups) for name in group.slots}
-        engines.update(name for name, _ in ranks)
-    assert deployment.kv_offload_gb is not None
-    for name, count in engines.items():
+    for name, needed_bytes in host_copy_bytes(deployment, placement).items():
         shm = (facts.get(view.node(name).labels.get(NODE_ID_LABEL, name)) or {}).get("shm")
-        needed_gb = count * deployment.kv_offload_gb
-        if shm and shm["free_bytes"] < 1e9 * needed_gb:
+        if shm and shm["free_bytes"] < needed_bytes:
             raise DeployError(
-                f"--kv-offload-gb {deployment.kv_offload_gb:g} on {name}: its {count} engines need {needed_gb:g} GB of "
-                f"/dev/shm, {byte_size(shm['free_bytes'])} are free; give fewer, or a larger /dev/shm (containers: "
-                "--shm-size, Kubernetes: an emptyDir of medium Memory)"
+                f"KV cache in host memory on {name}: its engines need {needed_bytes / 1e9:.4g} GB of /dev/shm, "
+                f"{byte_size(shm['free_bytes'])} are free; give a smaller --kv-offload-gb, or a larger /dev/shm "
+                "(containers: --shm-size, Kubernetes: an emptyDir of medium Memory)"
             )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdlab.core import defaults
-from pdlab.core.catalog import ModelShape, format_only_in_name
+from pdlab.core.catalog import ModelShape, encoder_not_counted, format_only_in_name
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import UsageError
 from pdlab.core.files import cache_dir
@@ -76,7 +76,9 @@ def checked_model(request: LaunchRequest) -> CheckedModel:
             f"leave --model out ({defaults.LOCAL_MODEL}) or give a folder"
         )
     check_context(deployment, shape)
-    warnings = [where_checked(deployment, shape), format_only_in_name(shape) if shape is not None else None]
+    warnings = [where_checked(deployment, shape)]
+    if shape is not None:
+        warnings += [format_only_in_name(shape), encoder_not_counted(shape)]
     warnings += check_divisibility(deployment, shape)
     if source is None:
         assert shape is not None

@@ -7,6 +7,7 @@ deployment's, the pool's, and last the ones that pdlab itself owns (`pdlab.core.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -265,6 +266,25 @@ def _stores(deployment: Deployment, *, cpu: bool) -> list[dict[str, Any]]:
         extra |= {"spec_name": "HostCopySpec", "spec_module_path": HOST_COPY_SPEC} if cpu else {}
         stores.append({"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra})
     return [{"kv_role": "kv_both", **store} for store in (*stores, *deployment.kv_connectors)]
+
+
+def host_copy_bytes(deployment: Deployment, placement: Placement) -> Counter[str]:
+    """Node id -> bytes of KV cache that the node's engines keep in its host memory with vLLM's OffloadingConnector.
+    Nodes without any are absent. An engine that spans nodes counts on each, as each rank maps all of it."""
+    held: Counter[str] = Counter()
+    for role, pool in deployment.pools.items():
+        gib = deployment.engine_kwargs_of(pool).get("kv_offloading_size")
+        sizes = [gib * 2**30 if isinstance(gib, int | float) else 0]
+        for store in _stores(deployment, cpu=False) if role in ("prefill", "collocated") else ():
+            if store.get("kv_connector") == "OffloadingConnector":
+                size = store.get("kv_connector_extra_config", {}).get("cpu_bytes_to_use")
+                sizes.append(size if isinstance(size, int | float) else 0)
+        if not (of_engine := int(sum(sizes))):
+            continue
+        for replica in placement.of(role):
+            ranks = {(name, number // pool.pp) for number, group in enumerate(replica.groups) for name in group.slots}
+            held.update({name: of_engine * sum(name == each for each, _ in ranks) for name, _ in ranks})
+    return held
 
 
 def decode_bench_kwargs() -> dict[str, Any]:

@@ -317,6 +317,9 @@ class _FaultRun:
         before, whole = self._inventory(surveys, members), self._present(members)
         self.count()
         counts = dict(self._counts)
+        # Before a fault can take a replica: recoveries are told by the replicas of the first sample.
+        running = dict(Counter(self._engines().values()))
+        append(folder, [ChaosSample(at_s=0.0, rss_mib=resident_mib(surveys, members), running=running)])
         load = Load(service, prompts, self.plan.concurrency, self.plan.seed, lambda each: append(folder, [each]))
         injector = Injector(self.plan, load, self.node_actors, self.link, self._fault_context(prompts, replicas))
         faults: list[InjectedFault] = []
@@ -437,9 +440,9 @@ class _FaultRun:
                     surveys, members = self.look()
                     use = self.kv_use()
                     self.count()
+                    engines = self._engines()
                 except Exception:  # something is down at this moment
                     continue
-                engines = self._engines()
                 kv = {f"{engines.get(replica, 'engine')} {replica}": value for replica, value in use.items()}
                 moment = ChaosSample(
                     at_s=round(load.now_s(), 2), rss_mib=resident_mib(surveys, members), kv_use=kv,

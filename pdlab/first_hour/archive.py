@@ -5,51 +5,45 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import re
 import tarfile
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from pdlab.core.environment import is_secret
 from pdlab.core.files import replace
+from pdlab.remote.redaction import HIDDEN, LEAST_SECRET, is_count, is_secret, redacted
 
 MOST_BYTES = 4_000_000  # of one file; a larger file loses its beginning
+MOST_SECRET_BYTES = 65_536  # of one file with a secret
 TEXTS = {".json", ".log", ".txt", ".yaml", ".html", ".out", ".err", ""}
-LEAST_SECRET = 6
-HIDDEN = "[removed]"
-# The name of a secret, then its value: as in an environment, JSON, YAML, a header or a flag.
-_ASSIGNED = re.compile(
-    r"""(?ix)(?P<name>["']?\b[\w-]*(?:api[_-]?key|auth[_-]?token|access[_-]?token|hf[_-]?token|(?<![a-z])token|secret[\w-]*
-    |passw(?:or)?d|credentials?)["']?\s*(?:[=:]|\s--?>)\s*["']?)(?P<value>[^\s"',}\]]{6,})"""
-)
-_KNOWN = (
-    re.compile(r"(?i)(?P<name>\b(?:bearer|basic)\s+)(?P<value>[\w.~+/=-]{6,})"),
-    re.compile(
-        r"(?P<name>\b)(?P<value>hf_[A-Za-z0-9]{16,}|(?:AKIA|ASIA)[A-Z0-9]{16}|gh[pousr]_[A-Za-z0-9]{20,}|sk-[\w-]{20,})"
-    ),
-    re.compile(r"(?P<name>\b[a-z][a-z0-9+.-]*://[^\s/:@]*:)(?P<value>[^\s/@]+)(?=@)"),
-    re.compile(
-        r"(?P<name>)(?P<value>-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----)", re.DOTALL
-    ),
-)
 
 
 def known_secrets(environment: Mapping[str, str], files: Iterable[Path]) -> set[str]:
-    """Values to remove: of variables of ``environment`` with the name of a secret, and the contents of ``files``."""
-    values = {value.strip() for name, value in environment.items() if is_secret(name)}
-    for path in files:
+    """Values to remove: of variables of ``environment`` with the name of a secret, and the contents of ``files`` and of
+    the files that such variables name."""
+    named = {name: value.strip() for name, value in environment.items() if is_secret(name)}
+    # The path of a secret is no secret.
+    paths = {name for name, value in named.items() if value.startswith("/")}
+    values = {value for name, value in named.items() if name not in paths and not is_count(name, value)}
+    for path in (*files, *(Path(named[name]) for name in paths)):
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            values.add(path.read_text(encoding="utf-8").strip())
-    # The path of a secret is no secret. A word such as "token" (RAY_AUTH_MODE) is in every log.
-    return {value for value in values if len(value) >= LEAST_SECRET and not value.startswith("/") and " " not in value}
+            if path.is_file() and path.stat().st_size <= MOST_SECRET_BYTES:
+                values.add(path.read_text(encoding="utf-8").strip())
+    # A word such as "token" (RAY_AUTH_MODE) is in every log.
+    return {value for value in values if len(value) >= LEAST_SECRET}
 
 
-def secret_files(home: Path, cache: Path) -> list[Path]:
-    """The files in which Ray, pdlab and Hugging Face keep their secrets."""
-    files = [home / ".ray" / "auth_token", home / ".cache" / "huggingface" / "token", home / ".huggingface" / "token"]
-    if cache.is_dir():
-        files += [path for path in cache.rglob("*") if path.is_file() and is_secret(path.name)]
+def secret_files(home: Path | None, cache: Path | None, environment: Mapping[str, str] | None = None) -> list[Path]:
+    """The files in which Ray, pdlab and Hugging Face keep their secrets. ``home``, ``cache``: None if not known."""
+    files = [Path(hub) / "token"] if (hub := (environment or {}).get("HF_HOME")) else []
+    if home is not None:
+        kept = (".ray/auth_token", ".cache/huggingface/token", ".huggingface/token")
+        files += [home / name for name in kept]
+    if cache is not None and cache.is_dir():
+        # A key's file may be named by its digest; its folder has the name of a secret then.
+        files += [
+            path for path in cache.rglob("*") if path.is_file() and any(map(is_secret, path.relative_to(cache).parts))
+        ]
     return files
 
 
@@ -57,9 +51,7 @@ def redact(text: str, secrets: Collection[str]) -> str:
     """The text without ``secrets``, and without values that look like a secret."""
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
-    for pattern in (*_KNOWN, _ASSIGNED):
-        text = pattern.sub(lambda match: match["name"] + HIDDEN, text)
-    return text
+    return redacted(text)
 
 
 def contents(out: Path) -> Iterator[Path]:

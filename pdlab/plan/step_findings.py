@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pdlab.core.catalog import ModelShape, format_only_in_name
+from pdlab.core.catalog import ModelShape, encoder_not_counted, format_only_in_name
 from pdlab.core.deployment import Deployment, Disaggregated, Pool
 from pdlab.core.findings import Finding, found
 from pdlab.core.version import STACK
@@ -34,6 +34,8 @@ def step_findings(
     findings: list[Finding] = []
     if shape is not None and (what := format_only_in_name(shape)):
         findings.append(found("weights_not_as_named", what=what))
+    if shape is not None and (what := encoder_not_counted(shape)):
+        findings.append(found("encoder_not_counted", what=what))
     planned = list(deployments)
     pools = list(dict.fromkeys(pool for deployment in planned for pool in deployment.pools.values()))
     for each in (hardware, *hardware.beside):

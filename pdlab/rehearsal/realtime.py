@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pdlab.rehearsal.clock import Clock, Timer
 from pdlab.sim.engine import Engine
 from pdlab.sim.kv_transfer import Links
-from pdlab.sim.stepping import ENTERS, Sender, Stepping
+from pdlab.sim.stepping import ENTERS, KV_ARRIVED, Sender, Stepping
 from pdlab.traffic.oracle import HitOracle
 from pdlab.traffic.prompts import PromptBlocks
 
@@ -38,7 +38,8 @@ class SimulatedRequest:
 
     ``blocks``: a key per whole block of prompt and answer; equal beginnings have equal keys. ``on_tokens``: called with
     (moment, tokens so far) for the first, a middle and the last token, or for every token. ``moves_on``: another engine
-    decodes the request; ``on_tokens`` is then called once, after the prefill. ``reported``: tokens of the last call.
+    decodes the request; ``on_tokens`` is then called once, after the prefill. ``entered``: it has arrived at the
+    engine. ``reported``: tokens of the last call.
     """
 
     input_tokens: int
@@ -48,6 +49,7 @@ class SimulatedRequest:
     source: Source | None = None
     moves_on: bool = False
     engine: Engine | None = None
+    entered: bool = False
     first_step: int = 0
     reported: int = 1
 
@@ -160,34 +162,49 @@ class RealTime(Stepping):
             self._arm()
 
     def abort(self, number: int) -> None:
-        """Abort a request: a waiting one is dropped, a running one ends with the present step."""
+        """Abort a request. One that waits is dropped, also between two parts of its prompt. A running one ends with the
+        present step, or with the step that gives it its next token. KV that is on its way is freed when it is there.
+        """
         self.advance()
         served = self._served.get(number)
         if served is None or served.engine is None:
+            if number in self._released:  # its prefill was reported, and nobody will fetch it
+                self._free(self._released[number], number, self._present_s)
+                self._arm()
             return
         engine = served.engine
         served.on_tokens = _ignore
-        for waiting in engine.waiting:
-            if waiting.request == number and waiting.tokens_left is None:
-                engine.waiting.remove(waiting)
-                self._gone(engine, number)
-                return
-        if number in engine.inbound:
-            engine.inbound.remove(number)
-            self.release(number, self._last_s)
+        if not served.entered:
+            if served.source is not None:
+                self.release(number, self._present_s)
             self._gone(engine, number)
+        elif number in engine.inbound:
+            engine.inbound.remove(number)
+            self.release(number, self._present_s)
+            self._gone(engine, number)
+        elif (place := next((i for i, each in enumerate(engine.waiting) if each.request == number), None)) is not None:
+            if len(engine.waiting) - place <= engine.unscheduled:
+                engine.unscheduled -= 1
+            engine.held_tokens -= engine.waiting[place].held
+            del engine.waiting[place]
+            self._gone(engine, number)
+        elif (entry := next((each for each in engine.running if each[1] == number), None)) is not None:
+            engine.running.remove(entry)
+            heapq.heapify(engine.running)
+            context = self.context(number, entry[0] - engine.step)
+            engine.held_tokens -= context + engine.window_tokens
+            engine.context -= context
+            self._gone(engine, number)
+        else:
+            # It is in the present step, or its KV is on its way, or it joins the next step: its next token is its last.
+            tokens = 2 if self.log.first_token_s.get(number) else 1  # the first may be prefill's
+            for each in engine.prefilled:
+                if each.request == number:  # with what was generated before a preemption
+                    tokens = int(each.tokens) - served.input_tokens + 1
+            served.output_tokens = self.log.output_tokens[number] = tokens
             return
-        for entry in engine.running:
-            if entry[1] == number:
-                engine.running.remove(entry)
-                heapq.heapify(engine.running)
-                context = self.context(number, entry[0] - engine.step)
-                engine.held_tokens -= context + engine.window_tokens
-                engine.context -= context
-                self._gone(engine, number)
-                self.wake(engine, max(self._last_s, self.clock.now_s()))
-                self._arm()
-                return
+        self.wake(engine, self._present_s)
+        self._arm()
 
     def times(self, number: int) -> EngineTimes:
         """Times of a request whose end or prefill is being reported."""
@@ -203,6 +220,10 @@ class RealTime(Stepping):
             finish_s=log.finish_s[number],
             hit_tokens=max(0.0, served - computed) if computed else 0.0,
         )
+
+    @property
+    def _present_s(self) -> float:
+        return max(self._last_s, self.clock.now_s())
 
     @property
     def unfinished(self) -> int:
@@ -250,10 +271,17 @@ class RealTime(Stepping):
 
     def _happens(self, kind: object, engine: Engine, number: int, now_s: float) -> None:
         if isinstance(kind, int):
-            if kind != ENTERS or number in self._served:
-                self.happens(kind, engine, number, now_s)
+            if kind == ENTERS:
+                if number not in self._served:
+                    return
+                self._served[number].entered = True
+            elif kind == KV_ARRIVED and self._served[number].on_tokens is _ignore:
+                self._unread(engine, number, now_s)
+                return
+            self.happens(kind, engine, number, now_s)
         elif kind == COMES:
             if number in self._served:
+                self._served[number].entered = True
                 self.log.queued_s[number] = now_s
                 engine.inbound.append(number)
                 self.fetch(engine, now_s)
@@ -340,6 +368,13 @@ class RealTime(Stepping):
         self.log.forget(request)
         if engine.waiting and not engine.busy:
             self.wake(engine, now_s)
+
+    def _unread(self, engine: Engine, request: int, now_s: float) -> None:
+        """The KV of an aborted request has arrived."""
+        engine.held_tokens -= engine.kv_tokens(self.log.input_tokens[request])
+        self.release(request, now_s)
+        self._gone(engine, request)
+        self.wake(engine, now_s)
 
     def _gone(self, engine: Engine, request: int) -> None:
         del self._served[request]

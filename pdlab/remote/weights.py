@@ -75,12 +75,12 @@ def fetch(model: str, timeout_s: float, harmony: bool = False) -> dict[str, Any]
 
 def _snapshot(model: str, env: dict[str, str]) -> Path | None:
     """Folder of the main branch's snapshot in Hugging Face's cache, found as in huggingface_hub; None without one."""
-    home = env.get("HF_HOME") or f"{env.get('XDG_CACHE_HOME') or Path.home() / '.cache'}/huggingface"
-    hub = Path(env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE") or f"{home}/hub").expanduser()
-    folder = hub / f"models--{model.replace('/', '--')}"
     try:
+        home = env.get("HF_HOME") or f"{env.get('XDG_CACHE_HOME') or Path.home() / '.cache'}/huggingface"
+        hub = Path(env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE") or f"{home}/hub").expanduser()
+        folder = hub / f"models--{model.replace('/', '--')}"
         return folder / "snapshots" / (folder / "refs" / "main").read_text().strip()
-    except OSError:
+    except (OSError, RuntimeError):  # RuntimeError: the home folder is not known
         return None
 
 

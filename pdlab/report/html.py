@@ -370,7 +370,7 @@ def _experiment(label: str, loaded: Loaded) -> dict[str, Any]:
 
 def _manifest_facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "label", manifest.label
-    yield "model", manifest.deployment.model if manifest.deployment else ""
+    yield "model", manifest.deployment.model if manifest.deployment else manifest.model or ""
     if manifest.placement:
         yield "placement", "; ".join(_replicas(manifest))
     canary = manifest.canary

@@ -135,7 +135,7 @@ class LevelData:
     without an answer. ``ended_s``: when the client stopped waiting, with or without an answer. ``requested_input`` and
     ``requested_output``: tokens of a request whose lengths are not the workload's. ``gaps_s``: the gaps between chunks,
     ``gap_counts`` of them per request, one after the other. ``errors``: the place of each request's error in
-    ``error_texts``, where None is at 0.
+    ``error_texts``, where None is at 0. ``usage``: whether the server reported token counts.
     """
 
     arrival_s: Column
@@ -150,25 +150,27 @@ class LevelData:
     gap_counts: Codes
     gaps_s: Column
     errors: Codes
+    usage: Mask
     error_texts: tuple[str | None, ...]
     replayed: ReplayedData
 
     @classmethod
     def of(cls, records: Iterable[RequestRecord]) -> LevelData:
         """All that the records hold. Each record is read once and not kept."""
-        table = GrowingTable({name: "q" if name in ("gap_counts", "errors") else "d" for name in _COLUMNS})
+        table = GrowingTable({name: _COLUMN_TYPES.get(name, "d") for name in _COLUMNS})
         gaps_s, replayed = GrowingArray("d"), _ReplayedColumns()
         numbers: dict[str | None, int] = {None: 0}
         for row in records:
             finish_s = row.finish_s if row.ok else None
             times = (row.arrival_s, row.first_token_s, finish_s, row.output_tokens, row.input_tokens, row.finish_s)
             values = map(_or_nan, (*times, row.lateness_s, *(row.requested or (None, None))))
-            counts = (len(row.itl_s), numbers.setdefault(row.error, len(numbers)))
+            counts = (len(row.itl_s), numbers.setdefault(row.error, len(numbers)), row.usage)
             table.add((*values, *counts))
             gaps_s.extend(row.itl_s)
             replayed.add(row.replayed)
+        columns = table.columns()
         data = cls(
-            **table.columns(),
+            **columns | {"usage": columns["usage"].view("?")},
             gaps_s=gaps_s.array(),
             error_texts=tuple(numbers),
             replayed=replayed.data(),
@@ -207,6 +209,7 @@ class LevelData:
             gap_counts=np.zeros(len(order), dtype=np.int64),
             gaps_s=np.zeros(0),
             errors=np.zeros(len(order), dtype=np.int64),
+            usage=np.ones(len(order), dtype=np.bool_),
             error_texts=(None,),
             replayed=ReplayedData.none(len(order)),
         )
@@ -285,8 +288,9 @@ class LevelData:
 
 _COLUMNS = (
     "arrival_s", "first_token_s", "finish_s", "output_tokens", "input_tokens", "ended_s", "lateness_s",
-    "requested_input", "requested_output", "gap_counts", "errors",
+    "requested_input", "requested_output", "gap_counts", "errors", "usage",
 )  # fmt: skip
+_COLUMN_TYPES = {"gap_counts": "q", "errors": "q", "usage": "B"}
 
 
 def _or_nan(value: float | None) -> float:

@@ -7,10 +7,11 @@ than a day apart are no repeats, unless their names count repeats. The date is t
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from datetime import datetime, timedelta, timezone
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pdlab.core.workload import Open, Ramp
 from pdlab.results.curve_names import grouped, short_names
@@ -47,11 +48,14 @@ _OF_THE_RUN = frozenset(
         "time",
         "start_time",
         "end_time",
+        "counts_unknown",
+        "steady",
+        "_benchmark_name",  # of a combination in vLLM's sweep, whose parameters count
     }
     | {"host", "hostname", "id", "run_id", "uuid", "seed", "run", "repeat", "trial"}
     | {"concurrency", "max_concurrency", "conc", "qps", "rate", "rps", "num_prompts", "duration"}
 )
-# Numbers under these keys are settings; all other numbers are figures.
+# Numbers under these keys are settings, as are those that a reader calls so; all other numbers are figures.
 _SETTINGS = frozenset(
     {"tag", "label", "random_input_len", "random_output_len", "random_range_ratio"}
     | {"sharegpt_output_len", "tp", "pp", "dp", "ep", "num_gpus"}
@@ -146,10 +150,11 @@ def _values(level: PublishedLevel) -> dict[str, str]:
     metadata = level.data.get("metadata")
     stated = metadata if isinstance(metadata, dict) else {}
     for key, value in level.stated_words.items():
-        text = (isinstance(value, str) or key in stated) and key not in _OF_THE_RUN
+        text = (isinstance(value, str | bool) or key in stated) and key not in _OF_THE_RUN
         known = key in _SETTINGS or (isinstance(value, int) and is_size_of_deployment(key))
         if isinstance(value, str | int | float) and (text or known):
-            values[key] = str(value)
+            values[key] = _as_text(value)
+    values |= {key: _as_text(value) for key, value in level.settings.items()}
     if "backend" in values:
         values.pop("endpoint_type", None)  # vLLM writes the backend under both keys
     if level.name.deployment is not None:
@@ -161,6 +166,15 @@ def _values(level: PublishedLevel) -> dict[str, str]:
     if level.name.input_tokens is not None:
         values[_NOMINAL] = f"{level.name.input_tokens}:{level.name.output_tokens}"
     return values
+
+
+def _as_text(value: Any) -> str:
+    """One text for one value, whether a JSON file or a table has it."""
+    if isinstance(value, bool) or value in ("True", "False"):
+        return str(value).lower()
+    if isinstance(value, dict | list):
+        return json.dumps(value, sort_keys=True)
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _arrivals(levels: Sequence[PublishedLevel]) -> list[dict[str, str]]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from pdlab.core.deployment import Collocated, Disaggregated, parse_pool
@@ -20,6 +21,7 @@ from pdlab.core.workload import Closed, Load, Open, Ramp, RunKey, Workload, Work
 from pdlab.results.description import FileDescription, topology_of
 from pdlab.results.published_names import FileName, FolderName, parse_file_name, placement_in, replica_counts
 from pdlab.results.readers import FileReading, RawLevel, RequestTimes, read_file
+from pdlab.results.readers.statistics import number_in
 from pdlab.results.readers.vllm_bench import OF_SGLANG
 from pdlab.results.schema import Distribution, Run, SpeculativeDecoding, Summary, Validity
 
@@ -46,7 +48,7 @@ class PublishedLevel(NamedTuple):
     """One level of a file. ``part``: which part of the file (empty: all of it). ``data``: its figures under the keys of
     ``vllm bench serve``. ``name``: parsed from its name; ``stated``: stated by people. ``tool`` wrote the file, whose
     hash is ``sha256``. ``shown``: its path in the folder, and its part. ``requests``: all answered requests, if they
-    were kept."""
+    were kept. ``settings``: see `RawLevel`."""
 
     tool: str
     sha256: str
@@ -58,21 +60,33 @@ class PublishedLevel(NamedTuple):
     stated: FileDescription
     run: Run
     requests: RequestTimes | None = None
+    settings: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def topology(self) -> Collocated | Disaggregated | None:
         """The deployment that people state, that the file's name gives, or that the name's counts and the file's TP
-        degrees give."""
+        and PP degrees give."""
         if self.stated.deployment is not None:
             return topology_of(self.stated.deployment)
         if self.name.topology is not None:
             return self.name.topology
         counts = replica_counts(self.name.deployment or "")
-        tp = [number(self.data.get(key, self.data.get("tp"))) for key in ("prefill_tp", "decode_tp")]
-        if counts is None or not all(tp):
+        roles = [{name: self._degree(role, name) for name in ("tp", "pp", "dp")} for role in ("prefill", "decode")]
+        if counts is None or not all(role["tp"] for role in roles):
             return None
-        pools = [parse_pool(f"{count}xtp{int(size or 0)}") for count, size in zip(counts, tp, strict=True)]
+        if any((role["dp"] or 1) > 1 for role in roles) and self.data.get("enable_dp_attention") is not True:
+            return None  # with DP attention the TP degree counts all GPUs; otherwise replicas may mean DP ranks
+        pools = [
+            parse_pool(f"{count}xtp{role['tp']}" + (f"pp{role['pp']}" if (role["pp"] or 1) > 1 else ""))
+            for count, role in zip(counts, roles, strict=True)
+        ]
         return Disaggregated(prefill=pools[0], decode=pools[1], placement=placement_in(self.shown, pools))
+
+    def _degree(self, role: str, name: str) -> int | None:
+        """A degree of parallelism of a role, else of all engines; a table or metadata has it as text."""
+        value = self.stated_words.get(f"{role}_{name}", self.stated_words.get(name))
+        known = number_in(value)
+        return int(known) if known and known.is_integer() else None
 
     @property
     def stated_words(self) -> dict[str, Any]:
@@ -126,6 +140,8 @@ def _level(
     faults += [*unknown_lengths, *_no_latencies(data), *_recounted(data, completed, output_tokens)]
     if failed:
         faults.append(found("file_requests_failed", failed=failed, requests=num_requests))
+    elif not completed and input_tokens + output_tokens + (number(data.get("request_throughput")) or 0) > 0:
+        faults.append(found("file_no_answers"))
     if "invalid" in data:
         faults.append(found("file_not_valid", reasons=str(data["invalid"])))
     lengths = _lengths(named, name, completed, input_tokens, output_tokens)
@@ -173,7 +189,9 @@ def _level(
         engine=_engine(reading.tool, data),
     )
     times = raw.requests if raw.requests is not None and len(raw.requests.ttft_s) == completed else None
-    return PublishedLevel(reading.tool, reading.sha256, file, raw.part, shown, data, name, stated, run, times)
+    return PublishedLevel(
+        reading.tool, reading.sha256, file, raw.part, shown, data, name, stated, run, times, raw.settings
+    )
 
 
 def number(value: Any) -> float | None:

@@ -45,6 +45,7 @@ _DEPLOYMENT_KEY = re.compile(
     r"(?<![a-z0-9])(?:tp|pp|dp|ep|gpus?|nodes?|replicas?|instances?|workers?|prefill|decode|parallel|parallelism"
     r"|topology|deployment|num[-_ ]?gpus?|hardware|accelerator)(?![a-z0-9])"
 )
+_OF_MEMORY = re.compile(r"memory|utilization|blocks?|loading")  # gpu_memory_utilization is of no other number of GPUs
 # Keys of a count or of a group's size; not of a figure per item, nor of the client.
 _SIZE_KEY = re.compile(
     r"(?<![a-z0-9])(?:tp|pp|dp|ep|parallel|parallelism|gpus?|nodes|replicas|instances"
@@ -122,7 +123,8 @@ def parse_name(name: str) -> FolderName:
 def parse_file_name(stem: str) -> FileName:
     """What a published file's name or its path in the folder (``1p3d/conc8``) gives. Raises UsageError on an invalid
     configuration."""
-    level, stem = _LEVEL.fullmatch(stem.rsplit("/", 1)[-1]), stem.replace("/", "_")
+    level = next(filter(None, map(_LEVEL.fullmatch, reversed(stem.split("/")))), None)
+    stem = stem.replace("/", "_")
     lengths, rest = _LENGTHS.search(stem), _DATE.sub(" ", stem.lower())
     deployment = deployment_in(rest)
     repeat = _REPEAT.search(rest) is not None
@@ -167,7 +169,8 @@ def replica_counts(text: str) -> ReplicaCounts | None:
 
 def is_of_deployment(key: str) -> bool:
     """Whether a key of metadata describes the deployment, and so the number of GPUs."""
-    return _DEPLOYMENT_KEY.search(key.lower().replace("_", " ")) is not None
+    words = key.lower().replace("_", " ")
+    return _DEPLOYMENT_KEY.search(words) is not None and not _OF_MEMORY.search(words)
 
 
 def is_size_of_deployment(key: str) -> bool:

@@ -72,7 +72,8 @@ class RequestRecord(Row):
     unknown. An open loop takes the due time from its schedule, or from the end of the requests waited for. In a closed
     loop a request is due when the previous answer has freed its place. ``requested``: input and output tokens of this
     request, if lengths vary; None: the workload's lengths. ``timed_out``: no complete answer came within the client's
-    limit.
+    limit. ``usage``: False if the server did not report token counts; the input is then as requested, the output the
+    tokens of the answer's text by the client's tokenizer.
 
     TTFT, TPOT and E2EL are defined here once. They begin when the request is sent.
     """
@@ -87,6 +88,7 @@ class RequestRecord(Row):
     lateness_s: float | None = None
     requested: tuple[int, int] | None = None
     timed_out: bool = False
+    usage: bool = True
     replayed: ReplayedRequest | None = None
 
     @property
@@ -502,6 +504,10 @@ class SloSearch(Frozen):
     error_shares: int
 
     @property
+    def title(self) -> str:
+        return self.slo.label + (f", repeat {self.repeat}" if self.repeat else "")
+
+    @property
     def stem(self) -> str:
         return f"{SLO_PREFIX}{self.slo.label}" + (f"-r{self.repeat}" if self.repeat else "")
 
@@ -576,13 +582,16 @@ class Manifest(Frozen):
     ``serving_path``: what stood between client and engines, and why. ``canary``: at the launch; ``canaries_after``: the
     same prompts after each sweep, against the answers of the launch. ``tuning``: the search that gave the engine
     settings, if any. ``traffic``: head of the replayed compiled workload; its SHA-256 is in the workload's lengths.
-    ``rehearsal``: see `Run`.
+    ``rehearsal``: see `Run`. ``model`` and ``tokenizer``: of a server that pdlab did not launch, the name in the
+    requests and the tokenizer that drew the prompts (None: pdlab launched it, or the file has no name).
     """
 
     schema_version: Literal[2] = 2
     origin: Origin
     label: OneLine
     deployment: Deployment | None = None
+    model: OneLine | None = None
+    tokenizer: OneLine | None = None
     cluster: ClusterView | None = None
     placement: Placement | None = None
     gpus: int | None = None
@@ -679,6 +688,6 @@ class Experiment(Frozen):
         """
         manifest = self.manifest
         if manifest.origin != "imported":
-            return manifest.deployment.model if manifest.deployment else None
+            return manifest.deployment.model if manifest.deployment else manifest.model
         models = {run.model for run in self.runs if run.model is not None}
         return models.pop() if len(models) == 1 else None

@@ -113,8 +113,9 @@ class RequestTimeline(Row):
 
     @property
     def whole(self) -> bool:
-        """Whether every mark of its path is there, so that no part contains another one's time."""
-        return self.err is None and not (_needed(self) - self.t.keys())
+        """Whether every mark and duration of its path is there, so that no part contains another one's time."""
+        lacks_durations = self.path in _PREFILLED and not self.p.keys() >= _DURATIONS
+        return self.err is None and not lacks_durations and not (_needed(self) - self.t.keys())
 
     def parts(self) -> tuple[TimePart, ...]:
         """The parts of the client's TTFT, or of the server's time until the first byte if that TTFT is unknown.
@@ -165,6 +166,9 @@ class RequestTimeline(Row):
 
 
 _PD = frozenset({"call", "answer", "queued", "admitted", "posted", "seen", "reported", "usable", "scheduled", "first"})
+# Paths with an answer of a prefill replica, and the durations that it reports.
+_PREFILLED = ("pd", "cached", "recomputed")
+_DURATIONS = frozenset({"total", "queue", "prefill"})
 _ENGINE = frozenset({"queued", "scheduled", "first", "first_byte"})
 
 

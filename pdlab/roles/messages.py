@@ -33,7 +33,8 @@ class EngineReport(Message):
     Since its last report: ``prefilled_tokens``, and ``computed_tokens`` of them that were not cached;
     ``prefill_busy_s``: seconds with a prefill; ``generated_tokens``. By size class of the prompt: ``prompts``
     (requests, tokens) that others prefilled for it, ``answers`` (requests, tokens), and ``local`` requests that it
-    prefilled itself. Latencies in seconds; ``handoff_s``: from the end of the prefill to the first token. ``warmed``:
+    prefilled itself. Latencies in seconds, of streamed answers; ``handoff_s``: from the end of a prefill on another
+    engine to the first token. ``warmed``:
     results of first transfers from other engines (`pdlab.deploy.serving.elastic.EngineAdmission.transfers_ended`).
     """
 

@@ -15,8 +15,8 @@ class EngineLoad:
     """One engine. ``waiting_prompt_tokens``: of prompts that it has not prefilled yet. ``running``: requests that it
     decodes, with those whose KV transfer is in progress.
 
-    Since the last observation: ``prefilled_tokens``; ``prefill_busy_s``: seconds with at least one prompt to prefill;
-    ``generated_tokens`` of the requests that it decodes.
+    Since the last observation: ``prefilled_tokens``; ``prefill_busy_s``: seconds with at least one prompt to prefill,
+    both for other engines; ``generated_tokens`` of the requests that it decodes.
     """
 
     engine: str

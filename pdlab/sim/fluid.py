@@ -253,23 +253,25 @@ class FluidPool:
         sent.decoder.coming -= 1
         sent.decoder.running += 1
 
-    def enters(self, engine: Engine, now_s: float) -> None:
-        """A prompt is in the engine's queue."""
-        member = self.by_engine[engine]
+    def enters(self, sent: SentPrompt, now_s: float) -> None:
+        """A prompt is in its engine's queue. Only prompts for other engines are counted as prefill: what a local prompt
+        costs is in the decode steps of its engine."""
+        if sent.local:
+            return
+        member = sent.prefiller
         if not member.prompts:
             member.busy_since_s = now_s
         member.prompts += 1
 
     def prefilled(self, sent: SentPrompt, now_s: float) -> None:
+        if sent.local:
+            return
         member = sent.prefiller
         member.prompts -= 1
-        if sent.local:
-            member.prefilled_tokens += sent.tokens
-        else:
-            member.waiting_tokens -= sent.waits
-            member.prefilled_tokens += sent.waits
-            self._prefilled_tokens += sent.waits
-            self._computed_tokens += sent.computed
+        member.waiting_tokens -= sent.waits
+        member.prefilled_tokens += sent.waits
+        self._prefilled_tokens += sent.waits
+        self._computed_tokens += sent.computed
         if not member.prompts:
             member.busy_s += now_s - member.busy_since_s
 

@@ -580,7 +580,7 @@ class _FluidSystem(System):
                 self.push(now_s + REPORT_EVERY_S, REPORTS, engine, 0)
             return
         if kind == ENTERS:
-            self.pool.enters(engine, now_s)
+            self.pool.enters(self.sent[number], now_s)
         super().happens(kind, engine, number, now_s)
 
     @property

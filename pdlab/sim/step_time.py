@@ -18,6 +18,7 @@ from pdlab.core.model_size import (
     kv_bytes,
     kv_bytes_per_token_layer,
     kv_copies,
+    routed_parameters,
 )
 from pdlab.core.text import byte_size, counted
 from pdlab.sim.hardware import Hardware
@@ -26,9 +27,7 @@ from pdlab.sim.step_source import NO_LIMITS, Limits
 
 def active_parameters(shape: ModelShape) -> float:
     """Parameters that one token passes through, output head left out (prefill computes it for the last token only)."""
-    inner = shape.expert_intermediate or shape.hidden
-    routed = (shape.layers - shape.dense_layers) * shape.experts_per_token * 3 * shape.hidden * inner
-    return dense_parameters(shape) + routed
+    return dense_parameters(shape) + routed_parameters(shape, shape.experts_per_token)
 
 
 @dataclass(slots=True)
@@ -119,8 +118,7 @@ def step_costs(hardware: Hardware, shape: ModelShape, pool: Pool) -> StepCosts:
     tp = pool.tp
     rate = value("memory_gb_per_s") * 1e9
     expert_shards = tp * pool.dp  # vLLM splits the experts over TP x DP, whole ones with expert parallel
-    inner = shape.expert_intermediate or shape.hidden
-    routed = (shape.layers - shape.dense_layers) * shape.experts_per_token * 3 * shape.hidden * inner
+    routed = routed_parameters(shape, shape.experts_per_token)
     flops_per_s = value("tensor_tflops") * 1e12 * value("tensor_share") * tp
     if shape.weight_dtype == "fp8":
         flops_per_s *= 2

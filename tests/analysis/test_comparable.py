@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import curves as made
 
-from pdlab.analysis.comparable import LENGTH_TOLERANCE, groups, incomparable, length_notes, model_name, same_model
+from pdlab.analysis.comparable import LENGTH_TOLERANCE, groups, incomparable, length_notes
 from pdlab.analysis.curves import Curve, Point, workloads_name
 from pdlab.analysis.headline import compared
 from pdlab.analysis.phase_ratio import implied, measured
@@ -62,23 +62,6 @@ def names(curves: Sequence[Curve], view: View | None = None) -> list[list[str]]:
 
 
 # Models
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [
-        ("openai/gpt-oss-120b", "openai/gpt-oss-120b", True),
-        ("openai/gpt-oss-120b", "gpt-oss-120b", True),
-        ("openai/gpt-oss-120b", "/data/models/GPT-OSS-120b/", True),
-        ("/srv/hub/models--openai--gpt-oss-120b/snapshots/0f3a", "openai/gpt-oss-120b", True),
-        ("openai/gpt-oss-120b", "openai/gpt-oss-20b", False),
-        ("meta/llama-8b", "other/llama-8b", False),
-        ("/models/llama-8b", "/models/llama-405b", False),
-    ],
-)
-def test_models_by_name(one: str, other: str, same: bool) -> None:
-    assert same_model(one, other) is same_model(other, one) is same
-    assert "/data" not in model_name(one) + model_name(other)
 
 
 def test_two_models_share_no_headline_frontier_or_pick() -> None:

@@ -500,6 +500,34 @@ def test_both_engines_of_a_request_find_a_declared_prefix(
     assert [each.numbers for each in gates.prefix_cache(level)] == [{"share": n, "declared": 0.5} for n in shares]
 
 
+def test_counts_that_the_server_does_not_report_are_not_checked() -> None:
+    """Those of the client are its own, so equal ones prove nothing and others are no fault."""
+    silent = tuple(each.model_copy(update={"usage": False}) for each in waves())
+    for records, others in ((silent, 0), ((*silent[:-1], silent[-1].model_copy(update={"output_tokens": 4})), 1)):
+        validity = validate_level(evidence(records=records))
+        assert validity.valid, validity.reasons
+        reason = validity.unchecked["token_counts"]
+        assert reason.numbers == {"unreported": 24, "answers": 24, "others": others}
+    told = changed(output_tokens=6)
+    for records in (told, (silent[0], *told[1:])):  # what is known suffices
+        validity = validate_level(evidence(records=records))
+        assert validity.failed_gates == ("token_counts",) and "token_counts" not in validity.unchecked
+
+
+@pytest.mark.parametrize(
+    ("flag", "load", "words"),
+    [
+        (None, Closed(concurrency=14), "give more prompts per level (--prompts-per-level)"),
+        (None, Open(rate_rps=1), "hold the rate longer (--hold-s)"),
+        ("prompts_per_level", Open(rate_rps=1), "give more prompts per level (--prompts-per-level)"),
+        ("soak_s", Closed(concurrency=14), "hold the load longer (--soak)"),
+    ],
+)
+def test_a_level_that_is_too_short_names_the_flag_in_use(flag: Any, load: Any, words: str) -> None:
+    (reason,) = gates.few_requests(evidence(load=load, length_setting=flag, steady=None))
+    assert reason.text.endswith(f"; {words}")
+
+
 class TestVariedLengths:
     """Each request is judged against its own lengths, not against the nominal lengths."""
 

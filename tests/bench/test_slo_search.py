@@ -357,3 +357,11 @@ def test_no_order_of_points_breaks_it(raw: list[tuple[float, int]]) -> None:
     low, high = results_slo.bracket(rates)
     assert low is None or high is None or low < high
     assert answer(samples).points == tuple(sorted(rates, key=lambda p: p.rate_rps))
+
+
+def test_the_requested_start_is_measured_although_other_rates_were() -> None:
+    search = SloSearchOptions(slo=Slo(ttft_s=0.5), start_rps=3)
+    at = [LevelSample(rate_rps=rate, repeat=0, judged=1000, met=1000) for rate in (1.0, 3.0)]
+    for samples, rate in ((at[:0], 3.0), (at[:1], 3.0), (at[1:], 6.0), (at, 6.0)):
+        step = evaluate(samples, search, label="x", repeat=0).step
+        assert step is not None and step.rate_rps == rate

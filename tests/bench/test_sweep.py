@@ -17,7 +17,17 @@ from pdlab.bench import levels, measure, slo_search, target
 from pdlab.bench.measure import settled
 from pdlab.bench.progress import ExperimentProgress, Progress
 from pdlab.bench.slo_search import SloSearchOptions
-from pdlab.bench.sweep import SweepOptions, _check_again, _run_held, _Sweeper, _todo, build, same_experiment
+from pdlab.bench.sweep import (
+    SweepOptions,
+    _check_again,
+    _length_setting,
+    _run_held,
+    _Sweeper,
+    _todo,
+    all_answered,
+    build,
+    same_experiment,
+)
 from pdlab.bench.target import normal_url
 from pdlab.cli import bench
 from pdlab.core.deployment import Collocated, Deployment, Pool
@@ -110,6 +120,69 @@ def test_levels_of_two_experiments_never_share_a_folder(changes: dict[str, Any],
 
 def test_the_same_experiment_goes_on() -> None:
     same_experiment(manifest(), manifest(commands=("again",), started_at="later"), Path("x"))
+
+
+def of_server(**changes: Any) -> Manifest:
+    """The manifest of a server that pdlab did not launch."""
+    known = {"deployment": None, "label": "free", "gpus": 2, "model": "org/one", "tokenizer": "/t/one"}
+    return manifest(**{**known, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": "org/other"}, "x was measured with model org/one, now it is org/other; use another --exp-name or"),
+        ({"tokenizer": "/t/other"}, "x was measured with tokenizer /t/one, now it is /t/other; use another"),
+        ({"gpus": 4}, "x was measured with GPUs 2, now it is 4; use another --exp-name or --out"),
+    ],
+)
+def test_levels_of_two_models_or_sizes_never_share_a_folder(changes: dict[str, Any], words: str) -> None:
+    for earlier, current in ((of_server(), of_server(**changes)), (of_server(**changes), of_server())):
+        with pytest.raises(StoreError) as refused:
+            same_experiment(earlier, current, Path("x"))
+        if earlier == of_server():
+            assert str(refused.value).startswith(words)
+    for unknown in ({name: None} for name in changes):
+        same_experiment(of_server(**unknown), of_server(**changes), Path("x"))
+        same_experiment(of_server(**changes), of_server(**unknown), Path("x"))
+    same_experiment(of_server(), of_server(model="one", tokenizer="/elsewhere/one"), Path("x"))
+
+
+def nowhere(known: Manifest) -> SimpleNamespace:
+    """A target to which nothing may be sent."""
+    return SimpleNamespace(manifest=known, base_url="http://127.0.0.1:9", name=known.label, figure_notes=())
+
+
+def test_the_number_of_gpus_may_be_given_later(tmp_path: Path) -> None:
+    """As the note on an unknown number advises; also where no level is left to measure."""
+    planned = levels.sweep_levels(Workload(), (Closed(concurrency=2),))
+    sweeper(tmp_path, Fake(1.0)).run(planned, planned, of_server(gpus=None))
+    options = SweepOptions(loads=(Closed(concurrency=2),), resume=True)
+
+    def printed(gpus: int | None) -> str:
+        stream = io.StringIO()
+        _run_held(options, nowhere(of_server(gpus=gpus)), Store(tmp_path), Progress(stream), None)  # type: ignore[arg-type]
+        return stream.getvalue()
+
+    assert "the number of GPUs of free is unknown" in printed(None) and Store(tmp_path).read_manifest().gpus is None
+    for gpus in (4, None):  # once given it is known
+        assert printed(gpus) == "" and Store(tmp_path).read_manifest().gpus == 4
+    with pytest.raises(StoreError, match="was measured with GPUs 4, now it is 8"):
+        printed(8)
+
+
+@pytest.mark.parametrize(("rates", "look", "valid"), [((4.0,), 0, False), ((4.0,), 1, True), ((), 0, True)])
+def test_a_requested_level_counts_even_if_a_search_used_its_rate(
+    rates: tuple[float, ...], look: int, valid: bool
+) -> None:
+    point = slo_search.LevelSample(rate_rps=4, repeat=0, judged=1000, met=1000)
+    search = slo_search.evaluate([point], SloSearchOptions(slo=Slo(ttft_s=0.5)), label="x", repeat=0).answer
+    load = Open(rate_rps=4)
+    key = RunKey(kind="rate", value=4, look=look)
+    run = made.run([made.record()], load, key=key).model_copy(update={"validity": failing("steady_state")})
+    finished = search.model_copy(update={"finished": True})
+    assert all_answered([run], [finished], [Open(rate_rps=rate) for rate in rates]) is valid
+    assert not all_answered([run], [search.model_copy(update={"finished": False})], ())
 
 
 @pytest.mark.parametrize("text", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])
@@ -218,10 +291,9 @@ def test_gpus_come_from_a_label_or_a_flag(monkeypatch: pytest.MonkeyPatch) -> No
         return target.resolve_target("http://h:1/v1", workload=Workload(), **more)
 
     labelled = resolve(name="pd-spread-p2xtp2-d1xtp4")
-    assert (labelled.manifest.gpus, labelled.notes, labelled.tokenizer) == (8, (), "m")
+    assert (labelled.manifest.gpus, labelled.manifest.model, labelled.tokenizer) == (8, "m", "m")
     assert resolve(name="free", gpus=16).manifest.gpus == 16
-    unknown = resolve(name="free")
-    assert unknown.manifest.gpus is None and "give --gpus N" in unknown.notes[0]
+    assert resolve(name="free").manifest.gpus is None
     assert resolve(name="free", smoke=True).name == "free-smoke"
     with pytest.raises(UsageError, match="--gpus 4: collocated-4xtp2 uses 8"):
         resolve(name="collocated-4xtp2", gpus=4)
@@ -261,7 +333,11 @@ def test_a_dry_run_prints_what_would_be_measured(capsys: pytest.CaptureFixture[s
         "most 3 minutes by the pace of the first ones, and not on CPUs of this machine\n"
         "  2 requests/s: 180 requests, held for 90 s, or 10 times E2EL where that is longer\n"
         "  2 requests/s, repeat 1: 180 requests, held for 90 s, or 10 times E2EL where that is longer\n"
-        "  highest rate under ttft2000ms-stall500ms-q0.9, from half of what closed loops reached, or 1:\n"
+        "  highest rate under ttft2000ms-stall500ms-q0.9, from the rates measured before; without any, half of what "
+        "closed loops reached, or 1:\n"
+        "    at most 20 levels, each of at least 182 requests and held for 90 s, to within 10% at 95% confidence\n"
+        "  highest rate under ttft2000ms-stall500ms-q0.9, repeat 1, from the rates measured before; without any, half "
+        "of what closed loops reached, or 1:\n"
         "    at most 20 levels, each of at least 182 requests and held for 90 s, to within 10% at 95% confidence\n"
         "results: bm_results/x\n"
     )
@@ -367,17 +443,15 @@ def test_a_kept_level_of_another_load_is_refused_by_what_differs(
 SEARCH = SloSearchOptions(slo=Slo(ttft_s=0.5), burstiness=0.5)
 
 
-@pytest.mark.parametrize("force", [False, True])
-def test_a_search_of_another_burstiness_is_refused_before_the_first_request(force: bool, tmp_path: Path) -> None:
+def test_a_search_of_another_burstiness_is_refused_before_the_first_request(tmp_path: Path) -> None:
     """Levels are named by their rate, and results of searches by the SLO."""
     loads = (Open(rate_rps=4),)
     planned = levels.sweep_levels(Workload(), loads)
     sweeper(tmp_path, Fake(1.0), loads=loads).run(planned, planned, manifest())
-    nowhere = SimpleNamespace(manifest=manifest(), base_url="http://127.0.0.1:9", notes=(), figure_notes=())
 
     def search(search: SloSearchOptions, store: Store) -> None:
-        options = SweepOptions(searches=(search,), resume=True, force=force)
-        _run_held(options, nowhere, store, Progress(io.StringIO()), None)  # type: ignore[arg-type]
+        options = SweepOptions(searches=(search,), resume=True)
+        _run_held(options, nowhere(manifest()), store, Progress(io.StringIO()), None)  # type: ignore[arg-type]
 
     with pytest.raises(StoreError, match=r"rate4\.json was measured with burstiness 1, the search for .* has 0\.5;"):
         search(SEARCH, Store(tmp_path))
@@ -439,6 +513,103 @@ def test_only_the_first_round_of_a_soak_is_measured_again(tmp_path: Path) -> Non
         assert driver.levels[0].num_requests == requests and driver.levels[0].seed != driver.levels[1].seed
         (run,) = Store(tmp_path / load.kind).runs()
         assert run.soak and run.num_requests == driver.levels[1].num_requests >= 1200
+
+
+class Unsteady(Fake):
+    """Its first ``spoiled`` levels are not valid."""
+
+    spoiled = 2
+
+    def measure(self, level: Level, *, once: bool = False) -> tuple[Run, tuple[RequestRecord, ...]]:
+        run, records = super().measure(level, once=once)
+        gates = ["steady_state"] if len(self.levels) <= self.spoiled else []
+        return run.model_copy(update={"validity": failing(*gates)}), records
+
+
+@pytest.mark.parametrize("load", [Closed(concurrency=2), Open(rate_rps=2)])
+def test_an_invalid_soak_is_replaced_by_a_soak(load: Load, tmp_path: Path) -> None:
+    changes = {"loads": (load,), "soak_s": 600.0, "hold_s": 600.0, "retry_invalid": True}
+    driver = Unsteady(0.5)
+    planned = build(SweepOptions(**changes), 0)
+    sweeper(tmp_path, driver, **changes).run(planned, planned, manifest())
+    assert driver.once == [False, True, False, True] and len({level.seed for level in driver.levels}) == 4
+    assert driver.levels[3].num_requests == driver.levels[1].num_requests >= 1200
+    (run,) = Store(tmp_path).runs()
+    assert run.validity.valid and run.replaces and run.num_requests == driver.levels[3].num_requests
+    assert run.soak and run.soak.requested_s == 600
+
+
+@pytest.mark.parametrize("loads", [(), (Open(rate_rps=2),)])
+def test_a_search_is_repeated_as_levels_are(loads: tuple[Load, ...], tmp_path: Path) -> None:
+    search = SloSearchOptions(slo=Slo(ttft_s=0.5), max_points=3, start_rps=2)
+    options = {"loads": loads, "searches": (search,), "repeats": 2, "prompts_per_level": 30}
+    driver = Fake(0.1)
+    planned = build(SweepOptions(**options), 0)
+    sweeper(tmp_path, driver, **options).run(planned, planned, manifest())
+    store = Store(tmp_path)
+    assert sorted(each.repeat for each in store.searches()) == [0, 1]
+    assert [each.points[0].rate_rps for each in store.searches()] == [2, 2]
+    assert len({level.seed for level in driver.levels}) == len(driver.levels) == 6
+    assert [run.key.repeat for run in store.runs()].count(1) == 3
+    result = _run_held(
+        SweepOptions(**options, resume=True),
+        nowhere(manifest()),
+        store,
+        Progress(io.StringIO()),
+        None,  # type: ignore[arg-type]
+    )
+    assert [each.repeat for each in result.searches] == [0, 1] and len(result.runs) == 6
+
+
+def test_a_search_is_not_forced() -> None:
+    search = SloSearchOptions(slo=Slo(ttft_s=0.5))
+    with pytest.raises(UsageError, match="--slo goes on from the levels at a rate that the folder has: leave --force"):
+        build(SweepOptions(searches=(search,), force=True), 0)
+
+
+def test_a_finished_level_beside_a_search_is_not_advised_to_be_forced(tmp_path: Path) -> None:
+    planned = levels.sweep_levels(Workload(), (Closed(concurrency=2),))
+    sweeper(tmp_path, Fake(1.0)).run(planned, planned, manifest())
+    search = SloSearchOptions(slo=Slo(ttft_s=0.5))
+    for changes, words in (({}, "or --force to"), ({"searches": (search,)}, "finished levels or another --exp-name")):
+        with pytest.raises(StoreError, match=words):
+            _todo(Store(tmp_path), planned, SweepOptions(**changes))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"loads": (Open(rate_rps=12345.67), Open(rate_rps=12345.68))},
+            "two loads have one name, rate12345.7 (12345.67 and 12345.68; a name has six digits): leave one of the two",
+        ),
+        (
+            {"loads": (Closed(concurrency=8), Closed(concurrency=8, per_gpu=2.0))},
+            "two loads have one name, concurrency8 (8 and 8;",
+        ),
+    ],
+)
+def test_two_loads_of_one_name_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        build(SweepOptions(**options, prompts_per_level=20), 0)
+    assert str(refused.value).startswith(words)
+
+
+def test_a_kept_level_of_the_same_name_and_another_rate_is_refused(tmp_path: Path) -> None:
+    kept, planned = (
+        levels.sweep_levels(Workload(), (Open(rate_rps=rate),), prompts_per_level=20) for rate in (12345.67, 12345.68)
+    )
+    sweeper(tmp_path, Fake(1.0), prompts_per_level=20).run(kept, kept, manifest())
+    with pytest.raises(StoreError, match=r"with rate_rps 12345\.67, this command has rate_rps 12345\.68;"):
+        _todo(Store(tmp_path), planned, SweepOptions(resume=True, prompts_per_level=20))
+
+
+@pytest.mark.parametrize(
+    ("argv", "flag"),
+    [("-r 0.5 --soak 1", "soak_s"), ("-r 0.5 --prompts-per-level 3", "prompts_per_level"), ("-r 0.5", None)],
+)
+def test_the_advice_names_the_flag_that_sets_the_length(argv: str, flag: str | None) -> None:
+    assert _length_setting(bench.options(argv.split())) == flag
 
 
 @pytest.mark.parametrize("loads", [(Closed(concurrency=2),), (Open(rate_rps=2),)])

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from support.sweep import Oracle, pd_deployment, publish, run_bm
 
+from pdlab.results.schema import Run
+
 pytestmark = pytest.mark.usefixtures("warm_client")
 
 Faults = dict[str, float]
@@ -66,3 +68,16 @@ def test_one_failed_request_is_no_reason_to_stop(oracle: Oracle, cache: Path) ->
     done, measured = sweep(oracle, cache, {"fail_every": 8})
     assert "1 of 8 failed" in done.stderr
     assert len(measured) == 20
+
+
+def test_a_server_that_reports_no_usage_is_noted_and_measured(oracle: Oracle, cache: Path) -> None:
+    """Also if the text of its answers has another number of tokens: nothing shows how many it made."""
+    done, measured = sweep(oracle, cache, {"no_usage": 1, "short_every": 1})
+    assert len(measured) == 20 and done.returncode in (0, 3), done.stderr
+    words = "the server reports no usage at the end of a stream ({} of {} answers), so token counts are not checked"
+    assert f"warm-up: {words.format(8, 8)}" in done.stderr
+    assert "in 8 of them not the requested number" in done.stderr
+    (run,) = next((cache / "bm").glob("*/concurrency2.json")).parent.glob("concurrency2.json")
+    validity = Run.model_validate_json(run.read_text()).validity
+    assert validity.unchecked["token_counts"].text.startswith(words.format(20, 20))
+    assert "token_counts" not in validity.failed_gates

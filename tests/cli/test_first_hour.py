@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from pdlab.core.catalog import resolve_model
 from pdlab.first_hour import run as run_module
 from pdlab.first_hour import steps as steps_module
 from pdlab.first_hour.steps import Step
+from pdlab.steps import runner
 
 
 def test_a_dry_run_shows_every_step_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,12 +88,67 @@ def planted(out: Path, **_: object) -> tuple[Step, ...]:
     )
 
 
+def run_planted(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    monkeypatch.setenv("PDLAB_CACHE_DIR", str(cache))
+    monkeypatch.setattr(first_hour, "plan", planted)
+    monkeypatch.setattr(first_hour, "run", lambda *args: run_module.run(*args, front=("-c",)))
+    monkeypatch.setattr(first_hour, "require_installed", lambda package: None)
+
+
+def no_home() -> Path:
+    raise RuntimeError("Could not determine home directory.")
+
+
+def test_without_a_known_home_folder_the_archive_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_planted(monkeypatch, tmp_path / "cache")
+    monkeypatch.setattr(Path, "home", no_home)
+    assert first_hour.main(["--out", str(tmp_path / "out")]) == 3
+    assert len(list((tmp_path / "out").glob("*.tar.gz"))) == 1
+
+
+def test_without_a_cache_folder_nothing_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_planted(monkeypatch, tmp_path)
+    monkeypatch.delenv("PDLAB_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    assert first_hour.main(["--out", str(tmp_path / "out")]) == 2
+    assert "set HOME, or PDLAB_CACHE_DIR" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_ray_nothing_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr(first_hour, "run", lambda *args: pytest.fail("it runs"))
+    assert first_hour.main(["--out", str(tmp_path / "out")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: the Python package ray is not installed")
+    assert not (tmp_path / "out").exists()
+    assert first_hour.main(["--out", str(tmp_path / "out"), "--dry-run"]) == 0
+
+
+def test_a_dry_run_needs_no_folder_that_can_be_written(small_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    assert first_hour.main(["--dry-run", "--out", str(small_disk / "out")]) == 0
+    assert first_hour.main(["--out", str(small_disk / "out")]) == 2
+
+
+def test_the_steps_are_printed_as_they_are_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(runner, "PDLAB", "pdlab")
+    assert first_hour.main(["--dry-run", "--out", str(tmp_path / "out")]) == 0
+    told = capsys.readouterr().out
+    assert "python -m" not in told and "     pdlab doctor" in told
+
+
 def test_a_run_ends_with_verdicts_and_an_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("PDLAB_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(first_hour, "plan", planted)
-    monkeypatch.setattr(first_hour, "run", lambda *args: run_module.run(*args, front=("-c",)))
+    run_planted(monkeypatch, tmp_path / "cache")
     out = tmp_path / "out"
     assert first_hour.main(["--out", str(out)]) == 3
     text, err = capsys.readouterr()

@@ -34,6 +34,7 @@ def test_help(words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch:
     assert usage.startswith("usage: ")
     assert purpose.replace("\n", " ").count(". ") == 0, "one sentence says what it is for"
     assert len(purpose) <= 200
+    assert re.search(r"^examples:$", text, re.MULTILINE)
     assert len(RUNNABLE.findall(text)) >= 3, "three examples"
     assert not re.search(r"`|\*\*|<[a-z]+>", text), "no markup"
     options = next((part for part in rest if part.startswith("options:")), "")

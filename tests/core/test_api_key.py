@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,32 @@ def test_where_the_key_comes_from(tmp_path: Path) -> None:
     assert api_key.client_key(str(own), {}) == KEY
     assert api_key.client_key(str(own), {api_key.KEY: "z" * 20}) == "z" * 20
     assert api_key.client_key(None, {}) is None
+
+
+def test_an_empty_file_of_the_own_key_is_as_none(tmp_path: Path) -> None:
+    (tmp_path / "api-key").write_text("")
+    made = api_key.chosen(None, {}, needed=True, folder=tmp_path)
+    assert made is not None and len(api_key.read(made)) == 64
+    assert [path.name for path in tmp_path.iterdir()] == ["api-key"]
+
+
+def test_a_full_disk_leaves_no_empty_key(small_disk: Path) -> None:
+    (small_disk / "fill").write_bytes(bytes(small_disk_bytes(small_disk)))
+    with pytest.raises(OSError, match="No space left"):
+        api_key.own_key_file(small_disk)
+    assert [path.name for path in small_disk.iterdir()] == ["fill"]
+
+
+def small_disk_bytes(folder: Path) -> int:
+    room = os.statvfs(folder)
+    return room.f_bavail * room.f_frsize
+
+
+def test_the_end_of_a_line_is_no_part_of_a_key(tmp_path: Path) -> None:
+    environ = {api_key.KEY: f"{KEY}\n"}
+    path = api_key.chosen(None, environ, needed=True, folder=tmp_path)
+    assert path is not None and api_key.read(path) == KEY == api_key.client_key(None, environ)
+    assert path == api_key.chosen(None, {api_key.KEY: KEY}, needed=True, folder=tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,8 @@ def folder(path: Path, config: dict[str, Any]) -> str:
             "model_type": "llama4_text", "interleave_moe_layer_step": 2, "intermediate_size_mlp": 512,
             "intermediate_size": 64, "moe_intermediate_size": None, "attention_chunk_size": 1024}},
          HEAD + 4 * ATTENTION + 2 * (9 * 3 * 256 * 64 + DENSE), 2 * 2 * 64),
-        (LLAMA | {"moe_layer_freq": [0, 1, 1, 1], "n_routed_experts": 4, "moe_intermediate_size": 32},
+        (LLAMA | {"moe_layer_freq": [0, 1, 1, 1], "n_routed_experts": 4, "moe_intermediate_size": 32,
+                  "num_experts_per_tok": 2},
          HEAD + 4 * ATTENTION + DENSE + 3 * 4 * 3 * 256 * 32, 2 * 2 * 64),
     ],
 )  # fmt: skip
@@ -86,6 +87,140 @@ def test_parameters_and_kv(config: dict[str, Any], count: int, kv_values: int) -
     assert parameters(found) == count
     assert kv_bytes_per_token_layer(found) == 2 * kv_values
     assert found.unknown == ()
+
+
+UNGATED = 2 * 256 * 512
+HALF_HEAD = 1000 * 256
+
+
+@pytest.mark.parametrize(
+    ("keys", "count"),
+    [
+        # Two matrices for each feed-forward block.
+        ({"model_type": "nemotron", "hidden_act": "relu2"}, HEAD + 4 * (ATTENTION + UNGATED)),
+        ({"model_type": "arcee", "hidden_act": "relu2"}, HEAD + 4 * (ATTENTION + UNGATED)),
+        ({"model_type": "phi", "hidden_act": "gelu_new"}, HEAD + 4 * (ATTENTION + UNGATED)),
+        ({"model_type": "gpt_neox", "hidden_act": "gelu"}, HEAD + 4 * (ATTENTION + UNGATED)),
+        # The same activation in a type with gates.
+        ({"model_type": "gemma2", "hidden_act": "gelu_pytorch_tanh"}, HEAD + 4 * (ATTENTION + DENSE)),
+        # A type of tomorrow: SwiGLU has a gate.
+        ({"model_type": "of_tomorrow", "hidden_act": "silu"}, HEAD + 4 * (ATTENTION + DENSE)),
+        # No key has the width: it is 1,024 for an outer width of 256.
+        ({"model_type": "gptj", "intermediate_size": None}, HEAD + 4 * (ATTENTION + 2 * UNGATED)),
+        ({"model_type": "falcon", "intermediate_size": None}, HEAD + 4 * (ATTENTION + 2 * UNGATED)),
+        ({"model_type": "bloom", "intermediate_size": None}, HEAD + 4 * (ATTENTION + 2 * UNGATED)),
+        # Both matrices that read have intermediate_size together.
+        ({"model_type": "qwen", "intermediate_size": 1024}, HEAD + 4 * (ATTENTION + DENSE)),
+        # Without a key for it, the output head of some types is the embedding.
+        ({"model_type": "cohere", "tie_word_embeddings": None}, HALF_HEAD + 4 * (ATTENTION + DENSE)),
+        ({"model_type": "gemma2", "tie_word_embeddings": None}, HALF_HEAD + 4 * (ATTENTION + DENSE)),
+        ({"model_type": "starcoder2", "tie_word_embeddings": None}, HALF_HEAD + 4 * (ATTENTION + UNGATED)),
+        ({"model_type": "opt", "tie_word_embeddings": None}, HALF_HEAD + 4 * (ATTENTION + UNGATED)),
+        ({"model_type": "llama", "tie_word_embeddings": None}, HEAD + 4 * (ATTENTION + DENSE)),
+        # Layers 1 and 2 have experts.
+        ({"model_type": "ernie4_5_moe", "moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 64,
+          "moe_layer_start_index": 1, "moe_layer_end_index": 2}, HEAD + 4 * ATTENTION + 2 * (8 * 3 * 256 * 64 + DENSE)),
+        ({"model_type": "step3p5", "moe_num_experts": 8, "moe_top_k": 2, "moe_intermediate_size": 64,
+          "share_expert_dim": 64, "moe_layers_enum": "1,2,3"}, HEAD + 4 * ATTENTION + 3 * 9 * 3 * 256 * 64 + DENSE),
+        # One number for each layer, all equal.
+        ({"model_type": "hunyuan_v1_moe", "num_experts": 8, "moe_topk": [2] * 4, "moe_intermediate_size": [64] * 4,
+          "num_shared_expert": [1] * 4}, HEAD + 4 * (ATTENTION + 9 * 3 * 256 * 64)),
+    ],
+)  # fmt: skip
+def test_parameters_by_type(keys: dict[str, Any], count: int) -> None:
+    found = shape({**LLAMA, **keys})
+    assert parameters(found) == count and found.unknown == ()
+
+
+@pytest.mark.parametrize(
+    ("keys", "what"),
+    [
+        ({"model_type": "of_tomorrow", "hidden_act": "gelu"}, "feed-forward blocks of type of_tomorrow"),
+        ({"model_type": "of_tomorrow"}, "feed-forward blocks of type of_tomorrow"),
+        ({"intermediate_size": None}, "feed-forward width"),
+        (QWEN_MOE | {"mlp_only_layers": [0], "intermediate_size": None}, "feed-forward width"),
+        ({"model_type": "step3_text", "share_q_dim": 64}, "queries of a lower rank"),
+    ],
+)
+def test_parameters_that_no_key_gives_are_unknown(keys: dict[str, Any], what: str) -> None:
+    found = shape({**LLAMA, **keys})
+    assert found.weights_unknown == (what,)
+    with pytest.raises(UsageError, match=what):
+        parameters(found)
+    assert kv_bytes_per_token_layer(found) == 2 * 2 * 2 * 64
+
+
+@pytest.mark.parametrize(
+    ("keys", "kv_values"),
+    [
+        ({"multi_query_attention": True, "multi_query_group_num": 2}, 2 * 2 * 64),
+        ({"multi_query_attention": False, "multi_query_group_num": 2}, 2 * 4 * 64),
+        ({"num_attention_groups": 1}, 2 * 1 * 64),
+        ({"n_head_kv": 2, "num_kv_heads": 4}, 2 * 2 * 64),
+        ({"model_type": "falcon", "multi_query": True, "num_kv_heads": 4}, 2 * 1 * 64),
+        ({"model_type": "falcon", "multi_query": True, "new_decoder_architecture": True, "num_kv_heads": 2},
+         2 * 2 * 64),
+        ({"model_type": "gpt_bigcode", "multi_query": True}, 2 * 1 * 64),
+        ({"model_type": "dbrx", "attn_config": {"kv_n_heads": 2}}, 2 * 2 * 64),
+        ({}, 2 * 4 * 64),
+    ],
+)  # fmt: skip
+def test_kv_heads(keys: dict[str, Any], kv_values: int) -> None:
+    assert kv_bytes_per_token_layer(shape({**LLAMA, "num_key_value_heads": None, **keys})) == 2 * kv_values
+
+
+def test_k_and_v_of_minicpm3_are_of_every_head() -> None:
+    """Its projections are latent; vLLM keeps K of 48 + 16 values, and V padded to as many."""
+    found = shape(DEEPSEEK | {"model_type": "minicpm3", "n_routed_experts": None})
+    assert kv_bytes_per_token_layer(found) == 2 * 2 * 4 * 64
+    assert parameters(found) == HEAD + 4 * (LATENT + DENSE)
+
+
+def test_two_attentions_and_two_dense_blocks_in_a_layer() -> None:
+    config = DEEPSEEK | {"model_type": "longcat_flash", "num_layers": 2, "ffn_hidden_size": 512, "n_shared_experts": 0}
+    found = shape({**config, "num_hidden_layers": None, "intermediate_size": None, "first_k_dense_replace": None})
+    assert (found.layers, kv_bytes_per_token_layer(found)) == (4, 2 * 80)
+    assert parameters(found) == HEAD + 4 * (LATENT + DENSE) + 2 * 8 * 3 * 256 * 128
+
+
+def test_layers_of_one_kind_have_more_heads() -> None:
+    """And the list of layers has those for multi-token prediction too."""
+    other = {"attention_type": "sliding_attention", "num_attention_heads": 6, "num_attention_groups": 2, "head_dim": 64}
+    kinds = ["full_attention", "sliding_attention"] * 3
+    found = shape({**LLAMA, "attention_other_setting": other, "layer_types": kinds, "sliding_window": 128})
+    assert found.full_attention_layers == 2 and found.unknown == ()
+    assert parameters(found) == HEAD + 4 * (ATTENTION + DENSE) + 2 * 2 * 2 * 64 * 256
+    other["num_attention_groups"] = 3
+    assert shape({**LLAMA, "attention_other_setting": other, "layer_types": kinds}).unknown == ("per-layer shapes",)
+
+
+GEMMA_3 = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
+           "sliding_window": 1024, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}  # fmt: skip
+
+
+def test_what_a_gemma_3_has_by_default(tmp_path: Path) -> None:
+    """The 4B model has 3.88 B parameters in its language model; the file says nothing about heads and vocabulary."""
+    config = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": GEMMA_3,
+        "vision_config": {"depth": 2},
+    }
+    found = resolve_model(folder(tmp_path / "gemma", config)).shape
+    assert found is not None and (found.max_context, found.full_attention_layers) == (131072, 5)
+    assert parameters(found) / 1e9 == pytest.approx(3.88, rel=0.01)
+
+
+@pytest.mark.parametrize("key", ["vision_config", "audio_config"])
+def test_an_encoder_is_named_as_not_counted(key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain, with_encoder = (folder(tmp_path / name, {**LLAMA, **keys}) for name, keys in (
+        ("plain", {}), ("seeing", {key: {"hidden_size": 64, "num_hidden_layers": 2}})))  # fmt: skip
+    found = require_shape(with_encoder)
+    assert parameters(found) == parameters(require_shape(plain)) and found.not_counted == (key,)
+    for model, count in ((plain, 0), (with_encoder, 1)):
+        findings = step_findings(load_hardware("h100-vllm-0.11"), require_shape(model))
+        assert sum("encoder" in each.code for each in findings) == count
+        models.main(["--model", model])
+        assert capsys.readouterr().err.count(f"without its encoder ({key} of config.json)") == count
 
 
 @pytest.mark.parametrize(
@@ -97,6 +232,8 @@ def test_parameters_and_kv(config: dict[str, Any], count: int, kv_values: int) -
         ({"sliding_window": 512, "layer_types": ["full_attention"] * 4}, None, None),
         ({"sliding_window": 512, "model_type": "gemma2"}, 512, 2),
         ({"sliding_window": 512, "sliding_window_pattern": 4}, 512, 1),
+        ({"sliding_window": 512, "sliding_window_pattern": "LG"}, 512, 2),
+        ({"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"] * 3}, 512, 2),
         ({"model_type": "llama4_text", "attention_chunk_size": 1024}, 1024, 1),
         ({"model_type": "mimo", "attention_chunk_size": 128}, None, None),
     ],
@@ -114,6 +251,19 @@ def test_windows(keys: dict[str, Any], window: int | None, full: int | None) -> 
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 512}}, 4096),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 8192),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 4096),
+        (
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "linear", "factor": 2.0},
+                    "sliding_attention": {"rope_type": "default"},
+                }
+            },
+            8192,
+        ),
+        ({"model_type": "gemma3_text", "rope_scaling": {"rope_type": "linear", "factor": 8.0}}, 4096),
+        ({"model_type": "cohere", "model_max_length": 16384}, 16384),
+        ({"max_position_embeddings": None, "max_seq_len": 2048}, 2048),
+        ({"seq_length": 1024}, 1024),
     ],
 )
 def test_context(keys: dict[str, Any], tokens: int) -> None:
@@ -203,6 +353,10 @@ LINEAR = {"linear_num_key_heads": 2, "linear_key_head_dim": 32, "linear_num_valu
          "per-layer shapes", True),
         ({"layer_types": ["attention_of_tomorrow"] * 4}, "layers of type attention_of_tomorrow", False),
         ({"is_encoder_decoder": True}, "an encoder beside the decoder", False),
+        (DEEPSEEK | {"model_type": "bailing_hybrid", "layer_group_size": 2}, "linear-attention state", False),
+        (DEEPSEEK | {"model_type": "of_tomorrow", "hidden_act": "silu"}, "latent attention of type of_tomorrow", True),
+        ({"mamba_num_heads": 8, "layers_block_type": ["mamba", "attention"] * 2}, "Mamba layers", False),
+        ({"use_cla": True}, "layers that share KV cache", False),
     ],
 )  # fmt: skip
 def test_what_no_field_of_a_shape_holds_is_named(
@@ -228,9 +382,14 @@ def test_what_no_field_of_a_shape_holds_is_named(
         ({"max_position_embeddings": None}, "max_context"),
         ({"hidden_size": "wide"}, "hidden"),
         ({"num_hidden_layers": True}, "layers"),
-        ({"num_key_value_heads": [2, 4, 2, 4]}, "kv_heads"),
+        ({"num_key_value_heads": [2, 4, 2, 4]}, "num_key_value_heads [2, 4, 2, 4]"),
+        ({"num_key_value_heads": 0}, "0 KV heads (num_key_value_heads)"),
+        ({"quantization_config": "fp8"}, "quantization_config 'fp8', which is no mapping"),
+        ({"rope_scaling": "yarn"}, "rope_scaling 'yarn', which is no mapping"),
+        ({"num_experts": 4, "moe_intermediate_size": [64, 32, 64, 64]}, "moe_intermediate_size [64, 32, 64, 64]"),
+        ({"num_experts": 4, "moe_intermediate_size": 64}, "num_experts_per_tok"),
         ({"head_dim": "sixty-four"}, "head_dim"),
-        ({"layer_types": 7}, "config.json"),
+        ({"layer_types": 7}, "layer_types 7, which is no list"),
         # Sizes that no model has: their products leave the range of floats.
         ({"hidden_size": 10**308}, "hidden"),
         ({"intermediate_size": 10**400}, "dense_intermediate"),
@@ -407,3 +566,11 @@ def test_a_name_is_not_doubted_where_modelopt_has_the_format(tmp_path: Path) -> 
     assert format_only_in_name(require_shape(str(folder)))
     (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "NVFP4"}}))
     assert format_only_in_name(require_shape(str(folder))) == ""
+
+
+def test_a_name_is_not_doubted_where_the_weights_are_unknown(tmp_path: Path) -> None:
+    """The file has a quantization_config, which pdlab does not know."""
+    config = {**LLAMA, "quantization_config": {"quant_method": "quark"}}
+    found = resolve_model(folder(tmp_path / "Model-8B-FP8", config)).shape
+    assert found is not None and found.weights_unknown == ("quantisation quark",)
+    assert format_only_in_name(found) == ""

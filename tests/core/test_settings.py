@@ -270,3 +270,11 @@ def test_keys_of_a_file_are_the_flags_with_their_units_and_rules() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             from_flag_keys(part, {key: value})
+
+
+@pytest.mark.parametrize("pair", ["hf_token=hf_abcdefgh", "--hf-token=hf_abcdefgh", "HF_TOKEN=hf_abcdefgh"])
+def test_no_engine_argument_is_a_secret(pair: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        engine_args([pair], "--p-engine-arg")
+    assert "abcdefgh" not in str(refused.value) and "--p-engine-arg" in str(refused.value)
+    assert "--env HF_TOKEN" in str(refused.value)

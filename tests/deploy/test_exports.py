@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -275,3 +276,21 @@ def test_an_export_needs_neither_ray_nor_vllm(tmp_path: Path) -> None:
         [sys.executable, "-c", program, *words], cwd=PACKAGE.parent, capture_output=True, text=True, timeout=120
     )
     assert done.stdout.splitlines()[-1] == "0 []", done.stderr
+
+
+@pytest.mark.parametrize("name", ["ray.env", "my ray.env", "kept/ray.env"])
+def test_the_printed_command_reads_the_environment_into_a_posix_shell(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(exports.env_script({"FI_PROVIDER": "efa"}))
+    script = f"{exports.sourced(name)}\necho $FI_PROVIDER"
+    for shell in filter(shutil.which, ("dash", "bash", "sh")):
+        words = [shell, *(["--posix"] if shell == "bash" else []), "-c", script]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+        assert done.stdout == "efa\n", (shell, done.stderr)
+
+
+def test_an_export_names_its_script_as_a_shell_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["--pd-spread", "--cluster", "p5.48xlarge-x2", "--export", "app.yaml", "--export-env", "ray.env"]
+    assert launch.main(words) == 0
+    assert "#     . ./ray.env\n" in (tmp_path / "app.yaml").read_text()

@@ -263,6 +263,15 @@ class TestAgainstThePlan:
                 preflight.examine(*examine)
 
 
+def test_host_memory_of_engine_arguments_is_looked_for_too() -> None:
+    """vLLM's own argument is in units of 2**30 bytes."""
+    deployment = Deployment(topology=parse_label("collocated-1xtp8"), engine_kwargs={"kv_offloading_size": 100})
+    nodes = Nodes(nd_h100_v5(shm={"bytes": 10**13, "free_bytes": 106 * 10**9}))
+    nodes.call_nodes = lambda *_: {each.id: nodes.facts for each in X2.nodes}  # type: ignore[method-assign]
+    with pytest.raises(DeployError, match=r"107\.4 GB of /dev/shm"):
+        preflight.examine(nodes, deployment, X2, place(deployment, X2), lambda _: None)
+
+
 @pytest.mark.parametrize(
     ("label", "free_gb", "fits"),
     [

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from faults.test_targets import SURVEYS, found
 from support.launched import running
 from support.web import reply, web_server
 
-from pdlab.analysis.chaos import fault_outcomes
+from pdlab.analysis.chaos import fault_outcomes, whole_s
 from pdlab.cluster.connection import Cluster
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import CanaryError, ClusterError, DeployError, UsageError
@@ -28,6 +30,7 @@ from pdlab.faults import inject, run
 from pdlab.faults.plan import FaultPlan
 from pdlab.faults.run import ChaosOrder, DeploymentUnderTest, added_since, guarded, subject_of
 from pdlab.results import chaos
+from pdlab.results.chaos import ChaosSample
 from pdlab.results.schema import Manifest
 
 PLAN = FaultPlan(
@@ -182,6 +185,51 @@ def test_a_dry_run_does_nothing(
     assert f"pd-spread-p1xtp1-d1xtp1 at {url}: 1 prefill, 1 decode" in out
     assert "kill_decode_engine: kill -9 decode engine core" in out and "link_down: there is no link" in out
     assert not whole.bodies and not node_actors.sent
+
+
+class LosesReplica(Made):
+    """Decode's replica is missing from the fault on."""
+
+    def _engines(self) -> Any:
+        return {"p1": "prefill"} if self.node_actors.sent else super()._engines()  # type: ignore[attr-defined]
+
+
+def test_the_first_sample_has_all_replicas(
+    server: tuple[Whole, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a run whose first sample comes after the fault has no moment at which all replicas run again."""
+    _, url = server
+    folder = chaos.new_folder(tmp_path, "x")
+    one, _ = made(url, folder, monkeypatch)
+    one.__class__ = LosesReplica
+    monkeypatch.setattr(run, "SAMPLE_S", 1e6)
+    one.run()
+    (first,) = chaos.load(folder).samples
+    assert (first.at_s, first.running) == (0.0, {"prefill": 1, "decode": 1})
+    back = [ChaosSample(at_s=9.0, running={"prefill": 1}), ChaosSample(at_s=12.0, running=first.running)]
+    assert whole_s([first, *back], 1.0) == 12.0
+
+
+def test_sampling_goes_on_after_ray_serve_did_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    one, _ = made("http://127.0.0.1:1", None, monkeypatch)
+    monkeypatch.setattr(run, "SAMPLE_S", 0.01)
+    samples: list[ChaosSample] = []
+    enough, calls = threading.Event(), itertools.count()
+
+    def engines() -> Any:
+        if next(calls) == 1:
+            raise ClusterError("Ray Serve's controller does not answer")
+        return {"p1": "prefill", "d1": "decode"}
+
+    def append(folder: Path, items: list[ChaosSample]) -> None:
+        samples.extend(items)
+        if len(samples) == 3:
+            enough.set()
+
+    monkeypatch.setattr(one, "_engines", engines)
+    monkeypatch.setattr(run, "append", append)
+    with one._sampled(tmp_path, SimpleNamespace(now_s=lambda: 1.0)):  # type: ignore[arg-type]
+        assert enough.wait(20), f"{len(samples)} samples, and then none"
 
 
 def test_a_whole_session(server: tuple[Whole, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from pdlab.core import api_key
 from pdlab.core.errors import WriteError
 from pdlab.first_hour import archive
 
 TOKEN, KEY, PASSWORD = "3f9a1c77e2b04d5f9a", "pdlab-4Q8x_Zr2-key-of-clients", "hunter2hunter2"
+FLAG, PHRASE = "abcdefgh12345678", "correct horse battery"
 HUB = "hf_AbCdEfGhIjKlMnOpQrStUvWx"
 LEAKS = {
     "logs/01-doctor.log": f"RAY_AUTH_TOKEN={TOKEN}\nRAY_AUTH_MODE=token\n",
@@ -21,6 +23,10 @@ LEAKS = {
     "doctor.json": json.dumps({"environment": {"HF_TOKEN": HUB, "UCX_TLS": "srd"}, "auth": {"token": "0123456789ab"}}),
     "results/x/manifest.json": json.dumps({"commands": [f"launch --password {PASSWORD}"], "total_tokens": 5000}),
     "failed-replicas/launch-pack/worker-1.out": f"aws_secret_access_key = {PASSWORD}\nAKIAABCDEFGHIJKLMNOP\n",
+    "logs/07-engine.log": f"vllm serve m --api-key {FLAG} \nAZURE_STORAGE_KEY={FLAG}\nSSH_PRIVATE_KEY={FLAG}",
+    "logs/08-engine.log": f"non-default args: {{'api_key': ['{FLAG}', '{FLAG}x'], 'max_num_batched_tokens': 8192}}\n",
+    "config.json": json.dumps({"password": PHRASE, "words": ["--hf-token", FLAG]}),
+    "nested.json": json.dumps({"text": json.dumps({"passwd": PHRASE})}),
     "key.txt": "-----BEGIN RSA PRIVATE KEY-----\nMIIabc\n-----END RSA PRIVATE KEY-----\n",
 }
 
@@ -58,6 +64,21 @@ def planted(tmp_path: Path) -> set[str]:
     return archive.known_secrets(environment, archive.secret_files(home, cache))
 
 
+def test_the_key_that_a_launch_took_from_a_variable_is_known(tmp_path: Path) -> None:
+    api_key.chosen(None, {api_key.KEY: KEY}, needed=True, folder=tmp_path)
+    assert archive.known_secrets({}, archive.secret_files(tmp_path / "home", tmp_path)) == {KEY}
+
+
+def test_secrets_in_files_that_variables_name_are_known(tmp_path: Path) -> None:
+    for name in ("ray", "hub/token"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"{name}-{KEY}\n")
+    environment = {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "ray"), "HF_HOME": str(tmp_path / "hub")}
+    environment |= {"DB_PASSWORD": PHRASE, "MY_TOKEN_BUDGET": "5000000"}
+    known = archive.known_secrets(environment, archive.secret_files(None, None, environment))
+    assert known == {f"ray-{KEY}", f"hub/token-{KEY}", PHRASE}
+
+
 def test_known_secrets(tmp_path: Path) -> None:
     assert planted(tmp_path) == {TOKEN, KEY, PASSWORD}
 
@@ -65,7 +86,7 @@ def test_known_secrets(tmp_path: Path) -> None:
 def test_no_planted_secret_leaves(out: Path, tmp_path: Path) -> None:
     contents = unpacked(archive.write(out, planted(tmp_path)))
     everything = "\n".join(contents.values())
-    for secret in (TOKEN, KEY, PASSWORD, HUB, "AKIAABCDEFGHIJKLMNOP", "MIIabc", "0123456789ab"):
+    for secret in (TOKEN, KEY, PASSWORD, HUB, "AKIAABCDEFGHIJKLMNOP", "MIIabc", "0123456789ab", FLAG, "battery"):
         assert secret not in everything, secret
     assert archive.HIDDEN in everything
 
@@ -74,6 +95,7 @@ def test_what_looks_like_a_secret_is_removed_though_it_is_unknown(out: Path) -> 
     everything = "\n".join(unpacked(archive.write(out, set())).values())
     for secret in (HUB, "AKIAABCDEFGHIJKLMNOP", "MIIabc", f"Bearer {KEY}", f"me:{PASSWORD}@", f"password: {PASSWORD}"):
         assert secret not in everything, secret
+    assert FLAG not in everything and "battery" not in everything
     assert f"RAY_AUTH_TOKEN={TOKEN}" not in everything and f"api_key='{KEY}" not in everything
 
 
@@ -91,6 +113,10 @@ def test_what_helps_is_kept(out: Path, tmp_path: Path) -> None:
         "max_tokens: 250", "token_id:1234", '"input_tokens": 5000', "tokens=4000,8000", "key: concurrency8",
         "TTFT p50 120 ms, TPOT 8.1 ms", "3 of 3 prompts give the same tokens", "http://127.0.0.1:8000/v1",
         '"tokenizer": "/models/gpt-oss"', "keyed on max_concurrency",
+        "mean_time_per_output_token: 0.0123456", '"token_ids": [128000, 791, 4062]', "per_token_latency_ms=12.34567",
+        "--api-key-file /root/.cache/pdlab/api-key", "RAY_AUTH_TOKEN_PATH=/tmp/ray/auth_token", "keyword: throughput",
+        "time_per_token:\n  units: ms",
+        "'max_num_batched_tokens': 8192, 'port': 8000",
     ],
 )  # fmt: skip
 def test_measurements_are_not_mistaken_for_secrets(text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +16,14 @@ from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool
 from pdlab.core.workload import Closed, Level, Workload
 from pdlab.rehearsal.clock import Clock, SlowClock, Timer
 from pdlab.rehearsal.realtime import RealTime, SimulatedRequest, Source
+from pdlab.sim.engine import Engine
+from pdlab.sim.hand_over import HandOver
 from pdlab.sim.hardware import load_hardware
 from pdlab.sim.ingress import Ingress
 from pdlab.sim.kv_transfer import Links, link_of, transfer_costs
 from pdlab.sim.level import SimulatedLevel, figures
 from pdlab.sim.simulator import engine_of, simulate
+from pdlab.sim.stepping import KV_ARRIVED
 from pdlab.traffic.oracle import HitOracle
 
 HARDWARE = load_hardware("h100-vllm-0.11")
@@ -239,6 +243,119 @@ def test_a_client_that_leaves_frees_what_it_held(after_s: float) -> None:
     assert one.unfinished == 0
     assert engine.load == 0
     assert not one.log.input_tokens
+
+
+def nothing_is_left(one: RealTime) -> None:
+    for engine in one.engines:
+        held = engine.held_tokens, engine.context, engine.load, len(engine.running), len(engine.waiting), engine.coming
+        assert held == (pytest.approx(0), pytest.approx(0), 0, 0, 0, 0)
+    assert one.unfinished == 0
+    assert not one._released
+    for name in one.log.__slots__:
+        column = getattr(one.log, name)
+        assert not isinstance(column, dict) or not column, name
+
+
+@pytest.mark.parametrize("after_s", [0.005, 0.02, 0.05, 0.1, 0.2, 0.3, 1.5])
+def test_nobody_is_decoded_who_has_left(after_s: float) -> None:
+    """Before the request enters, during each of the steps of its prompt, and while it decodes."""
+    clock, reported = VirtualTime(), list[int]()
+    one = alone(clock)
+    leaves = one.submit(served(lambda at_s, tokens: reported.append(tokens), (30_000, 2000)), 0.01)
+    clock.call_at(after_s, lambda: one.abort(leaves))
+    clock.call_at(after_s + 0.3, lambda: nothing_is_left(one))
+    clock.run()
+    assert 2000 not in reported
+    nothing_is_left(one)
+
+
+@pytest.mark.parametrize("steps_in_flight", [0, 1, 2])
+@pytest.mark.parametrize("first", [0, 1])
+def test_nobody_is_decoded_who_leaves_while_the_kv_moves(first: int, steps_in_flight: int) -> None:
+    kinds = set()
+    for moment in range(80):
+        clock = VirtualTime()
+        loop = Loop(PD, clock, 4, 12, (4000, 60))
+        loop.decode_engine.hand_over = HandOver(known=1, first=first)
+        loop.decode_engine.steps_in_flight = steps_in_flight
+        prefill, decode = loop.by_role["prefill"], loop.by_role["decode"]
+        assert loop.links is not None
+        leave_later(loop, moment * 0.001, kinds)
+        clock.call_at(4.0, lambda one=decode: nothing_is_left(one))  # 5,000 tokens take half a minute
+        clock.run()
+        assert len(loop.end_s) == 12
+        for each in (prefill, decode):
+            nothing_is_left(each)
+    assert {"scheduled", "moving", "running"} <= kinds
+
+
+def leave_later(loop: Loop, after_s: float, kinds: set[str]) -> None:
+    """One more request, whose client leaves ``after_s`` its prefill: ``kinds`` gets where it was at that moment."""
+    prefill, decode, links = loop.by_role["prefill"], loop.by_role["decode"], loop.links
+    assert links is not None
+
+    def prefilled(at_s: float, tokens: int) -> None:
+        source = Source(links, loop.front_engine, lambda moment_s: prefill.release_prefilled(here, moment_s))
+        there = decode.submit(SimulatedRequest(4000, 5000, (), lambda *of: None, source), at_s + 0.004)
+
+        def leave() -> None:
+            kinds.add(_where(loop.decode_engine, there, decode))
+            decode.abort(there)
+
+        loop.clock.call_at(at_s + after_s, leave)
+
+    here = prefill.submit(SimulatedRequest(4000, 1, (), prefilled, moves_on=True), 0.3)
+
+
+def _where(engine: Engine, request: int, one: RealTime) -> str:
+    places: dict[str, Any] = {
+        "running": [each[1] for each in engine.running],
+        "inbound": engine.inbound,
+        "joining": [*engine.arrived, *itertools.chain(*engine.seen), *engine.known, *engine.joining, *engine.joined],
+        "moving": [number for _, _, kind, _, number in one._events if kind == KV_ARRIVED],
+        "scheduled": [number for _, _, kind, _, number in one._events if kind == "comes"],
+    }
+    return next((name for name, there in places.items() if request in there), "ended")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whoever_leaves_a_full_engine_leaves_nothing(seed: int) -> None:
+    """Prompts in parts, preempted sequences, and clients that leave at any time."""
+    clock, chance = VirtualTime(), random.Random(seed)
+    one = alone(clock)
+    engine = one.engines[0]
+    engine.capacity = 30_000.0
+    engine.steps_in_flight, engine.window = seed % 3, seed % 2 * 128
+    engine.__post_init__()
+    stay, ended = 0, list[int]()
+    for _ in range(60):
+        tokens = chance.randint(200, 9_000), chance.randint(1, 3000)
+
+        def on_tokens(at_s: float, tokens_: int, all_: int = tokens[1]) -> None:
+            if tokens_ == all_:
+                ended.append(tokens_)
+
+        number = one.submit(served(on_tokens, tokens), at_s := chance.uniform(0, 5))
+        if chance.random() < 0.5:
+            clock.call_at(at_s + chance.expovariate(0.3), lambda number=number: one.abort(number))
+        else:
+            stay += 1
+    clock.run()
+    assert engine.window or engine.preemptions > 0, "seeds without windows are to preempt"
+    assert len(ended) >= stay
+    nothing_is_left(one)
+
+
+def test_a_prefill_whose_client_leaves_as_it_is_reported_is_freed() -> None:
+    clock = VirtualTime()
+    one = alone(clock)
+    number = one.submit(SimulatedRequest(3000, 1, (), lambda at_s, tokens: None, moves_on=True), 0.0)
+    clock.run()
+    assert one.engines[0].held_tokens > 0
+    one.abort(number)
+    nothing_is_left(one)
+    one.release_prefilled(number, clock.now)
+    nothing_is_left(one)
 
 
 def test_prefilled_kv_is_held_until_it_is_released() -> None:

@@ -13,6 +13,7 @@ from pdlab.cli import describe, viz
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.results.description import DESCRIPTION, description_for, of_flags
 from pdlab.results.published_folders import load_experiments
+from pdlab.results.store import MANIFEST
 
 
 @pytest.fixture
@@ -114,3 +115,14 @@ def test_what_only_describes_writes_nothing(study: Path, capsys: pytest.CaptureF
     (study / DESCRIPTION).write_text(out)
     assert describe.main([str(study)]) == 0 and capsys.readouterr().out == out, "a file that is there is no obstacle"
     assert describe.main([str(study), "--force"]) == 2 and "--write" in capsys.readouterr().err
+
+
+def test_a_folder_of_measured_folders_is_named_with_the_next_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("pack", "spread"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / MANIFEST).write_text("{}")
+    assert describe.main([str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "pack and spread" in line and f"--exps {tmp_path}" in line

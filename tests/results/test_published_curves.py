@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -116,6 +118,7 @@ RAMP = {"ramp_up_strategy": "linear", "ramp_up_start_rps": 1, "ramp_up_end_rps":
         ),
         ({"a": {"metadata": {"image": "x"}}, "b": {"metadata": {"image": "y"}}}, ["image=x", "image=y"]),
         ({"a": {"metadata": {"max_num_seqs": 8}}, "b": {}}, ["max_num_seqs=8", "no max_num_seqs"]),
+        ({"a": {"eager": True}, "b": {"eager": False}}, ["eager=true", "eager=false"]),
         ({"baseline_conc8": {}, "tuned_conc8": {}}, ["baseline", "tuned"]),
         ({"conc8_in2048_out128": {}, "conc8_in2048_out256": {}}, ["2048:128", "2048:256"]),
         ({"4xtp2_conc8": {}, "2xtp4_conc8": {}}, ["2xtp4", "4xtp2"]),
@@ -139,6 +142,15 @@ def test_the_configuration_in_a_files_name_gives_its_gpus(tmp_path: Path) -> Non
     parts = {each.part: each.manifest.gpus for each in load_experiments(written(tmp_path / "z", others))}
     sizes = {part.split(", ")[-1]: gpus for part, gpus in parts.items()}
     assert sizes == {"4ptp1-2dtp2": 8, "2xtpep4": 8, "xtpep8": 8, "1p3d": 8}
+    degrees = {"1p1d_conc8": {"tp": 4, "pp": 2}, "1p3d_conc8": {"metadata": {"tp": "4", "pp": "2"}}}
+    degrees["2p2d_conc8"] = {"prefill_tp": 2, "prefill_pp": 2, "decode_tp": 4, "decode_pp": 1}
+    stages = load_experiments(written(tmp_path / "stages", degrees))
+    assert sorted(each.manifest.gpus or 0 for each in stages) == [16, 16, 32]
+    ranks = written(tmp_path / "ranks", {"1p1d_conc8": {"tp": 4, "dp": 2}})
+    with pytest.raises(StoreError, match="nothing can be normalised"):
+        load_experiments(ranks)
+    attention = written(tmp_path / "attention", {"1p1d_conc8": {"tp": 4, "dp": 4, "enable_dp_attention": True}})
+    assert [each.manifest.gpus for each in load_experiments(attention)] == [8]
     folder = written(tmp_path / "y_1xtp2", {"4xtp2_conc8": {}})
     with pytest.raises(StoreError, match=r"4xtp2.*1xtp2"):
         load_experiments(folder)
@@ -190,3 +202,123 @@ def test_a_sweep_of_closed_and_open_loops_is_one_experiment(tmp_path: Path, more
     files = {"conc8": {}, "conc16": {"max_concurrency": 16}, "conc8_rr2": {"request_rate": 2.0}, **more}
     (experiment,) = load_experiments(written(tmp_path / "x_1xtp2", files))
     assert (experiment.part, len(experiment.runs)) == ("", len(files))
+
+
+DISAGGREGATED: dict[str, Any] = {
+    "hw": "b200", "model": "org/model-a", "framework": "dynamo-trt", "precision": "fp4", "isl": 8192, "osl": 1024,
+    "is_multinode": True, "disagg": True, "prefill_tp": 8, "prefill_ep": 8, "prefill_dp_attention": True,
+    "prefill_num_workers": 1, "decode_tp": 8, "decode_ep": 8, "decode_dp_attention": True, "decode_num_workers": 2,
+    "num_prefill_gpu": 8, "num_decode_gpu": 16, "tput_per_gpu": 1000.0, "mean_intvty": 54.1, "median_ttft": 0.9,
+    "median_tpot": 0.018,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("suffix", [".json", ".csv"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"prefill_num_workers": 2, "num_prefill_gpu": 16, "decode_num_workers": 1, "num_decode_gpu": 8},
+        {"num_prefill_gpu": 16, "num_decode_gpu": 8},
+        {"prefill_ep": 1},
+        {"decode_ep": 1},
+        {"prefill_dp_attention": False},
+        {"decode_dp_attention": False},
+        {"disagg": False},
+        {"is_multinode": False},
+        {"dp_attention": True},
+    ],
+)
+def test_rows_of_inferencex_with_other_settings_are_no_repeats(
+    tmp_path: Path, other: dict[str, Any], suffix: str
+) -> None:
+    rows = [
+        DISAGGREGATED | {"conc": conc, "dp_attention": False} | more | figures
+        for conc in (64, 128)
+        for more, figures in (({}, {}), (other, {"tput_per_gpu": 600.0, "mean_intvty": 31.7}))
+    ]
+    write_rows(tmp_path / "x" / f"rows{suffix}", rows)
+    experiments = load_experiments(tmp_path / "x")
+    assert [[run.key.stem for run in each.runs] for each in experiments] == [["concurrency64", "concurrency128"]] * 2
+    assert len({each.part for each in experiments}) == 2
+
+
+def test_rows_of_inferencex_that_differ_in_figures_only_are_repeats(tmp_path: Path) -> None:
+    """Also if one file is a table, where true and 8 are written True and 8.0."""
+    written = {**DISAGGREGATED, "conc": 64, "disagg": "True", "decode_tp": "8.0", "mean_intvty": 31.7}
+    write_rows(tmp_path / "x" / "a.json", [DISAGGREGATED | {"conc": 64}])
+    write_rows(tmp_path / "x" / "b.csv", [written])
+    assert shown(load_experiments(tmp_path / "x")) == {"": ["concurrency64", "concurrency64-r1"]}
+
+
+SWEPT: dict[str, Any] = {"run_number": 0, "mean_e2el_ms": 4100.0, "p99.9_e2el_ms": 4200.0, "new_throughput": 1.5}
+
+
+@pytest.mark.parametrize("suffix", [".json", ".csv"])
+@pytest.mark.parametrize(
+    ("setting", "values"),
+    [
+        ("max_num_batched_tokens", (2048, 8192)),
+        ("gpu_memory_utilization", (0.8, 0.9)),
+        ("enforce-eager", (True, False)),
+        ("temperature", (0.0, 0.7)),
+        ("compilation_config", ({"mode": 0}, {"mode": 3})),
+        ("max_num_seqs", (64, None)),
+    ],
+)
+def test_combinations_of_a_vllm_sweep_are_no_repeats(
+    tmp_path: Path, setting: str, values: tuple[Any, ...], suffix: str
+) -> None:
+    """But its runs of one combination are, and loads differ within a curve."""
+    rows = [
+        published.content(conc, **SWEPT | {setting: value, "run_number": run, "duration": 50.0 + run})
+        | {"max-concurrency": conc, "_benchmark_name": f"conc {conc}", "num_prompts": 20 * conc}
+        for value in values
+        for conc in (8, 16)
+        for run in (0, 1)
+    ]
+    if suffix == ".csv":
+        write_rows(tmp_path / "x_1xtp4" / "summary.csv", [{"": number} | row for number, row in enumerate(rows)])
+    else:
+        for number, row in enumerate(rows):
+            write_rows(tmp_path / "x_1xtp4" / f"{number // 2}" / f"run={number % 2}.json", row)
+    experiments = load_experiments(tmp_path / "x_1xtp4")
+    both = ["concurrency8", "concurrency8-r1", "concurrency16", "concurrency16-r1"]
+    assert [[run.key.stem for run in each.runs] for each in experiments] == [both] * 2
+    assert all(setting in each.part for each in experiments)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("chunked_prefill_size", (2048, 8192)),
+        ("disable_radix_cache", (True, False)),
+        ("mem_fraction_static", (0.8, 0.9)),
+    ],
+)
+@pytest.mark.parametrize("roles", [False, True])
+def test_settings_of_sglangs_servers_are_no_repeats(
+    tmp_path: Path, name: str, values: tuple[Any, ...], roles: bool
+) -> None:
+    rows = []
+    for value in values:
+        for conc in (8, 16):
+            server = {"tp_size": 4, "last_gen_throughput": 100.0 + len(rows), "random_seed": len(rows), name: value}
+            info = {"prefill": [server], "decode": [{"tp_size": 4}]} if roles else server
+            rows.append(published.content(conc, sharegpt_output_len=None) | {"sharegpt_output_len": None})
+            rows[-1]["server_info"] = info
+    (tmp_path / "x_1xtp4").mkdir()
+    (tmp_path / "x_1xtp4" / "levels.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    experiments = load_experiments(tmp_path / "x_1xtp4", stated=4)
+    assert [[run.key.stem for run in each.runs] for each in experiments] == [["concurrency8", "concurrency16"]] * 2
+    assert all(name in each.part for each in experiments)
+
+
+def write_rows(file: Path, rows: Any) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if file.suffix == ".json":
+        file.write_text(json.dumps(rows))
+        return
+    with file.open("w", newline="") as stream:
+        table = csv.DictWriter(stream, list(dict.fromkeys(name for row in rows for name in row)))
+        table.writeheader()
+        table.writerows(rows)

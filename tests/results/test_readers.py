@@ -216,6 +216,235 @@ def test_a_file_is_recognised_by_what_is_in_it(name: str, tmp_path: Path) -> Non
     assert all(reading.skipped for reading in readings if not reading.levels)
 
 
+def guidellm_of_0_2(**more: Any) -> dict[str, Any]:
+    """As 0.2 and 0.3 write it: totals, arguments and the worker beside the metrics."""
+    benchmark = json.loads(json.dumps(GUIDELLM["benchmarks"][0]))
+    strategy = benchmark.pop("config")["strategy"]
+    benchmark["args"] = {"strategy": strategy, "strategy_index": 0}
+    benchmark["request_totals"] = benchmark["metrics"].pop("request_totals")
+    benchmark["worker"] = {"type_": "generative_requests_worker", "backend_model": "org/m"}
+    return {"benchmarks": [{**benchmark, **more}]}
+
+
+def test_earlier_reports_of_guidellm(tmp_path: Path) -> None:
+    (run,) = runs_of(written(tmp_path / "x", {"benchmarks.json": guidellm_of_0_2()}))
+    assert (run.completed, run.load, run.model) == (4, Closed(concurrency=2), "org/m")
+    assert run.whole.requests_per_s == pytest.approx(2.0) and run.validity.valid
+    with pytest.raises(StoreError, match=r"benchmarks\.json: it begins as a file of guidellm.*no request_totals"):
+        runs_of(written(tmp_path / "y", {"benchmarks.json": guidellm_of_0_2(request_totals=None)}))
+
+
+def genai_perf(config: dict[str, Any], *, counted: bool) -> dict[str, Any]:
+    return {name: value for name, value in GENAI_PERF.items() if counted or name != "request_count"} | {
+        "input_config": config
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "load", "notes"),
+    [
+        (
+            genai_perf({"model": ["org/m"], "concurrency": 2, "request_rate": None, "streaming": True}, counted=False),
+            Closed(concurrency=2),
+            ["file_counts_unknown"],
+        ),
+        (
+            genai_perf({"model": ["org/m"], "concurrency": None, "request_rate": 2.0}, counted=False),
+            Open(rate_rps=2.0, burstiness=1000.0),
+            ["file_counts_unknown"],
+        ),
+        (
+            genai_perf({"model_names": ["org/m"], "perf_analyzer": {"stimulus": {"concurrency": 2}}}, counted=True),
+            Closed(concurrency=2),
+            [],
+        ),
+        (
+            genai_perf({"model_names": ["org/m"], "perf_analyzer": {"stimulus": {"request_rate": 2}}}, counted=True),
+            Open(rate_rps=2.0, burstiness=1000.0),
+            [],
+        ),
+    ],
+)
+def test_versions_of_genai_perf(tmp_path: Path, content: dict[str, Any], load: Closed | Open, notes: list[str]) -> None:
+    """0.0.8 has the load in its configuration, and no number of requests; 0.0.16 has that of perf_analyzer."""
+    raw = {"service_kind": "openai", "endpoint": "v1/chat", "experiments": [{}], "version": "1"}
+    files = {"profile_export_genai_perf.json": content, "profile_export.json": raw, "inputs.json": {"data": []}}
+    (run,) = runs_of(written(tmp_path / "x", files))
+    assert (run.load, run.model, [note.code for note in run.validity.notes]) == (load, "org/m", notes)
+    assert run.validity.valid and run.whole.requests_per_s == pytest.approx(2.0)
+    assert run.whole.output_tokens_per_s == pytest.approx(6.0)
+
+
+@pytest.mark.parametrize(
+    ("generator", "burstiness"),
+    [
+        ({"request_rate": 2.0, "request_rate_mode": "constant"}, 1000.0),
+        ({"request_rate": 2.0, "request_rate_mode": "poisson"}, 1.0),
+        ({"request_rate": 2.0}, 1.0),
+    ],
+)
+def test_arrivals_of_aiperf(tmp_path: Path, generator: dict[str, Any], burstiness: float) -> None:
+    content = AIPERF | {"input_config": {"endpoint": {"model_names": ["org/m"]}, "loadgen": generator}}
+    (run,) = runs_of(written(tmp_path / "x", {"profile_export_aiperf.json": content}))
+    assert run.load == Open(rate_rps=2.0, burstiness=burstiness)
+    word = generator.get("request_rate_mode")
+    command = "aiperf profile --request-rate 2" + (f" --request-rate-mode '{word}'" if word else "")
+    older = {name: value for name, value in AIPERF.items() if name != "input_config"} | {"cli_command": command}
+    (run,) = runs_of(written(tmp_path / "y", {"profile_export_aiperf.json": older}))
+    assert run.load == Open(rate_rps=2.0, burstiness=burstiness)
+
+
+def test_a_cancelled_run_of_aiperf_is_not_valid(tmp_path: Path) -> None:
+    for cancelled in (True, False):
+        content = AIPERF | {"was_cancelled": cancelled}
+        (run,) = runs_of(written(tmp_path / str(cancelled), {"profile_export_aiperf.json": content}))
+        assert [finding.text for finding in run.validity.findings] == (
+            ["marked as not valid in the file: AIPerf's run was cancelled"] if cancelled else []
+        )
+
+
+def test_levels_that_vllm_appended_to_one_file(tmp_path: Path) -> None:
+    """--append-result writes a line per level, whatever the suffix."""
+    levels = [VLLM | {"max_concurrency": conc} for conc in (2, 4)]
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "a.json").write_text("\n".join(map(json.dumps, levels)))
+    assert [run.load for run in runs_of(tmp_path / "x")] == [Closed(concurrency=2), Closed(concurrency=4)]
+    (tmp_path / "x" / "a.json").write_text(json.dumps(VLLM) + '\n{"a"')
+    with pytest.raises(StoreError, match=r"a\.json: cannot be read as JSON \(line 2"):
+        runs_of(tmp_path / "x")
+
+
+EARLIER_EVALSCOPE = {
+    "Time taken for tests (s)": 2.0, "Number of concurrency": 2, "Total requests": 4, "Succeed requests": 4,
+    "Failed requests": 0, "Output token throughput (tok/s)": 6.0, "Total token throughput (tok/s)": 206.0,
+    "Request throughput (req/s)": 2.0, "Average latency (s)": 0.29, "Average time to first token (s)": 0.25,
+    "Average time per output token (s)": 0.02, "Average inter-token latency (s)": 0.02,
+    "Average input tokens per request": 100.0, "Average output tokens per request": 3.0,
+}  # fmt: skip
+
+
+def test_earlier_summaries_of_evalscope(tmp_path: Path) -> None:
+    percentiles = [{"Percentiles": "99%", "TTFT (s)": 0.397, "ITL (s)": 0.02, "TPOT (s)": 0.02, "Latency (s)": 0.43}]
+    files = {"benchmark_summary.json": EARLIER_EVALSCOPE, "benchmark_percentile.json": percentiles}
+    (run,) = runs_of(written(tmp_path / "x", files))
+    whole = run.whole
+    assert run.load == Closed(concurrency=2) and run.validity.valid and (run.completed, run.num_requests) == (4, 4)
+    assert (whole.requests_per_s, whole.input_tokens_per_s, whole.output_tokens_per_s) == (2.0, 200.0, 6.0)
+    figures = {name: getattr(whole, name) for name in ("ttft", "tpot", "itl", "e2el")}
+    means = {"ttft": 0.25, "tpot": 0.02, "itl": 0.02, "e2el": 0.29}
+    assert {name: each.mean_s for name, each in figures.items()} == pytest.approx(means)
+    last = {"ttft": 0.397, "tpot": 0.02, "itl": 0.02, "e2el": 0.43}
+    assert {name: each.percentiles_s["p99"] for name, each in figures.items()} == pytest.approx(last)
+
+
+def test_servers_of_both_roles_behind_sglangs_router(tmp_path: Path) -> None:
+    server = {"model_path": "org/m", "version": "0.5.5"}
+    info = {"prefill": [server | {"tp_size": 4}], "decode": [server | {"tp_size": 2, "pp_size": 2}]}
+    folder = written(tmp_path / "x", {"1p3d_conc2.jsonl": [SGLANG | {"server_info": info, "backend": "sglang-oai"}]})
+    (experiment,) = load_experiments(folder)
+    assert experiment.manifest.gpus == 4 + 3 * 4 and experiment.runs[0].model == "org/m"
+    assert experiment.manifest.versions == {"sglang": "0.5.5"}
+
+
+ACCELERATOR = {"model": "H100", "count": 4, "parallelism": {"tp": 4, "dp": 1, "pp": 1}}
+
+
+def test_the_accelerators_of_llm_ds_first_report(tmp_path: Path) -> None:
+    """In 0.1 each entry of the host is an accelerator, and metrics are beside the scenario."""
+
+    def report(roles: list[str]) -> dict[str, Any]:
+        host = {"type": roles, "accelerator": [ACCELERATOR] * len(roles)}
+        performance = LLMD["results"]["request_performance"]["aggregate"]
+        load = LLMD["scenario"]["load"]
+        return {"version": "0.1", "scenario": {"host": host, "load": load}, "metrics": performance}
+
+    (experiment,) = load_experiments(written(tmp_path / "x", {"r.json": report(["prefill", "decode"])}))
+    assert experiment.manifest.gpus == 8 and experiment.manifest.hardware == {"gpu": "H100"}
+    splits = {"a.json": report(["prefill", "prefill", "decode"]), "b.json": report(["prefill", "decode", "decode"])}
+    both = load_experiments(written(tmp_path / "y", splits))
+    assert [(len(each.runs), each.manifest.gpus) for each in both] == [(1, 12), (1, 12)]
+
+
+def test_engines_of_an_llm_d_stack_that_differ_are_no_repeats(tmp_path: Path) -> None:
+    def report(tp: int, replicas: int) -> dict[str, Any]:
+        engine = {"kind": "inference_engine", "tool": "vllm", "role": "decode", "replicas": replicas}
+        parts = [{"standardized": engine | {"accelerator": {"model": "H100", "count": 8, "parallelism": {"tp": tp}}}}]
+        return LLMD | {"scenario": LLMD["scenario"] | {"stack": parts}}
+
+    files = {"a.json": report(8, 1), "b.json": report(4, 2), "c.json": report(8, 1)}
+    assert sorted(len(each.runs) for each in load_experiments(written(tmp_path / "x", files), 8)) == [1, 2]
+
+
+NOT_FINITE = (float("nan"), float("inf"))
+
+
+@pytest.mark.parametrize("value", NOT_FINITE)
+@pytest.mark.parametrize("name", ["ttfts", "itls", "start_times"])
+def test_times_that_are_not_finite_make_requests_unusable(name: str, value: float, tmp_path: Path) -> None:
+    """As those that lack: the file's own figures stay, and what it leaves out is of the other requests."""
+    starts = {"start_times": [0.0, 0.1, 1.0, 1.2]}
+    lists = json.loads(json.dumps({each: (DETAILED | starts)[each] for each in ("ttfts", "itls", "start_times")}))
+    if name == "itls":
+        lists["itls"][0][1] = value
+    else:
+        lists[name][0] = value
+    (loaded,) = pdlab.load(written(tmp_path / "x", {"a.json": DETAILED | lists}), gpus={"x": 2}).loaded
+    (run,) = loaded.experiment.runs
+    assert run.whole.ttft is not None and run.whole.ttft.percentiles_s["p50"] == pytest.approx(0.25)
+    assert run.whole.e2el is not None and run.whole.tpot is not None and run.validity.valid
+    expected_ms = {"ttfts": 340.0, "itls": 340.0, "start_times": 290.0}  # of the three others, or of all
+    assert run.whole.e2el.mean_s == pytest.approx(expected_ms[name] / 1e3)
+    assert run.whole.tpot.mean_s == pytest.approx(0.02)
+    assert len(loaded.requests) == (name == "start_times")
+    report = pdlab.build_report(pdlab.load(tmp_path / "x", gpus={"x": 2}))
+    assert report.curves
+
+
+@pytest.mark.parametrize("value", NOT_FINITE)
+@pytest.mark.parametrize("client", ["genai-bench", "guidellm", "aiperf"])
+def test_requests_of_other_clients_that_are_not_finite(client: str, value: float, tmp_path: Path) -> None:
+    files = json.loads(json.dumps(WITH_REQUESTS[client]))
+    if client == "genai-bench":
+        files["level.json"]["individual_request_metrics"][0]["ttft"] = value
+    elif client == "guidellm":
+        files["benchmarks.json"]["benchmarks"][0]["requests"]["successful"][0]["request_latency"] = value
+    else:
+        files["profile_export.jsonl"][0]["metrics"]["time_to_first_token"]["value"] = value
+    (loaded,) = pdlab.load(written(tmp_path / "x", files), gpus={"x": 2}).loaded
+    assert not loaded.requests and loaded.experiment.runs[0].validity.valid
+
+
+NO_ANSWERS: dict[str, dict[str, Any]] = {
+    "vllm": {"a.json": VLLM | {"completed": 0}},
+    "sglang": {"a.jsonl": [SGLANG | {"completed": 0}]},
+    "aiperf": {"profile_export_aiperf.json": AIPERF | {"request_count": aiperf_metric("requests", 0.0)}},
+    "inference-perf": {
+        "stage_0_lifecycle_metrics.json": LIFECYCLE | {"successes": LIFECYCLE["successes"] | {"count": 0}}
+    },
+    "genai-bench": {
+        "a.json": GENAI_BENCH
+        | {"aggregated_metrics": GENAI_BENCH["aggregated_metrics"] | {"num_completed_requests": 0, "num_requests": 0}}
+    },
+    "evalscope": {"benchmark_summary.json": EVALSCOPE | {"Success Requests": 0, "Total Requests": 0}},
+}
+
+
+@pytest.mark.parametrize("client", NO_ANSWERS)
+def test_figures_without_an_answered_request_are_not_valid(client: str, tmp_path: Path) -> None:
+    files = json.loads(json.dumps(NO_ANSWERS[client]))
+    for content in files.values():
+        for level in content if isinstance(content, list) else [content]:
+            level.pop("num_prompts", None)
+            if client == "sglang":
+                level.pop("errors")
+            if client == "aiperf":
+                level["benchmark_duration"] = aiperf_metric("sec", 2.0)
+            if client == "inference-perf":
+                level["benchmark_time_seconds"] = 2.0
+    (run,) = runs_of(written(tmp_path / "x_isl100_otl3", files))
+    assert [finding.code for finding in run.validity.findings] == ["file_no_answers"]
+
+
 def test_what_is_not_read_is_named(tmp_path: Path) -> None:
     written(tmp_path, {"x.json": {"hello": 1}})
     with pytest.raises(StoreError, match=r"no known benchmark client.*its first keys are hello"):
@@ -499,6 +728,12 @@ def test_the_requests_of_aiperf_without_their_summary_are_a_level(tmp_path: Path
     assert run.whole.tpot is not None and run.whole.tpot.mean_s == pytest.approx(0.02)
     with pytest.raises(StoreError, match="neither a request rate nor max_concurrency"):
         runs_of(written(tmp_path / "y", {"profile_export.jsonl": lines}))
+    refused = {"metadata": lines[0]["metadata"], "metrics": {}, "error": {"code": 500}}
+    (run,) = runs_of(written(tmp_path / "z", {"conc2/profile_export.jsonl": [refused, *lines]}))
+    assert (run.completed, run.num_requests) == (4, 5)
+    assert [finding.code for finding in run.validity.findings] == ["file_requests_failed"]
+    (run,) = runs_of(written(tmp_path / "none_isl100_otl3", {"conc2/profile_export.jsonl": [refused, refused]}))
+    assert (run.completed, run.num_requests) == (0, 2) and not run.validity.valid
 
 
 POOLS = {

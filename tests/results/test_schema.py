@@ -18,7 +18,7 @@ from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import StoreError
 from pdlab.core.findings import CODES, found
 from pdlab.core.workload import Open
-from pdlab.results.schema import Manifest, Validity
+from pdlab.results.schema import Experiment, Manifest, Validity
 from pdlab.results.store import Store, experiment_folders
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,6 +33,16 @@ def test_sentences_without_findings_never_read_as_a_valid_level() -> None:
     with pytest.raises(ValidationError, match="reasons without findings"):
         Validity.model_validate({"reasons": ["3 KV transfers failed"], "failed_gates": ["kv_transfers"]})
     assert Validity.model_validate({"reasons": [], "failed_gates": []}) == Validity()
+
+
+@pytest.mark.parametrize("stored", [{}, {"model": "org/one", "tokenizer": "/t/one"}])
+def test_the_model_of_a_server_that_pdlab_did_not_launch(stored: dict[str, str]) -> None:
+    manifest = Manifest.model_validate({"origin": "measured", "label": "free", **stored})
+    assert Experiment(name="free", manifest=manifest, runs=()).model == stored.get("model")
+    launched = manifest.model_copy(
+        update={"deployment": Deployment(model="org/two", topology=parse_label("collocated-1xtp1"))}
+    )
+    assert Experiment(name="free", manifest=launched, runs=()).model == "org/two"
 
 
 def old(reasons: list[str], gates: list[str]) -> dict[str, Any]:

@@ -107,6 +107,15 @@ def test_a_timeline_that_lacks_a_mark_is_not_whole(mark: str) -> None:
     assert mark in MARKS
 
 
+@pytest.mark.parametrize("lacking", ["total", "queue", "prefill"])
+@pytest.mark.parametrize("path", ["pd", "cached", "recomputed"])
+def test_a_timeline_that_lacks_a_duration_of_prefill_is_not_whole(path: str, lacking: str) -> None:
+    """Its time would be in another part: in the way to prefill's server, or in that server's own work."""
+    t = PD | {"given_up": 55.0}
+    assert timeline(path=path, t=t).whole
+    assert not timeline(path=path, t=t, p={name: ms for name, ms in PREFILL.items() if name != lacking}).whole
+
+
 def test_timelines_are_kept_beside_the_requests(tmp_path: Path) -> None:
     store = Store(folders.write(tmp_path / "x", folders.deployments(1)[0], loads=(1,), repeats=1))
     run = next(store.runs())

@@ -186,7 +186,7 @@ def test_a_prompt_goes_to_who_has_it_as_long_as_that_ends_earlier() -> None:
     pool = fluid_pool(Fluid(pool=Pool(replicas=4, tp=1), roles="3:1", prefix_affinity=True))
     first = pool.arrives(2100, None, CHUNKS)
     assert (first.waits, first.computed) == (2100, 2100)
-    pool.enters(first.prefiller.engine, 0.0)
+    pool.enters(first, 0.0)
     pool.prefilled(first, 0.2)
     pool.report(0.2, 0.0)
     again = [pool.arrives(2200, None, CHUNKS) for _ in range(3)]
@@ -207,7 +207,7 @@ def test_a_follow_up_stays_where_its_parent_has_ended_since_the_last_tell() -> N
         pool.random.seed(seed)
         first = pool.arrives(2100, None, CHUNKS)
         pool.report(0.0, 0.0)  # it still waits there
-        pool.enters(first.prefiller.engine, 0.0)
+        pool.enters(first, 0.0)
         pool.prefilled(first, 0.06)
         assert first.prefiller.reported[0] == 2100 and first.prefiller.waiting_tokens == 0
         assert pool.arrives(2200, None, CHUNKS).prefiller is first.prefiller
@@ -242,3 +242,15 @@ def test_what_is_cached_where_it_is_decoded_counts_as_short() -> None:
     level = simulated(Trace.of(requests), pool, hybrid=False)
     assert level.kv_arrived_s[0] > 0 and level.kv_arrived_s[1] == 0
     assert level.computed_tokens[1] < 200
+
+
+def test_a_prompt_that_stays_is_part_of_decode_and_no_prefill() -> None:
+    """As in a served pool: its engine still shows how long its decode steps take."""
+    pool = fluid_pool(Fluid(pool=Pool(replicas=2, tp=1), roles="1:1", prefill_locally_below=1000))
+    for tokens, busy_s in ((999, 0.0), (1000, 0.4)):
+        sent = pool.arrives(tokens, None, ())
+        assert sent.local is (tokens < 1000)
+        pool.enters(sent, 0.0)
+        pool.prefilled(sent, 0.4)
+        load = sent.prefiller.load(0.5)
+        assert (load.prefill_busy_s, load.prefilled_tokens) == (busy_s, 0 if sent.local else tokens)

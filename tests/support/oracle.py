@@ -29,6 +29,7 @@ DEFAULTS = {
     "hang_every": 0,  # every k-th request is never answered
     "short_every": 0,  # every k-th request gets one token less than asked
     "no_model": 0,  # 1: the model is listed, and completions of it are answered with HTTP 404
+    "no_usage": 0,  # 1: a stream ends without the token counts
     "no_stream": 0,  # 1: a streamed completion is answered with one JSON object
     "buffered": 0,  # 1: a stream is sent in one piece when it is complete
     "prompt_tokens_off": 0,  # added to the reported prompt length
@@ -203,7 +204,8 @@ class Oracle:
         self.count_up(done=1 + settings["others"], generated=tokens)
         prompt_tokens = len(prompt_words(entry)) + settings["prompt_tokens_off"]
         usage = {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": prompt_tokens + tokens}
-        event(writer, {"choices": [], "usage": usage})
+        if not settings["no_usage"]:
+            event(writer, {"choices": [], "usage": usage})
         if settings["timelines"] and entry["asks_timeline"] is not None:
             timeline = {"v": 1, "id": entry["id"], "path": "pd", "t": MARKS, "wire": [[0, 5.0, 6.0, 900.0, 1000, 1]]}
             chunk(writer, f": pdlab {json.dumps(timeline)}\n\n".encode())

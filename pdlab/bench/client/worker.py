@@ -338,6 +338,7 @@ class Meter:
         """
         tokens = output.output_tokens or 0
         if output.success and not tokens:  # of a server that does not report them, as vLLM's benchmark counts
+            facts["usage"] = False
             tokens = len(self._tokenizer(output.generated_text, add_special_tokens=False).input_ids)
         place_free_s = self.waited_s.pop(name, None)
         if name in self.timed_out:

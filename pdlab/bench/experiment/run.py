@@ -37,7 +37,7 @@ from pdlab.core.errors import DeploymentDied, PdlabError, WriteError
 from pdlab.core.files import ROOT
 from pdlab.core.schema import Frozen
 from pdlab.core.settings import FlagsOf, Port, Settings, serving_port, setting, to_words
-from pdlab.core.workload import Workload
+from pdlab.core.workload import Load, Workload
 from pdlab.deploy.endpoint import reach
 from pdlab.deploy.options import FROM_STDIN, LaunchRequest, command_line, request_to_json
 from pdlab.results.provenance import now
@@ -66,18 +66,21 @@ class RunOptions(Settings):
 
 class RunResult(Frozen):
     """``record`` has the outcome of every visit; ``runs`` and ``searches`` are all current results of the experiment,
-    by folder.
+    by folder, ``loads`` the requested ones.
     """
 
     folder: Path
     record: ExperimentRecord
     runs: dict[str, tuple[Run, ...]]
     searches: dict[str, tuple[SloSearch, ...]]
+    loads: dict[str, tuple[Load, ...]]
 
     @property
     def valid(self) -> bool:
         """No visit failed, and each folder `all_answered`."""
-        return not self.failed and all(all_answered(runs, self.searches[name]) for name, runs in self.runs.items())
+        return not self.failed and all(
+            all_answered(runs, self.searches[name], self.loads[name]) for name, runs in self.runs.items()
+        )
 
     @property
     def failed(self) -> tuple[VisitRecord, ...]:
@@ -132,7 +135,8 @@ def _run_held(
         launcher.stop()
     runs = {name: tuple(store.runs()) for name, store in stores.items()}
     searches = {name: tuple(store.searches()) for name, store in stores.items()}
-    return RunResult(folder=folder, record=writer.finish(), runs=runs, searches=searches)
+    loads = {name: part.loads for name, part in plan.parts.items()}
+    return RunResult(folder=folder, record=writer.finish(), runs=runs, searches=searches, loads=loads)
 
 
 def _visit(

@@ -28,6 +28,7 @@ PATTERNS = (
     "deploy/__init__.py",
     "deploy/cpu_engine/__init__.py",
     "deploy/cpu_engine/engine_template.py",
+    "deploy/cpu_engine/host_copy.py",
     "deploy/cpu_engine/prefork.py",
     "deploy/cpu_engine/replica.py",
     "deploy/cpu_engine/worker.py",

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import base64
 import copy
+import math
+import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 import yaml
@@ -20,36 +23,49 @@ from pdlab.core.api_key import DIGEST, serve_env
 from pdlab.core.catalog import gpu_link
 from pdlab.core.deployment import Fluid
 from pdlab.core.errors import UsageError
-from pdlab.core.nodes import NODE_NAME_LABEL, WIRE_OF_NIC, ClusterNode, Role
+from pdlab.core.nodes import NODE_ID_LABEL, NODE_NAME_LABEL, WIRE_OF_NIC, ClusterNode, ClusterView, Role
 from pdlab.core.version import STACK, __version__, stack_text
-from pdlab.deploy.export_options import MOST_NAME_CHARS, ExportOptions, RdmaDevices
+from pdlab.deploy.export_options import MOST_NAME_CHARS, WEIGHTS_PATH, ExportOptions, RdmaDevices, quantity_bytes
 from pdlab.deploy.exports import comments, node_env, without_bringing
 from pdlab.deploy.kubernetes.code_zip import archive, code, digest, file_name
 from pdlab.deploy.kubernetes.rules import NODE_GROUP_LABEL, SELECTOR, problems
 from pdlab.deploy.prepared import Prepared
-from pdlab.deploy.serve_config import engine_configs, one_of, serve_config
+from pdlab.deploy.serve_config import engine_configs, host_copy_bytes, one_of, serve_config
 from pdlab.deploy.wire_proof import planned_wires
 
-CODE_PATH = "/opt/pdlab"
+# A volume hides the image's folder at its path: this one is no folder of deploy/Dockerfile.*.
+CODE_PATH = "/opt/pdlab-code"
+# Folders of images, and of Ray while it runs: a volume at one of them, above or below it is refused.
+OF_IMAGE = (
+    *("/bin", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/tmp", "/usr"),
+    *("/home/ray", "/opt/amazon", "/opt/nvidia", "/opt/pdlab", CODE_PATH),
+)
 OWNER_LABEL = "pdlab/deployment"
+# Labels of these domains, and of those below them, are on nodes of Kubernetes. Others are Ray's or the user's own.
+DOMAINS = ("kubernetes.io", "k8s.io", "amazonaws.com", "google.com", "azure.com", "nvidia.com", "amd.com",
+           "karpenter.sh", "k8s.aws")  # fmt: skip
 SYSTEM_SHARE = 6  # one CPU in so many is left to the node's own processes
 # Replicas drain for 45 s (`pdlab.deploy.serve_config.SHUTDOWN_WINDOW_S`); Kubernetes would end a pod after 30 s.
 GRACE_S = 120
 PORTS = {"gcs-server": 6379, "dashboard": 8265, "client": 10001, "metrics": 8080}
+# Ports of a pod that have no name in its manifest: Ray's dashboard agent, HAProxy's statistics and metrics, and the
+# HTTP servers of replicas (ray.serve._private.constants of 2.60).
+OTHER_PORTS = (52365, 8404, 9101, *range(30_000, 31_001))
 
 
 @dataclass(frozen=True)
 class PodSize:
-    """Resources of pods other than GPUs. ``shared_memory``: size of /dev/shm, with Ray's object store in it."""
+    """Resources of pods other than GPUs. ``shared_memory_bytes``: size of /dev/shm, with Ray's object store in it, but
+    without the KV cache that engines keep in host memory."""
 
     head_cpu: str
     head_memory: str
-    shared_memory: str
+    shared_memory_bytes: int
     object_store_bytes: int
 
 
-GPU_PODS = PodSize("8", "16Gi", "64Gi", 8 * 2**30)
-CPU_PODS = PodSize("1", "4Gi", "4Gi", 2**30)
+GPU_PODS = PodSize("8", "16Gi", 64 * 2**30, 8 * 2**30)
+CPU_PODS = PodSize("1", "4Gi", 4 * 2**30, 2**30)
 
 
 @dataclass(frozen=True)
@@ -65,6 +81,26 @@ def service_name(prepared: Prepared, options: ExportOptions) -> str:
     """The RayService's name: the one that is given, or made of the deployment's."""
     return options.k8s_name or re.sub(r"[^a-z0-9-]+", "-", prepared.deployment.label.lower())[:MOST_NAME_CHARS].strip(
         "-"
+    )
+
+
+def pod_nodes(view: ClusterView) -> ClusterView:
+    """The nodes as Ray sees them in their pods: each has the name that its worker group gives it. Labels with ids of
+    another Ray cluster are gone."""
+    return view.model_copy(
+        update={
+            "nodes": tuple(
+                node.model_copy(
+                    update={
+                        "labels": {
+                            **{key: value for key, value in node.labels.items() if key != NODE_ID_LABEL},
+                            NODE_NAME_LABEL: node.labels.get(NODE_NAME_LABEL, node.id),
+                        }
+                    }
+                )
+                for node in view.nodes
+            )
+        }
     )
 
 
@@ -88,6 +124,8 @@ def manifests(
         }
     ]
     _check_weights(prepared, options)
+    _check_port(port)
+    _check_whole_nodes(prepared)
     groups = _groups(prepared, options)
     rdma = _rdma(prepared, options)
     if rdma is not None and rdma.kind == "dra":
@@ -192,7 +230,7 @@ def _groups(prepared: Prepared, options: ExportOptions) -> list[WorkerGroup]:
     view = prepared.view
     if options.k8s_groups == "node":
         return [
-            WorkerGroup(_dns(node_id), (node,), {NODE_NAME_LABEL: node.labels.get(NODE_NAME_LABEL, node.id)})
+            WorkerGroup(_dns(node_id), (node,), {NODE_NAME_LABEL: node.labels[NODE_NAME_LABEL]})
             for node_id in roles
             for node in [view.node(node_id)]
         ]
@@ -200,13 +238,36 @@ def _groups(prepared: Prepared, options: ExportOptions) -> list[WorkerGroup]:
     for node_id, found in roles.items():
         by_roles.setdefault(tuple(found), []).append(view.node(node_id))
     for names, nodes in by_roles.items():
-        kinds = {(node.gpu_type, node.gpus, node.cpus, node.nic.kind, node.nic.count) for node in nodes}
+        kinds = {
+            (node.gpu_type, _gpu_resource(node), node.gpus, node.cpus, node.nic.kind, node.nic.count) for node in nodes
+        }
+        selectors = {tuple(sorted(_selector(node).items())): node for node in nodes}
+        if len(selectors) > 1:
+            (one, other), *_ = zip(selectors, list(selectors)[1:], strict=False)
+            keys = sorted({key for key, _ in {*one} ^ {*other}})
+            raise UsageError(
+                f"--k8s-groups pool: the nodes of {' and '.join(names)} ({', '.join(node.id for node in nodes)}) "
+                f"differ in {', '.join(keys)}, and pods of one group have one node selector; give --k8s-groups node"
+            )
         if len(kinds) > 1:
             raise UsageError(
                 f"--k8s-groups pool: the nodes of {' and '.join(names)} are not alike "
                 f"({', '.join(node.id for node in nodes)}), and pods of one group are; give --k8s-groups node"
             )
     return [WorkerGroup("-".join(names), tuple(nodes), {}) for names, nodes in by_roles.items()]
+
+
+def _selector(node: ClusterNode) -> dict[str, str]:
+    """The labels of the node that Kubernetes knows."""
+    return {
+        key: value
+        for key, value in node.labels.items()
+        if any(f".{key.partition('/')[0]}".endswith(f".{domain}") for domain in DOMAINS)
+    }
+
+
+def _gpu_resource(node: ClusterNode) -> str:
+    return "amd.com/gpu" if gpu_link(node) == "xgmi" else "nvidia.com/gpu"
 
 
 def _dns(text: str) -> str:
@@ -230,7 +291,15 @@ def _serve_config(
 
 
 def _check_weights(prepared: Prepared, options: ExportOptions) -> None:
-    """Raises UsageError for a folder that no pod has."""
+    """Raises UsageError for a folder that no pod has, and for a volume that hides folders of the image."""
+    if options.weights_pvc is not None:
+        path = PurePosixPath(posixpath.normpath(options.weights_pvc.path))
+        hidden = [each for each in OF_IMAGE if path.is_relative_to(each) or PurePosixPath(each).is_relative_to(path)]
+        if hidden:
+            raise UsageError(
+                f"--weights-pvc {options.weights_pvc}: a volume at {path} would hide {hidden[0]} or lie in it, which "
+                f"the image and Ray need; give another folder, for example {options.weights_pvc.claim}:{WEIGHTS_PATH}"
+            )
     source = prepared.model_source
     if not source.startswith("/"):
         return
@@ -240,6 +309,22 @@ def _check_weights(prepared: Prepared, options: ExportOptions) -> None:
             f"--model {source}: no pod has that folder; give the volume claim that holds it (--weights-pvc CLAIM:PATH) "
             "and --model PATH/FOLDER as the pods see it"
         )
+
+
+def _check_port(port: int) -> None:
+    """Raises UsageError for a port that another process of the pod takes."""
+    if port in (*PORTS.values(), *OTHER_PORTS):
+        raise UsageError(f"--port {port}: Ray or its HAProxy takes that port of every pod; give another, such as 8000")
+
+
+def _check_whole_nodes(prepared: Prepared) -> None:
+    """Raises UsageError for a node whose GPUs are taken in part: its pod requests all, and would stay Pending."""
+    for node in (prepared.view.node(node_id) for node_id in prepared.placement.used_slots):
+        if len(node.slots) < node.gpus:
+            raise UsageError(
+                f"{node.id} of {prepared.view.name} has {len(node.slots)} of {node.gpus} GPUs in free_gpus, and a pod "
+                "takes all; empty the node and remove free_gpus from the cluster's file, or leave the node out"
+            )
 
 
 def _rdma(prepared: Prepared, options: ExportOptions) -> RdmaDevices | None:
@@ -294,6 +379,10 @@ class _Pods:
         self.rdma, self.port = rdma, port
         self.gpu = prepared.view.device == "gpu"
         self.size = GPU_PODS if self.gpu else CPU_PODS
+        # Where no node has RDMA devices in the cluster's file, those of --rdma are all nodes'.
+        self.some_have = any(
+            prepared.view.node(node_id).nic.kind in WIRE_OF_NIC for node_id in prepared.placement.used_slots
+        )
         self.env = dict(env)
         self.volumes: list[dict[str, Any]] = [{"name": "pdlab", "configMap": {"name": code_map}}]
         self.mounts: list[dict[str, Any]] = [{"name": "pdlab", "mountPath": CODE_PATH, "readOnly": True}]
@@ -324,9 +413,8 @@ class _Pods:
     def workers(self, group: WorkerGroup) -> dict[str, Any]:
         """A worker group, one pod for each of its nodes."""
         node, count = group.nodes[0], len(group.nodes)
-        start = {"object-store-memory": str(self.size.object_store_bytes)}
-        if not self.gpu:
-            start["num-cpus"] = f"{node.cpus:g}"
+        # As many CPUs as the placement counts on. Without the number, Ray takes the request, which is smaller.
+        start = {"object-store-memory": str(self.size.object_store_bytes), "num-cpus": str(int(node.available_cpus))}
         spec: dict[str, Any] = {
             "groupName": group.name,
             "replicas": count,
@@ -335,64 +423,101 @@ class _Pods:
         }
         if group.labels:
             spec["labels"] = group.labels
-        return {**spec, "rayStartParams": start, "template": self._template(self._worker(node))}
+        return {**spec, "rayStartParams": start, "template": self._template(self._worker(group))}
 
-    def _worker(self, node: ClusterNode) -> dict[str, Any]:
-        resources = self._resources(node)
-        container: dict[str, Any] = {"name": "ray-worker", "image": self.options.image}
-        if self.rdma is not None:
+    def _worker(self, group: WorkerGroup) -> dict[str, Any]:
+        node, rdma = group.nodes[0], self._rdma_of(group.nodes[0])
+        copies = self._copy_bytes(group)
+        resources = self._resources(node, copies)
+        container: dict[str, Any] = {
+            "name": "ray-worker",
+            "image": self.options.image,
+            "ports": [{"name": "serve", "containerPort": self.port}],
+        }
+        if rdma is not None:
             # An added capability has no effect for another user than root.
             container["securityContext"] = {"runAsUser": 0, "capabilities": {"add": ["IPC_LOCK"]}}
         container |= {
-            "env": _variables({**self.env, **node_env(self.prepared)}),
+            "env": _variables({**self.env, **(node_env(self.prepared) if node.nic.kind == "efa" else {})}),
             "resources": resources,
             # The first process of the container is a shell, which hands no signal on to Ray.
             "lifecycle": {"preStop": {"exec": {"command": ["/bin/sh", "-c", "ray stop"]}}},
             "volumeMounts": [{"name": "dshm", "mountPath": "/dev/shm"}, *self.mounts],
         }
-        shared = {"name": "dshm", "emptyDir": {"medium": "Memory", "sizeLimit": self.size.shared_memory}}
+        shared = {"name": "dshm", "emptyDir": {"medium": "Memory", "sizeLimit": self._shared_memory(copies)}}
         pod: dict[str, Any] = {"terminationGracePeriodSeconds": GRACE_S}
-        if selector := {key: value for key, value in node.labels.items() if "kubernetes.io" in key.partition("/")[0]}:
+        if selector := _selector(node):
             pod["nodeSelector"] = selector
         if self.gpu:
-            pod["tolerations"] = [{"key": self._gpu_resource(node), "operator": "Exists", "effect": "NoSchedule"}]
+            pod["tolerations"] = [{"key": _gpu_resource(node), "operator": "Exists", "effect": "NoSchedule"}]
         if node.nic.kind in WIRE_OF_NIC:
-            pod["affinity"] = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [self._one_zone()]}}
-        if self.rdma is not None and self.rdma.kind == "dra":
+            pod["affinity"] = {"podAffinity": self._one_zone(node)}
+        if rdma is not None and rdma.kind == "dra":
             pod["resourceClaims"] = [{"name": "rdma", "resourceClaimTemplateName": f"{self.name}-rdma"}]
         return {**pod, "containers": [container], "volumes": [shared, *self.volumes]}
 
-    def _resources(self, node: ClusterNode) -> dict[str, Any]:
+    def _rdma_of(self, node: ClusterNode) -> RdmaDevices | None:
+        """The RDMA devices of that node's pod: a pod that requests what its node lacks stays Pending."""
+        return self.rdma if not self.some_have or node.nic.kind in WIRE_OF_NIC else None
+
+    def _copy_bytes(self, group: WorkerGroup) -> int:
+        """Bytes of KV cache that the engines of a pod of the group keep in host memory; pods of a group are alike."""
+        held = host_copy_bytes(self.prepared.deployment, self.prepared.placement)
+        return max(held[node.id] for node in group.nodes)
+
+    def _shared_memory(self, copies: int) -> str:
+        """The size of /dev/shm. On GPU nodes vLLM maps there what engines keep in host memory. Raises UsageError for
+        a --pod-memory that does not hold it: the pages are written at the start."""
+        size_bytes = self.size.shared_memory_bytes + (copies if self.gpu else 0)
+        memory = self.options.pod_memory
+        if copies and memory is not None and quantity_bytes(memory) < self.size.shared_memory_bytes + copies:
+            raise UsageError(
+                f"--pod-memory {memory}: a pod needs {_quantity(copies)} for KV cache in host memory and "
+                f"{_quantity(self.size.shared_memory_bytes)} for the rest of /dev/shm; give more, or leave "
+                "--pod-memory out"
+            )
+        return _quantity(size_bytes)
+
+    def _resources(self, node: ClusterNode, copies: int) -> dict[str, Any]:
         """All GPUs and NICs of the node: NVLink does not work between pods, and which NIC is near which GPU shows only
-        in a pod that has them all. No limit of CPUs, which would throttle."""
-        cpus = int(node.cpus) - int(node.cpus) // SYSTEM_SHARE if self.gpu else int(node.cpus)
-        both: dict[str, str] = {self._gpu_resource(node): str(node.gpus)} if node.gpus else {}
-        if self.rdma is not None and self.rdma.kind != "dra":
-            both[self.rdma.name] = str(self.rdma.count or node.nic.count)
+        in a pod that has them all. No limit of CPUs, which would throttle. ``copies``: bytes of KV cache in host
+        memory, which are requested where no --pod-memory is."""
+        cpus, rdma = int(node.available_cpus), self._rdma_of(node)
+        both: dict[str, str] = {_gpu_resource(node): str(node.gpus)} if node.gpus else {}
+        if rdma is not None and rdma.kind != "dra":
+            both[rdma.name] = str(rdma.count or node.nic.count)
         if self.options.hugepages is not None:
             both["hugepages-2Mi"] = self.options.hugepages
         if self.options.pod_memory is not None:
             both["memory"] = self.options.pod_memory
-        resources: dict[str, Any] = {"requests": {"cpu": str(max(1, cpus)), **both}}
+        requests = {"cpu": str(max(1, cpus - math.ceil(cpus / SYSTEM_SHARE))), **both}
+        if copies:
+            requests.setdefault("memory", _quantity(copies))
+        resources: dict[str, Any] = {"requests": requests}
         if both:
             resources["limits"] = both
-        if self.rdma is not None and self.rdma.kind == "dra":
+        if rdma is not None and rdma.kind == "dra":
             resources["claims"] = [{"name": "rdma"}]
         return resources
 
-    @staticmethod
-    def _gpu_resource(node: ClusterNode) -> str:
-        return "amd.com/gpu" if gpu_link(node) == "xgmi" else "nvidia.com/gpu"
-
-    def _one_zone(self) -> dict[str, Any]:
-        """RDMA does not leave a zone: all workers in one, whichever it is."""
+    def _one_zone(self, node: ClusterNode) -> dict[str, Any]:
+        """All workers in one zone, whichever it is. EFA does not leave a zone. Nodes of bare metal often have no label
+        of a zone, and would never take a pod that requires one."""
         labels = {OWNER_LABEL: self.name, "ray.io/node-type": "worker"}
-        return {"labelSelector": {"matchLabels": labels}, "topologyKey": "topology.kubernetes.io/zone"}
+        term = {"labelSelector": {"matchLabels": labels}, "topologyKey": "topology.kubernetes.io/zone"}
+        if node.nic.kind == "efa":
+            return {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+        return {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
 
     def _template(self, spec: Mapping[str, Any]) -> dict[str, Any]:
         # Karpenter would move pods to fewer nodes, and end engines.
         metadata = {"labels": {OWNER_LABEL: self.name}, "annotations": {"karpenter.sh/do-not-disrupt": "true"}}
         return {"metadata": metadata, "spec": dict(spec)}
+
+
+def _quantity(size_bytes: int) -> str:
+    """At least so many bytes, as Kubernetes writes them."""
+    return f"{size_bytes // 2**30}Gi" if size_bytes % 2**30 == 0 else f"{math.ceil(size_bytes / 2**20)}Mi"
 
 
 def _variables(env: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -13,10 +13,13 @@ from typing import Any
 
 import yaml
 
+from pdlab.core.nodes import NODE_NAME_LABEL
+
 NODE_GROUP_LABEL = "ray.io/node-group"  # KubeRay gives it to every Ray node: the name of its group
 SELECTOR = "placement_group_bundle_label_selector"
 # `kubectl apply` keeps a copy of the object in an annotation, which may be so large.
 MOST_OBJECT_BYTES = 262_144
+MOST_LABEL_CHARS = 63
 _LABEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 # Labels with this prefix that KubeRay lets a group set.
 _RAY_PREFIX = "ray.io/"
@@ -37,8 +40,13 @@ def _of(document: Mapping[str, Any]) -> Iterator[str]:
     names = [group["groupName"] for group in workers]
     if len(set(names)) != len(names):
         yield f"two worker groups have one name: {', '.join(sorted(names))}"
+    nodes = [name for group in workers if (name := (group.get("labels") or {}).get(NODE_NAME_LABEL))]
+    if twice := sorted({name for name in nodes if nodes.count(name) > 1}):
+        yield f"two worker groups have the label {NODE_NAME_LABEL}={twice[0]}: give each node a name of its own"
     given: dict[str, set[str]] = {NODE_GROUP_LABEL: set(names)}
     for group in workers:
+        if len(group["groupName"]) > MOST_LABEL_CHARS:
+            yield f"worker group {group['groupName']}: is a label, of at most {MOST_LABEL_CHARS} characters"
         for key, value in (group.get("labels") or {}).items():
             given.setdefault(key, set()).add(str(value))
             where = f"{group['groupName']}: label {key}"

@@ -105,8 +105,7 @@ class SplitsSequences:
         if for_one_engine(request):
             if (timing := current()) is not None:
                 timing.orchestrated = True  # with prefill beside it, and without its help
-            alone: AsyncIterator[Any] = await getattr(super(pd.PDOrchestratorMixin, self), method)(request, raw)
-            return alone
+            return await self._answer_whole(method, request, raw)
         utils: Any = importlib.import_module(SERVER_UTILS)
         own = request.request_id if "request_id" in request.model_fields_set else ""
         request_id = own or utils.get_serve_request_id() or request.request_id
@@ -117,6 +116,12 @@ class SplitsSequences:
             return one
         streams = [handle(part, raw) for part in parts]
         return join(streams, request.n or 1, lambda item: isinstance(item, pd.ErrorResponse), request_id)
+
+    async def _answer_whole(self, method: str, request: Any, raw: Any) -> AsyncIterator[Any]:
+        """What decode's engine answers by itself."""
+        pd: Any = importlib.import_module(PD)
+        alone: AsyncIterator[Any] = await getattr(super(pd.PDOrchestratorMixin, self), method)(request, raw)
+        return alone
 
     def _get_connector_backend(self) -> Any:
         backend: Any = super()._get_connector_backend()  # type: ignore[misc]

@@ -20,8 +20,8 @@ _COMPLETION_TOKENS = re.compile(r'"completion_tokens":\s*(\d+)')
 
 class EngineAnswer:
     """One sequence that this engine decodes: its arrival, the chunks of its prompt if they are needed, how many of its
-    tokens are known to be in this engine's cache, how many another engine must compute, the time of its prefill, and
-    what was sent so far.
+    tokens are known to be in this engine's cache, how many another engine must compute, the time of its prefill,
+    whether that was elsewhere (so that KV moves), and what was sent so far.
     """
 
     def __init__(self, arrived_s: float, prompt_tokens: int) -> None:
@@ -31,6 +31,7 @@ class EngineAnswer:
         self.cached_tokens = 0
         self.requested_tokens = 0
         self.prefilled_s: float | None = None
+        self.moves = False
         self.first_s: float | None = None
         self.tokens = 0
 
@@ -93,21 +94,24 @@ class TrafficCounts:
         before = counts.get(size, (0, 0))
         counts[size] = (before[0] + requests, before[1] + tokens)
 
-    def prefilled(self, answer: EngineAnswer) -> None:
-        """The prompt was prefilled on another engine: from now on the sequence is this engine's work."""
+    def prefilled(self, answer: EngineAnswer, *, moves: bool) -> None:
+        """From now on the sequence is this engine's work: another engine has prefilled its prompt and the KV ``moves``,
+        or this engine computes it.
+        """
         if answer.prefilled_s is None:
-            answer.prefilled_s = self._clock()
+            answer.prefilled_s, answer.moves = self._clock(), moves
             self.coming -= 1
             self.running += 1
 
     def sent(self, answer: EngineAnswer, item: Any) -> None:
         """A piece of the answer goes to the client."""
         if answer.first_s is None:
-            self.prefilled(answer)
+            self.prefilled(answer, moves=False)
             answer.first_s = self._clock()
-            self._counts.ttft_s.append(answer.first_s - answer.arrived_s)
-            if answer.prefilled_s is not None:
-                self._counts.handoff_s.append(answer.first_s - answer.prefilled_s)
+            if _of_stream(item):  # else it has the last token too, or is an error
+                self._counts.ttft_s.append(answer.first_s - answer.arrived_s)
+                if answer.moves and answer.prefilled_s is not None:
+                    self._counts.handoff_s.append(answer.first_s - answer.prefilled_s)
         total = tokens_after(item, answer.tokens)
         self._counts.generated_tokens += total - answer.tokens
         answer.tokens = total
@@ -139,6 +143,12 @@ class TrafficCounts:
         counts.waiting_prompt_tokens = self.waiting_prompt_tokens
         counts.coming, counts.running = self.coming, self.running
         return counts
+
+
+def _of_stream(item: Any) -> bool:
+    """Whether a piece of an answer is events of a stream."""
+    first = item[0] if isinstance(item, list) and item else item
+    return isinstance(first, (str, bytes))
 
 
 def prompt_of(request: Any) -> str | list[int]:

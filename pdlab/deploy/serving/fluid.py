@@ -152,14 +152,26 @@ class SwitchesRoles:
 
     # --- decode for clients --------------------------------------------------------------------
 
-    async def _pd_handle_request(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
+    def _pd_handle_request(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[Any]:
+        return self._counted(request, super()._pd_handle_request(request, raw_request_info))  # type: ignore[misc]
+
+    async def _answer_whole(self, method: str, request: Any, raw: Any) -> AsyncIterator[Any]:
+        """Of a request that no other engine prefills (`pdlab.deploy.serving.sequences.for_one_engine`)."""
+        stream = await super()._answer_whole(method, request, raw)  # type: ignore[misc]
+        return self._counted(request, stream, alone=True)
+
+    async def _counted(self, request: Any, stream: AsyncIterator[Any], *, alone: bool = False) -> AsyncIterator[Any]:
+        """The answer, counted for the controller. ``alone``: this engine computes the prompt and needs no other."""
         answer = self._answers[id(request)] = self._flow.arrived(prompt_tokens(request))
         whole = False
         try:
             if self._knows:
                 answer.chunks = prompt_chunks(request)
                 answer.cached_tokens = min(self._kept.tokens("", answer.chunks), answer.prompt_tokens)
-            async for item in super()._pd_handle_request(request, raw_request_info):  # type: ignore[misc]
+            if alone:
+                self._flow.stays(answer)
+                self._flow.prefilled(answer, moves=False)
+            async for item in stream:
                 if answer.chunks and answer.first_s is None and answer.prefilled_s is not None:
                     self._keeps(answer.chunks, pulled=answer.requested_tokens > 0)
                 self._flow.sent(answer, item)
@@ -168,6 +180,9 @@ class SwitchesRoles:
         finally:
             del self._answers[id(request)]
             self._flow.ended(answer, whole=whole)
+            if hasattr(stream, "aclose"):
+                with contextlib.suppress(Exception):
+                    await stream.aclose()
 
     async def _prefilled(self, pd: Any, backend: Any, method: str, request: Any, raw: Any) -> Any:
         answer = self._answers[id(request)]
@@ -180,7 +195,7 @@ class SwitchesRoles:
         if prefilled is None and (engine := self._prefill_by.get(id(request))):
             raise RuntimeError(f"{engine} did not prefill the prompt for this engine")
         if not isinstance(prefilled, pd.ErrorResponse):
-            self._flow.prefilled(answer)
+            self._flow.prefilled(answer, moves=prefilled is not None)
         return prefilled
 
     async def _call(self, pd: Any, backend: Any, method: str, request: Any, raw: Any, route: Route) -> Any:

@@ -71,7 +71,13 @@ class RoleBoard:
         self._began_s = clock()
         self._engines: dict[str, _ReportingEngine] = {}
         self._roles: dict[str, str] = {}
+        # The last role with work of each engine, also of engines that are silent now.
+        self._last_roles: dict[str, str] = {}
+        # The engines of an earlier board that have not reported to this one: until when their roles stay.
+        self._awaited: frozenset[str] = frozenset()
+        self._awaited_until_s = 0.0
         self._by = self.spec.roles
+        self._begins = self._by == AUTO  # nobody has set roles, and no load is known: half of the engines prefill
         # Of a later board greater than of an earlier one: routers take what is newer.
         self._version = time.time_ns()
         self._tick = 0
@@ -162,10 +168,12 @@ class RoleBoard:
         """Set the split, `AUTO` or ``3:5``, from now on. Raises ValueError for a split that does not match the number
         of engines.
         """
+        self._take_over()
         if text != AUTO:
             prefill, decode = counts_of(text)
             if prefill + decode != len(self._at_work):
                 raise ValueError(f"{text} is {prefill + decode} engines, but {len(self._at_work)} engines report")
+            self._awaited, self._begins = frozenset(), False
         elif self._by != AUTO:
             self._policy, self._count_policy = Policy(self.spec), CountPolicy(self.spec)
         self._by = text
@@ -176,6 +184,8 @@ class RoleBoard:
         """Set exactly these roles, ``prefill`` or ``decode`` and at least one of each, as a manual split. Returns their
         version.
         """
+        self._take_over()
+        self._awaited, self._begins = frozenset(), False
         self._by = "{}:{}".format(*_split(roles))
         self._publish(dict(roles))
         return self._version
@@ -220,14 +230,21 @@ class RoleBoard:
         limit_s = max(each.reported_s for each in self._engines.values()) - SILENT_S * self._pace
         self._engines = {name: each for name, each in self._engines.items() if each.reported_s >= limit_s}
         self._prefixes.forget_others(self._engines)
-        if not self._roles and self._carried.roles:
-            self._roles, self._by, why = dict(self._carried.roles), self._carried.by, "the roles that stood"
-            self._joining.knew(self._roles)
+        if self._take_over():
+            why = "the roles that stood"
         if ready := self._joining.look(self._staying):
             why = f"{', '.join(ready)} has made its first transfers"
-        loads, window = self._observed(now_s)
-        observed = ObservedPool(now_s / self.spec.slow_down, loads, window)
-        roles, reason = self._choose(observed)
+        observed = None
+        self._awaited -= self._engines.keys()
+        if self._awaited and now_s < self._awaited_until_s:
+            waits = [name for name in self._engines if self._roles.get(name) in (None, "joining")]
+            roles = {**self._roles, **dict.fromkeys(waits, "decode")}
+            reason = f"{len(self._awaited)} engines have not reported yet"
+        else:
+            self._awaited = frozenset()
+            loads, window = self._observed(now_s)
+            observed = ObservedPool(now_s / self.spec.slow_down, loads, window)
+            roles, reason = self._choose(observed)
         roles |= {name: self._state_without_work(name) for name in self._engines if self._state_without_work(name)}
         before = _split(self._roles) if self._log else None
         changed = roles != self._roles or not self._log
@@ -236,7 +253,19 @@ class RoleBoard:
         if _split(roles) != before or (not changed and why and why != JOINED):
             self._note(f"{why}: {reason}" if why and reason else why or reason)
         self._learn_local_below()
-        self._count(observed)
+        if observed is not None:
+            self._count(observed)
+
+    def _take_over(self) -> bool:
+        """Take the roles that routers hold of an earlier board, if there are any and this board has none. Returns
+        whether it did."""
+        if self._roles or not self._carried.roles:
+            return False
+        self._roles, self._by, self._begins = dict(self._carried.roles), self._carried.by, False
+        self._joining.knew(self._roles)
+        self._last_roles |= _working(self._roles)
+        self._awaited, self._awaited_until_s = frozenset(self._roles), self._clock() + SILENT_S * self._pace
+        return True
 
     def _count(self, observed: ObservedPool) -> None:
         """How many engines are wanted from now on: only where a controller follows the load."""
@@ -280,7 +309,8 @@ class RoleBoard:
         enough = count >= self.spec.p_min + self.spec.d_min
         if enough and self._roles:
             decision = self._policy.decide(observed)  # it learns, whoever decides
-            if self._by == AUTO:
+            self._begins = self._begins and self._policy.demand(engines) is None
+            if self._by == AUTO and not self._begins:
                 return dict(decision.roles), decision.reason
         if enough and self._by == AUTO:
             prefill, _ = first_split(count, self.spec.p_min, self.spec.d_min)
@@ -316,9 +346,7 @@ class RoleBoard:
 
     def _load(self, name: str, since: ReportedSince) -> EngineLoad:
         each = self._engines[name]
-        role: Any = self._roles.get(name, "decode")
-        if role not in WORKING_ROLES:
-            role = "decode"
+        role: Any = self._last_roles.get(name, "decode")
         return EngineLoad(
             engine=name,
             role=role,
@@ -385,6 +413,7 @@ class RoleBoard:
 
     def _publish(self, roles: dict[str, str]) -> None:
         self._roles = roles
+        self._last_roles |= _working(roles)
         self._version += 1
         self._published_s = self._clock()
         self._followers = {
@@ -458,9 +487,14 @@ class RoleBoard:
             self._gauges[name].set(value)
 
 
-def _split(roles: dict[str, str]) -> tuple[int, int]:
+def _working(roles: Mapping[str, str]) -> dict[str, str]:
+    """The roles of engines that take work."""
+    return {name: role for name, role in roles.items() if role in WORKING_ROLES}
+
+
+def _split(roles: Mapping[str, str]) -> tuple[int, int]:
     """Engines that prefill or are about to, and that decode."""
-    playing = [role for role in roles.values() if role in WORKING_ROLES]
+    playing = list(_working(roles).values())
     decode = playing.count("decode")
     return len(playing) - decode, decode
 

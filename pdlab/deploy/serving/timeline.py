@@ -205,6 +205,8 @@ class RequestTiming:
             err = "the engine reported no events"
         elif path == "pd" and not self._reads_here(boot):
             err = "the reads were on other machines"
+        elif self.prefilled and not {"queue", "prefill"} <= self.times.keys():
+            err = "prefill's engine reported no events"
         sent: dict[str, Any] = {"v": 1, "id": self.request_id, "path": path, "try": self.attempts, "boot": boot}
         sent["t"] = {name: _ms(at - self.began) for name, at in self.marks.items()}
         sent |= {"d_id": self.engine_id} if self.engine_ids else {}

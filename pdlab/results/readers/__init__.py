@@ -10,8 +10,10 @@ import csv
 import hashlib
 import io
 import json
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
@@ -57,11 +59,13 @@ class RequestTimes(NamedTuple):
 
 class RawLevel(NamedTuple):
     """One level as a client wrote it. ``part``: its place in the file, empty if the file holds one level. ``requests``:
-    its requests, if they were kept."""
+    its requests, if they were kept. ``settings``: values of any type that the levels of one curve share; other numbers
+    of ``data`` are figures."""
 
     part: str
     data: dict[str, Any]
     requests: RequestTimes | None = None
+    settings: Mapping[str, Any] = MappingProxyType({})
 
 
 def may_be_read(file: Path) -> bool:
@@ -131,7 +135,7 @@ def _content(file: Path) -> tuple[Any, str]:
 
 
 def _of_bytes(file: Path, content: bytes) -> Any:
-    """JSON as it is; JSON lines, CSV and Parquet as a list of dictionaries."""
+    """JSON as it is; JSON lines, also in a file of JSON, CSV and Parquet as a list of dictionaries."""
     if file.suffix == ".txt":
         return content.decode()
     if file.suffix == ".parquet":
@@ -142,7 +146,12 @@ def _of_bytes(file: Path, content: bytes) -> Any:
         return parse_yaml(content.decode())
     if file.suffix == ".jsonl":
         return parsed_lines(content)
-    return _parsed(content)
+    try:
+        return _parsed(content)
+    except ValueError:
+        if not _is_json(content.lstrip().split(b"\n", 1)[0]):
+            raise
+        return parsed_lines(content)  # vLLM's --append-result
 
 
 def _parsed(content: bytes) -> Any:
@@ -154,6 +163,14 @@ def _parsed(content: bytes) -> Any:
         return orjson.loads(content)
     except ValueError:
         return json.loads(content)  # NaN and Infinity, which Python's json writes
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        _parsed(text)
+    except ValueError:
+        return False
+    return True
 
 
 def parsed_lines(content: bytes) -> list[Any]:

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.results.readers import FileReading, RawLevel, RequestTimes, parsed_lines
-from pdlab.results.readers.statistics import REGULAR, add_statistics, keyed, of_export, times_of, total_of
+from pdlab.results.readers.statistics import (
+    ASSUMED_REQUESTS,
+    REGULAR,
+    add_statistics,
+    keyed,
+    of_export,
+    times_of,
+    total_of,
+)
 
 TOOL = "AIPerf"
 METRICS = {
@@ -31,6 +39,7 @@ _TO_MS = {"ms": 1.0, "sec": 1000.0, "s": 1000.0, "us": 1e-3, "ns": 1e-6}
 _FLAG = re.compile(
     r"--(concurrency|request-rate)[ =]'?([\d.]+)(?![\d.,])"
 )  # not with several values, which are a sweep
+_CONSTANT = re.compile(r"--(?:request-rate-mode|arrival-pattern)[ =]'?constant\b")
 
 
 def read(file: Path, content: Any) -> FileReading | None:
@@ -39,11 +48,7 @@ def read(file: Path, content: Any) -> FileReading | None:
         return FileReading(TOOL, skipped="metrics of the server, not of a level")
     if isinstance(content, list):
         first = content[0] if content else None
-        if (
-            isinstance(first, dict)
-            and {"metadata", "metrics"} <= first.keys()
-            and "request_latency" in first["metrics"]
-        ):
+        if _are_requests(content):
             if file.suffix != ".jsonl" or any(file.parent.glob("profile_export*.json")):
                 return FileReading(TOOL, skipped="the requests of the summary beside it")
             return FileReading(TOOL, (RawLevel("", _of_requests(content), _times(content)),))
@@ -54,6 +59,8 @@ def read(file: Path, content: Any) -> FileReading | None:
         return None
     if file.name == "inputs.json" and "data" in content:
         return FileReading(TOOL, skipped="the prompts that were sent")
+    if {"experiments", "service_kind"} <= content.keys():
+        return FileReading(TOOL, skipped="the requests of GenAI-Perf's summary beside it")
     throughput = content.get("request_throughput")
     if isinstance(throughput, dict) and "unit" in throughput:
         return FileReading(TOOL, (RawLevel("", _level(content), _requests(file)),))
@@ -62,6 +69,13 @@ def read(file: Path, content: Any) -> FileReading | None:
     if file.name == "run_config.json" and {"benchmark_id", "cfg"} <= content.keys():
         return FileReading(TOOL, skipped="the settings of the level beside it")
     return None
+
+
+def _are_requests(lines: Sequence[Any]) -> bool:
+    """Whether these are the requests of AIPerf. A failed one has an error and no times."""
+    if not all(isinstance(line, dict) and {"metadata", "metrics"} <= line.keys() for line in lines):
+        return False
+    return any("request_latency" in (line["metrics"] or ()) or line.get("error") for line in lines)
 
 
 def _requests(file: Path) -> RequestTimes | None:
@@ -93,7 +107,7 @@ def _of_requests(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """A level made of its requests. No line has its load: a name must give it."""
     profiled = _profiled(lines)
     good = [line for line in profiled if not line.get("error")]
-    starts_ns, ends_ns = ([line["metadata"][f"request_{end}_ns"] for line in good] or [0] for end in ("start", "end"))
+    starts_ns, ends_ns = ([line["metadata"][f"request_{end}_ns"] for line in good or lines] for end in ("start", "end"))
     level: dict[str, Any] = {
         "duration": (max(ends_ns) - min(starts_ns)) / 1e9,
         "completed": len(good),
@@ -114,21 +128,24 @@ def _of_requests(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _level(content: dict[str, Any]) -> dict[str, Any]:
     config = content.get("input_config") or {}
     command = str((content.get("run_info") or {}).get("cli_command") or content.get("cli_command") or "")
-    completed = _average(content, "request_count") or 0
-    failed = _average(content, "error_request_count") or 0
     rate = _average(content, "request_throughput")
+    completed, failed = _average(content, "request_count"), _average(content, "error_request_count") or 0
+    unknown = completed is None and bool(rate)
+    completed, total = (ASSUMED_REQUESTS, None) if unknown else (completed or 0, "sum")
     # Its rates refer to the time from the first request to the last answer, which is shorter than benchmark_duration.
-    duration = completed / rate if rate else _average(content, "benchmark_duration")
+    duration = completed / rate if rate and completed else _average(content, "benchmark_duration")
     level: dict[str, Any] = {
         "request_throughput": rate,
         "duration": duration,
         "completed": completed,
         "num_prompts": completed + failed,
-        "total_input_tokens": total_of(content.get("input_sequence_length"), completed, "sum", "avg"),
-        "total_output_tokens": total_of(content.get("output_sequence_length"), completed, "sum", "avg"),
+        "total_input_tokens": total_of(content.get("input_sequence_length"), completed, total, "avg"),
+        "total_output_tokens": total_of(content.get("output_sequence_length"), completed, total, "avg"),
         "server_output_tokens": _average(content, "total_usage_completion_tokens"),
         "model_id": _model(config),
         "date": content.get("start_time"),
+        "counts_unknown": True if unknown else None,
+        "invalid": "AIPerf's run was cancelled" if content.get("was_cancelled") is True else None,
         **_load(config, command),
         **of_export(content),
     }
@@ -150,8 +167,8 @@ def _model(config: dict[str, Any]) -> str | None:
     items = models.get("items") if isinstance(models, dict) else None
     if items and isinstance(items[0], dict):
         return str(items[0].get("name"))
-    names = (config.get("endpoint") or {}).get("model_names")
-    return str(names[0]) if names else None
+    names = (config.get("endpoint") or {}).get("model_names") or config.get("model_names") or config.get("model")
+    return str(names[0] if isinstance(names, list) else names) if names else None
 
 
 def _load(config: dict[str, Any], command: str) -> dict[str, Any]:
@@ -169,11 +186,19 @@ def _load(config: dict[str, Any], command: str) -> dict[str, Any]:
         elif phase.get("type") == "constant":
             burstiness = REGULAR
     generator = config.get("loadgen") or {}
-    for name, key in (("concurrency", "concurrency"), ("request_rate", "request-rate")):
-        if isinstance(generator.get(name), int | float):
-            flags.setdefault(key, float(generator[name]))
+    # GenAI-Perf up to 0.0.8 has its load in the configuration itself, later ones have that of perf_analyzer.
+    stimulus = (config.get("perf_analyzer") or {}).get("stimulus") or config
+    for source in (generator, stimulus):
+        for name, key in (("concurrency", "concurrency"), ("request_rate", "request-rate")):
+            if isinstance(source.get(name), int | float):
+                flags.setdefault(key, float(source[name]))
+    if generator.get("request_rate_mode", generator.get("arrival_pattern")) == "constant":
+        burstiness = REGULAR
+    elif not generator and "request-rate" in flags and stimulus.get("request_rate"):
+        burstiness = REGULAR  # perf_analyzer's arrivals, unless it is told otherwise
     if not flags:
         flags = {name: float(value) for name, value in _FLAG.findall(command)}
+        burstiness = REGULAR if _CONSTANT.search(command) else burstiness
     load: dict[str, Any] = {"request_rate": flags.get("request-rate", "inf"), "burstiness": burstiness}
     if "concurrency" in flags:
         load["max_concurrency"] = int(flags["concurrency"])

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pdlab.results.readers import FileReading, RawLevel
-from pdlab.results.readers.statistics import add_statistics, json_beside, keyed, times_of
+from pdlab.results.readers.statistics import add_statistics, is_finite, json_beside, keyed, times_of
 
 TOOL = "genai-bench"
 METADATA = "experiment_metadata.json"
@@ -53,7 +53,7 @@ def _level(file: Path, content: dict[str, Any]) -> dict[str, Any]:
         values = [
             request[theirs] * to_ms / 1000
             for request in content["individual_request_metrics"]
-            if isinstance(request.get(theirs), int | float) and not request.get("error_code")
+            if is_finite(request.get(theirs)) and not request.get("error_code")
         ]
         add_statistics(level, ours, values)
     return level

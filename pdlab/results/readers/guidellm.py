@@ -1,5 +1,7 @@
 """guidellm's ``benchmarks.json``: several levels per file.
 
+Up to 0.3 the totals of requests and the arguments lie beside the metrics; later they are in them and in ``config``.
+
 guidellm's "time per output token" counts the first token. Its "inter token latency" is the TPOT of other clients,
 weighted by the tokens of a request. The record has the latter as TPOT.
 """
@@ -44,8 +46,10 @@ def read(file: Path, content: Any) -> FileReading | None:
 
 def _level(benchmark: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
     metrics = benchmark["metrics"]
-    totals = metrics.get("request_totals") or {}
-    completed = totals.get("successful") or 0
+    totals = metrics.get("request_totals") or benchmark.get("request_totals")
+    if not isinstance(totals, dict) or not isinstance(totals.get("successful"), int | float):
+        raise ValueError("no request_totals has the number of answered requests")
+    completed = totals["successful"]
     duration = benchmark.get("duration") or _difference(benchmark, "end_time", "start_time")
     level: dict[str, Any] = {
         "request_throughput": completed / duration if duration else None,
@@ -103,15 +107,16 @@ def _model(benchmark: dict[str, Any], report: dict[str, Any]) -> str | None:
         benchmark.get("backend"),
         ((report.get("config") or {}).get("spec") or {}).get("backend"),
         report.get("args"),
+        benchmark.get("worker"),
     ):
-        if isinstance(backend, dict) and isinstance(backend.get("model"), str):
-            return str(backend["model"])
+        if isinstance(backend, dict) and isinstance(model := backend.get("model") or backend.get("backend_model"), str):
+            return model
     return None
 
 
 def _load(benchmark: dict[str, Any]) -> dict[str, Any]:
-    config = benchmark.get("config") or {}
-    strategy = config.get("strategy") or (benchmark.get("scheduler") or {}).get("strategy") or {}
+    places = (benchmark.get(name) or {} for name in ("config", "scheduler", "args"))
+    strategy: dict[str, Any] = next(filter(None, (place.get("strategy") for place in places)), {})
     kind = strategy.get("type_")
     if kind == "synchronous":
         return {"max_concurrency": 1}

@@ -51,7 +51,8 @@ def _level(content: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     completed = good.get("count") or 0
     throughput = good.get("throughput") or {}
     rate = throughput.get("requests_per_sec")
-    duration = completed / rate if rate else content.get("benchmark_time_seconds") or load.get("send_duration")
+    measured = content.get("benchmark_time_seconds") or load.get("send_duration")
+    duration = completed / rate if rate and completed else measured
     level: dict[str, Any] = {
         "request_throughput": rate,
         "duration": duration,

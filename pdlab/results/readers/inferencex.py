@@ -24,18 +24,30 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "osl": ("osl", "output_len"),
     "max_concurrency": ("conc", "concurrency", "max_concurrency"),
     "tp": ("tp", "decode_tp", "d_tp"),
+    "pp": ("pp", "decode_pp", "d_pp"),
     "ep": ("ep", "decode_ep", "moe_ep"),
     "framework": ("framework",),
     "framework_version": ("framework_version", "image"),
     "precision": ("precision",),
     "dp_attention": ("dp_attention", "attention_dp"),
     "spec_decoding": ("spec_decoding",),
-    "mode": ("mode", "disagg"),
-    "p_workers": ("p_workers", "prefill_num_workers", "num_prefill_workers"),
-    "p_tp": ("p_tp", "prefill_tp"),
-    "d_workers": ("d_workers", "decode_num_workers", "num_decode_workers"),
-    "d_tp": ("d_tp", "decode_tp"),
+    "mode": ("mode",),
+    "disagg": ("disagg",),
+    "is_multinode": ("is_multinode",),
+    **{
+        f"{role[0]}_{what}": (f"{role[0]}_{what}", *(name.replace("ROLE", role) for name in theirs))
+        for role in ("prefill", "decode")
+        for what, theirs in (
+            ("workers", ("ROLE_num_workers", "num_ROLE_workers")),
+            ("gpus", ("num_ROLE_gpu", "ROLE_num_gpus")),
+            ("dp_attention", ("ROLE_dp_attention", "ROLE_attention_dp")),
+            *((what, (f"ROLE_{what}",)) for what in ("tp", "pp", "ep")),
+        )
+    },
 }
+# A row's load and lengths differ within a curve; its model is compared for every client.
+_NO_SETTINGS = ("max_concurrency", "isl", "osl", "model_id")
+_WHOLE = re.compile(r"\d+(?:\.0)?")
 _LATENCY = re.compile(rf"(?:(?P<statistic>mean|median|p\d+)_)?(?P<metric>{'|'.join(METRICS)})(?P<ms>_ms)?")
 # Their names are InferenceX's own, which of disaggregated rows are per decode GPU.
 _PER_DECODE_GPU = ("output_tput_per_gpu", "output_throughput_per_gpu")
@@ -51,7 +63,7 @@ def read(file: Path, content: Any) -> FileReading | None:
         return None
     several = isinstance(content, list)
     levels = [
-        RawLevel(f"row {number}" if several else "", level)
+        RawLevel(f"row {number}" if several else "", level, settings=_settings(row))
         for number, row in enumerate(rows, 1)
         if (level := _level(row)) is not None
     ]
@@ -64,6 +76,16 @@ def _first(row: dict[str, Any], name: str) -> Any:
         if value not in (None, ""):
             return value
     return None
+
+
+def _settings(row: dict[str, Any]) -> dict[str, Any]:
+    """Every setting of a row. The whole numbers of a table, which may be written 8.0, are numbers."""
+    found = {name: _first(row, name) for name in _NAMES if name not in _NO_SETTINGS}
+    return {
+        name: int(float(value)) if name != "framework_version" and _WHOLE.fullmatch(str(value)) else value
+        for name, value in found.items()
+        if value is not None
+    }
 
 
 def _gpus(row: dict[str, Any]) -> float | None:
@@ -118,7 +140,7 @@ def _level(row: dict[str, Any]) -> dict[str, Any] | None:
     }
     for name in _NAMES:
         value = _first(row, name)
-        if name not in ("isl", "osl") and value is not None:
+        if name not in ("isl", "osl", "p_gpus", "d_gpus") and value is not None:
             level[name] = int(float(value)) if name == "max_concurrency" else value
     for theirs, value in row.items():
         match, figure = _LATENCY.fullmatch(theirs), number_in(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def read(file: Path, content: Any) -> FileReading | None:
     of_inference_perf = _OF_INFERENCE_PERF.search(file.name)
     if of_inference_perf and any(file.parent.glob(f"*stage_{of_inference_perf[1]}_lifecycle_metrics.json")):
         return FileReading(TOOL, skipped="the same level as inference-perf's own file beside it")
-    return FileReading(TOOL, (RawLevel("", _level(content, performance)),))
+    return FileReading(TOOL, (RawLevel("", _level(content, performance), settings=_engines(content.get("scenario"))),))
 
 
 def _performance(content: dict[str, Any]) -> dict[str, Any] | None:
@@ -78,7 +79,12 @@ def _value(rate: Any) -> float | None:
 def _scenario(scenario: dict[str, Any]) -> dict[str, Any]:
     load = scenario.get("load") or {}
     standardized: dict[str, Any] = load.get("standardized") or {}
-    hosts = (scenario.get("host") or {}).get("accelerator") or []
+    # In 0.1 an entry of the host is the accelerator itself.
+    hosts = [
+        each if isinstance(each.get("accelerator"), dict) else {"accelerator": each}
+        for each in (scenario.get("host") or {}).get("accelerator") or []
+        if isinstance(each, dict)
+    ]
     parts = [
         {**each, **(each.get("standardized") or {})}
         for each in [*(scenario.get("stack") or []), *hosts]
@@ -105,6 +111,28 @@ def _scenario(scenario: dict[str, Any]) -> dict[str, Any]:
         "framework_version": _alike([each.get("tool_version") for each in engines]),
         "num_gpus": sum(each.get("count") or 0 for each in accelerators if isinstance(each, dict)) or None,
     }
+
+
+def _engines(scenario: Any) -> dict[str, Any]:
+    """The roles, replicas and parallelism of the engines: reports that differ in them are no repeats."""
+    scenario = scenario if isinstance(scenario, dict) else {}
+    host = scenario.get("host") or {}
+    kinds = host.get("type")
+    entries = [each for each in host.get("accelerator") or [] if isinstance(each, dict)]
+    roles = kinds if isinstance(kinds, list) and len(kinds) == len(entries) else [""] * len(entries)
+    found = [(str(role), 1, each.get("parallelism")) for role, each in zip(roles, entries, strict=True)]
+    for part in scenario.get("stack") or []:
+        each = {**part, **(part.get("standardized") or {})} if isinstance(part, dict) else {}
+        if isinstance(each.get("accelerator"), dict):
+            parallelism = each["accelerator"].get("parallelism")
+            found.append((str(each.get("role") or ""), each.get("replicas") or 1, parallelism))
+    counts: Counter[str] = Counter()
+    for role, replicas, degrees in found:
+        known = degrees if isinstance(degrees, dict) else {}
+        words = [f"{name}{size}" for name, size in sorted(known.items()) if isinstance(size, int) and size > 1]
+        counts[" ".join(filter(None, [role, *words]))] += replicas
+    texts = [f"{count}x {words}" for words, count in sorted(counts.items()) if words]
+    return {"engines": ", ".join(texts)} if texts else {}
 
 
 def _alike(texts: list[Any], separator: str | None = None) -> str | None:

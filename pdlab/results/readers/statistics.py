@@ -58,7 +58,7 @@ def add_statistics(level: dict[str, Any], metric: str, values_s: Sequence[float]
 
 
 def times_of(requests: Sequence[Mapping[str, Any]], names: Mapping[str, tuple[str, float]]) -> RequestTimes | None:
-    """Requests that have a value under each name; None without requests.
+    """Requests that have a finite value under each name; None without requests, or if one lacks a value.
 
     ``names``: column of `RequestTimes` -> the client's name of it, and its unit in seconds. An answer without a TPOT
     has one token, or came in one piece.
@@ -71,7 +71,7 @@ def times_of(requests: Sequence[Mapping[str, Any]], names: Mapping[str, tuple[st
         if row["tpot_s"] is None:
             row["tpot_s"] = math.nan
         for column, value in row.items():
-            if not isinstance(value, int | float):
+            if not isinstance(value, int | float) or math.isinf(value) or (value != value and column != "tpot_s"):
                 return None
             columns[column].append(float(value) * names[column][1])
     if not columns["ttft_s"]:
@@ -79,6 +79,11 @@ def times_of(requests: Sequence[Mapping[str, Any]], names: Mapping[str, tuple[st
     arrays = {column: np.array(values) for column, values in columns.items()}
     order = np.argsort(arrays["start_s"], kind="stable") if "start_s" in arrays else slice(None)
     return RequestTimes(**{column: values[order] for column, values in arrays.items()})
+
+
+def is_finite(value: Any) -> bool:
+    """Whether a value of a file is a finite number. Python's json writes NaN and Infinity, and reads them."""
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def keyed(metric: str, statistics: Mapping[str, Any] | None, *, to_ms: float, mean: str = "mean") -> dict[str, Any]:

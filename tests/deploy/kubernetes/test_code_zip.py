@@ -18,6 +18,7 @@ from support.values import strings
 from pdlab.cli import code_zip as command
 from pdlab.core import api_key
 from pdlab.core.catalog import load_cluster, load_deployment, resolve_model
+from pdlab.core.deployment import Fluid
 from pdlab.core.files import PACKAGE
 from pdlab.deploy.kubernetes.code_zip import NOTE, PATTERNS, archive, code, digest, file_name
 from pdlab.deploy.serve_config import render
@@ -44,6 +45,8 @@ def named_by_exports() -> set[str]:
     names = set(strings(api_key.serve_env("a key that nobody guesses")))
     for label, cluster in SHAPES.items():
         deployment, view = load_deployment(label), load_cluster(cluster)
+        if not isinstance(deployment.topology, Fluid):
+            deployment = deployment.model_copy(update={"kv_offload_gb": 1.0})
         shape, source = resolve_model(deployment.model)
         app = render(deployment, place(deployment, view), view, shape, source or "/models/tiny")
         names |= {app.import_path, *strings(app.args)}

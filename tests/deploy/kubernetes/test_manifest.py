@@ -6,6 +6,7 @@ import base64
 import copy
 import functools
 import io
+import itertools
 import re
 import zipfile
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from pdlab.deploy.kubernetes.code_zip import code, digest
 from pdlab.deploy.kubernetes.rules import problems, selectors
 
 GOLDEN = Path(__file__).parent / "golden"
+DOCKERFILES = sorted((Path(__file__).resolve().parents[3] / "deploy").glob("Dockerfile.*"))
 Documents = list[dict[str, Any]]
 
 ROCE = """nodes:
@@ -160,9 +162,159 @@ def test_the_code_is_in_the_file_and_named_by_its_content(export: Callable[..., 
     pods = [*workers(documents), service(documents)["spec"]["rayClusterConfig"]["headGroupSpec"]]
     for pod in pods:
         spec, env = pod["template"]["spec"], container(pod)["env"]
-        assert {"name": "PYTHONPATH", "value": f"/opt/pdlab/{name}"} in env
-        assert {"name": "pdlab", "configMap": {"name": held["metadata"]["name"]}} in spec["volumes"]
+        (volume,) = [each for each in spec["volumes"] if "configMap" in each]
+        assert volume["configMap"] == {"name": held["metadata"]["name"]}
+        (mount,) = [each for each in container(pod)["volumeMounts"] if each["name"] == volume["name"]]
+        assert {"name": "PYTHONPATH", "value": f"{mount['mountPath']}/{name}"} in env
     assert application(documents)["applications"][0]["args"]["kv_guard"] == {"send_sources": False}
+
+
+def of_image(path: Path) -> set[str]:
+    """Absolute paths that the Dockerfile fills: its folders, those on search paths, and the files it writes."""
+    folders = re.findall(r"^WORKDIR (\S+)$", path.read_text(), re.MULTILINE)
+    searched = [
+        part for value in re.findall(r"^ENV \w+=(\S+)$", path.read_text(), re.MULTILINE) for part in value.split(":")
+    ]
+    written = re.findall(r"> (/\S+)", path.read_text())
+    return {each for each in (*folders, *searched, *written) if each.startswith("/")}
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.suffix[1:])
+@pytest.mark.parametrize("name", [*CASES, *OTHERS])
+def test_no_volume_hides_what_the_image_has(name: str, path: Path, export: Callable[..., tuple[int, str]]) -> None:
+    """A volume at a folder hides the folder of the image, and all below it."""
+    image = of_image(path)
+    assert "/opt/pdlab" in image and "/opt/pdlab/.venv/bin" in image
+    cluster = service(loaded(export(*{**CASES, **OTHERS}[name])[1]))["spec"]["rayClusterConfig"]
+    for pod in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]:
+        mounted = [Path(mount["mountPath"]) for mount in container(pod)["volumeMounts"]]
+        assert mounted
+        for one in mounted:
+            others = [Path(each) for each in image] + [other for other in mounted if other is not one]
+            assert not [other for other in others if one.is_relative_to(other) or other.is_relative_to(one)]
+
+
+def size_bytes(quantity: str) -> int:
+    return int(quantity[:-2]) * {"Mi": 2**20, "Gi": 2**30}[quantity[-2:]]
+
+
+def test_every_pod_names_the_port_that_serves(export: Callable[..., tuple[int, str]]) -> None:
+    """KubeRay's probe of a worker, as the Service, takes the port with the name serve, or else 8000."""
+    documents = loaded(export(*EFA, "--port", "9000")[1])
+    assert application(documents)["http_options"]["port"] == 9000
+    for group in (service(documents)["spec"]["rayClusterConfig"]["headGroupSpec"], *workers(documents)):
+        assert {"name": "serve", "containerPort": 9000} in container(group)["ports"]
+
+
+def test_only_efa_needs_one_zone(export: Callable[..., tuple[int, str]]) -> None:
+    """A node without the label of a zone never takes a pod that requires one, and few nodes of bare metal have it."""
+    found = {
+        name: [group["template"]["spec"].get("affinity", {}) for group in workers(loaded(export(*words)[1]))]
+        for name, words in {**CASES, **OTHERS}.items()
+    }
+    for name, affinities in found.items():
+        for each in affinities:
+            required = "requiredDuringSchedulingIgnoredDuringExecution" in str(each)
+            assert required is (name not in ("roce", "cpu", "named-resource", "pools"))
+            assert ("topology.kubernetes.io/zone" in str(each)) is (name != "cpu")
+
+
+def shared_and_memory(documents: Documents) -> dict[str, tuple[int, int | None, bool]]:
+    """Group -> bytes of /dev/shm, requested bytes of memory, and whether that is a limit."""
+    found = {}
+    for group in workers(documents):
+        (shared,) = [each for each in group["template"]["spec"]["volumes"] if each["name"] == "dshm"]
+        resources = container(group)["resources"]
+        memory = resources["requests"].get("memory")
+        found[group["groupName"]] = (
+            size_bytes(shared["emptyDir"]["sizeLimit"]),
+            size_bytes(memory) if memory else None,
+            "memory" in resources.get("limits", {}),
+        )
+    return found
+
+
+def test_shared_memory_has_the_kv_cache_that_leaves_the_gpus(export: Callable[..., tuple[int, str]]) -> None:
+    """vLLM maps it in /dev/shm, and writes every page at its start."""
+    without = 64 * 2**30
+    assert shared_and_memory(loaded(export(*EFA)[1])) == {
+        "node-1": (without, None, False),
+        "node-2": (without, None, False),
+    }
+    one = shared_and_memory(loaded(export(*EFA, "--kv-offload-gb", "100")[1]))
+    assert one["node-2"] == (without, None, False)
+    shared, memory, limit = one["node-1"]
+    assert 0 <= shared - without - 100e9 < 2**20 and memory is not None and not limit
+    assert 0 <= memory - 100e9 < 2**20
+    two = shared_and_memory(loaded(export(*EFA, "--p-num", "2", "--kv-offload-gb", "100")[1]))
+    assert 0 <= two["node-1"][0] - without - 200e9 < 2**20
+    given = shared_and_memory(loaded(export(*EFA, "--kv-offload-gb", "100", "--pod-memory", "1600Gi")[1]))
+    assert given["node-1"] == (shared, 1600 * 2**30, True)
+    store = "{kv_connector: OffloadingConnector, kv_connector_extra_config: {cpu_bytes_to_use: 100000000000}}"
+    assert shared_and_memory(loaded(export(*EFA, "--kv-connector", store)[1])) == one
+    other = "{kv_connector: LMCacheConnectorV1}"
+    assert shared_and_memory(loaded(export(*EFA, "--kv-connector", other)[1]))["node-1"] == (without, None, False)
+    of_vllm = shared_and_memory(loaded(export(*OTHERS["collocated"], "--engine-arg", "kv_offloading_size=10")[1]))
+    assert {each for each in of_vllm.values()} == {(without + 20 * 2**30, 20 * 2**30, False)}
+    # Two of the three engines are on one of the nodes, and the pods of a group are alike.
+    pool = shared_and_memory(
+        loaded(
+            export(
+                *("--pd-spread", "--p-num", "3", "--d-num", "4", "--cluster", "four.yaml", "--rdma", "rdma/ib=1"),
+                *("--k8s-groups", "pool", "--kv-offload-gb", "10", *IMAGE),
+            )[1]
+        )
+    )
+    assert 0 <= pool["prefill"][0] - without - 20e9 < 2**20 and pool["decode"][0] == without
+
+
+def test_copies_of_cpu_engines_are_memory_and_not_shared(export: Callable[..., tuple[int, str]]) -> None:
+    found = shared_and_memory(loaded(export(*CASES["cpu"], "--kv-offload-gb", "1")[1]))
+    assert [each[0] for each in found.values()] == [4 * 2**30] * 2
+    assert found["cpu-b"][1] is None and (found["cpu-a"][1] or 0) >= 1e9
+
+
+def test_a_pod_without_a_network_device_asks_for_none(export: Callable[..., tuple[int, str]]) -> None:
+    mixed = CLUSTERS["roce.yaml"].replace("kind: roce", "kind: efa", 1).replace("kind: roce", "kind: ethernet")
+    Path("roce.yaml").write_text(mixed)
+    documents = loaded(export("--pd-spread", "--cluster", "roce.yaml", *IMAGE)[1])
+    devices = {group["groupName"]: container(group)["resources"]["limits"] for group in workers(documents)}
+    assert devices == {
+        "gpu-a": {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "8"},
+        "gpu-b": {"nvidia.com/gpu": "8"},
+    }
+    has = {group["groupName"]: "FI_PROVIDER" in str(container(group)["env"]) for group in workers(documents)}
+    assert has == {"gpu-a": True, "gpu-b": False}
+
+
+@pytest.mark.parametrize(
+    "label, selects",
+    [
+        ("topology.kubernetes.io/zone: a", True),
+        ("eks.amazonaws.com/nodegroup: p5", True),
+        ("cloud.google.com/gke-accelerator: nvidia-h100-80gb", True),
+        ("nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3", True),
+        ("karpenter.sh/nodepool: gpu", True),
+        ("rack: r1", False),
+        ("notkubernetes.io/x: y", False),
+        ("pdlab/rack: r1", False),
+        ("ray.io/region: r1", False),
+    ],
+)
+def test_labels_of_kubernetes_select_nodes(label: str, selects: bool, export: Callable[..., tuple[int, str]]) -> None:
+    Path("roce.yaml").write_text(ROCE.replace("gpus: 8", f"labels: {{{label}}}, gpus: 8"))
+    for group in workers(loaded(export(*OTHERS["named-resource"])[1])):
+        wanted = yaml.safe_load(label) if selects else None
+        assert group["template"]["spec"].get("nodeSelector") == wanted
+
+
+@pytest.mark.parametrize("name", [*CASES, *OTHERS])
+def test_cpus_of_a_pod(name: str, export: Callable[..., tuple[int, str]]) -> None:
+    """No node gives all its CPUs to pods; Ray has as many as the placement counts on."""
+    cpus = {"cpu": 4, "roce": 128, "named-resource": 128, "pools": 128}.get(name, 192)
+    for group in workers(loaded(export(*{**CASES, **OTHERS}[name])[1])):
+        assert 0 < int(container(group)["resources"]["requests"]["cpu"]) < cpus
+        assert group["rayStartParams"]["num-cpus"] == str(cpus)
 
 
 def test_devices_of_a_pod(export: Callable[..., tuple[int, str]]) -> None:
@@ -242,6 +394,13 @@ REFUSED: list[tuple[str, list[str], str]] = [
     ("rdma-name", ["--pd-spread", "--cluster", "roce.yaml", *IMAGE], "--rdma RESOURCE=N"),
     ("no-efa", ["--pd-spread", "--cluster", "roce.yaml", "--rdma", "efa", *IMAGE], "no EFA"),
     ("folder", [*EFA, "--model", "/weights/x"], "--weights-pvc"),
+    ("weights-hide", [*EFA, "--weights-pvc", "weights:/opt"], "/opt"),
+    ("weights-in-code", [*EFA, "--weights-pvc", "weights:/opt/pdlab-code/x"], "/opt/pdlab-code"),
+    ("weights-of-ray", [*EFA, "--weights-pvc", "weights:/data/../tmp"], "/tmp"),
+    ("metrics-port", [*EFA, "--port", "8080"], "--port 8080"),
+    ("haproxy-port", [*EFA, "--port", "8404"], "--port 8404"),
+    ("replica-port", [*EFA, "--port", "30500"], "--port 30500"),
+    ("little-memory", [*EFA, "--kv-offload-gb", "100", "--pod-memory", "128Gi"], "--pod-memory 128Gi"),
     ("other-folder", [*EFA, "--model", "/weightsx/x", "--weights-pvc", "weights"], "--weights-pvc"),
 ]
 
@@ -259,6 +418,52 @@ def test_unlike_nodes_are_no_group(export: Callable[..., tuple[int, str]], capsy
     Path("four.yaml").write_text(FOUR.replace("more-gpu-b, gpu_type: H100", "more-gpu-b, gpu_type: H200"))
     assert export(*OTHERS["pools"])[0] == 2
     assert "not alike" in capsys.readouterr().err
+
+
+def test_nodes_with_other_selectors_are_no_group(
+    export: Callable[..., tuple[int, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All pods of a group have one node selector, so that one node would have to take all of them."""
+    hosts = re.sub(r"id: ([\w-]+),", r"id: \1, labels: {kubernetes.io/hostname: \1},", FOUR)
+    Path("four.yaml").write_text(hosts)
+    assert export(*OTHERS["pools"])[0] == 2
+    assert "kubernetes.io/hostname" in capsys.readouterr().err
+    Path("four.yaml").write_text(re.sub(r"kubernetes.io/hostname: [\w-]+", "kubernetes.io/arch: amd64", hosts))
+    done, text = export(*OTHERS["pools"])
+    assert done == 0
+    assert {str(group["template"]["spec"]["nodeSelector"]) for group in workers(loaded(text))} == {
+        "{'kubernetes.io/arch': 'amd64'}"
+    }
+    # Names of nodes select nothing.
+    Path("four.yaml").write_text(re.sub(r"kubernetes.io/hostname", "pdlab/node", hosts))
+    assert export(*OTHERS["pools"])[0] == 0
+
+
+def test_a_pod_takes_all_gpus_of_a_node_and_free_cpus(
+    export: Callable[..., tuple[int, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("roce.yaml").write_text(CLUSTERS["roce.yaml"].replace("gpus: 8,", "gpus: 8, free_cpus: 60,"))
+    for group in workers(loaded(export(*OTHERS["named-resource"])[1])):
+        assert group["rayStartParams"]["num-cpus"] == "60"
+        assert container(group)["resources"]["requests"]["cpu"] == "50"
+    Path("roce.yaml").write_text(CLUSTERS["roce.yaml"].replace("gpus: 8,", "gpus: 8, free_gpus: [0, 1, 2, 3],"))
+    assert export(*OTHERS["named-resource"])[0] == 2
+    assert "free_gpus" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("label", ["", "ray.io/node-id: 8c1e2f", "rack: r1"])
+def test_the_file_names_the_nodes_itself(
+    label: str, export: Callable[..., tuple[int, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ids of another Ray cluster select nothing in this one, and nobody starts Ray by hand."""
+    number = itertools.count()
+    text = re.sub(r"gpus: 8", lambda _: f"labels: {{{label and f'{label}{next(number)}'}}}, gpus: 8", ROCE)
+    Path("roce.yaml").write_text(text)
+    done, text = export(*OTHERS["named-resource"])
+    assert done == 0 and "start Ray" not in capsys.readouterr().err
+    groups = workers(loaded(text))
+    assert [group["labels"] for group in groups] == [{"pdlab/node": "gpu-a"}, {"pdlab/node": "gpu-b"}]
+    assert {str(each) for each in selectors(application(loaded(text)))} == {str(group["labels"]) for group in groups}
 
 
 def changed(config: Callable[[dict[str, Any]], None]) -> Callable[[Documents], None]:
@@ -283,6 +488,11 @@ MISTAKES: dict[str, tuple[Callable[[Documents], object], str]] = {
     "start value a number": (lambda d: workers(d)[0]["rayStartParams"].update({"num-gpus": 8}), "num-gpus"),
     "labels at start": (lambda d: workers(d)[0]["rayStartParams"].update(labels="a=b"), "rayStartParams.labels"),
     "label with a space": (lambda d: workers(d)[0]["labels"].update({"pdlab/node": "node 1"}), "node 1"),
+    "one node name twice": (
+        lambda d: workers(d)[1]["labels"].update({"pdlab/node": "node-1"}),
+        "two worker groups have the label pdlab/node=node-1",
+    ),
+    "long group": (lambda d: workers(d)[0].update(groupName="n" * 64), "63 characters"),
     "reserved label": (lambda d: workers(d)[0]["labels"].update({"ray.io/node-id": "x"}), "reserves"),
     "two pods, one name": (lambda d: workers(d)[0].update(replicas=2, maxReplicas=2), "one pod"),
     "replicas text": (lambda d: workers(d)[0].update(replicas="1"), "whole numbers"),

@@ -43,7 +43,7 @@ def test_an_answer_is_timed_from_its_arrival(clock: Clock) -> None:
     answer = flow.arrived(100)
     assert (flow.running, flow.coming) == (0, 1), "its prompt is elsewhere"
     clock.now = 0.2
-    flow.prefilled(answer)
+    flow.prefilled(answer, moves=True)
     assert flow.take().running == 1
     clock.now = 0.3
     flow.sent(answer, event())
@@ -58,6 +58,33 @@ def test_an_answer_is_timed_from_its_arrival(clock: Clock) -> None:
     assert counts.answers == {size_class(100): (1, 5)}
     assert counts.tpot_s == [pytest.approx(0.1)]
     assert counts.running == 0
+
+
+@pytest.mark.parametrize(
+    ("stays", "item", "handoff_s", "ttft_s"),
+    [
+        (False, event(), [0.25], [0.75]),
+        (False, [event(), event()], [0.25], [0.75]),
+        (True, event(), [], [0.75]),
+        (False, SimpleNamespace(usage=SimpleNamespace(completion_tokens=50)), [], []),
+        (None, event(), [], [0.75]),
+        (None, SimpleNamespace(error="no prefill"), [], []),
+        (None, [SimpleNamespace(error="no prefill")], [], []),
+    ],
+)
+def test_only_the_way_of_kv_from_another_engine_is_a_hand_off(
+    clock: Clock, stays: bool | None, item: object, handoff_s: list[float], ttft_s: list[float]
+) -> None:
+    """Not a prompt that this engine computes, an answer that comes as a whole, or an error (``stays`` None)."""
+    flow = TrafficCounts(clock)
+    answer = flow.arrived(100)
+    clock.now = 0.5
+    if stays is not None:
+        flow.prefilled(answer, moves=not stays)
+    clock.now = 0.75
+    flow.sent(answer, item)
+    counts = flow.take()
+    assert (counts.handoff_s, counts.ttft_s) == (handoff_s, ttft_s)
 
 
 def test_what_is_given_up_is_no_answer(clock: Clock) -> None:

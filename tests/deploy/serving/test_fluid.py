@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -10,13 +11,16 @@ from typing import Any
 import pytest
 
 from pdlab.deploy.serving import fluid
-from pdlab.deploy.serving.engine_traffic import TrafficCounts
+from pdlab.deploy.serving.builders import SplitsSequences
+from pdlab.deploy.serving.engine_traffic import TrafficCounts, prompt_chunks
 from pdlab.deploy.serving.fluid import SwitchesRoles
 from pdlab.deploy.serving.prefill_call import Route
+from pdlab.deploy.serving.ray_names import PD as RAYS_PD
 from pdlab.roles.observed import size_class
 from pdlab.roles.prefixes import CHUNK_TOKENS, LEAST_TOKENS, Prefixes
 from pdlab.roles.spec import FluidSpec
 
+HERE = "here"  # stands for the answer to a prompt that the engine itself computed
 PD = SimpleNamespace(ErrorResponse=type("ErrorResponse", (), {}))
 
 
@@ -26,15 +30,16 @@ class Orchestrates:
     def __init__(self) -> None:
         self.routes: list[Route] = []
         self.to = ""  # to which engine prompts go, whoever has them
-        self.fails = False
+        self.fails = self.computes = False
         self.answered = asyncio.Event()
         self.answered.set()
 
     async def _pd_handle_request(self, request: Any, raw: Any = None) -> Any:
-        yield await self._prefilled(PD, None, "completions", request, raw)  # type: ignore[attr-defined]
+        answer = await self._prefilled(PD, None, "completions", request, raw)  # type: ignore[attr-defined]
+        yield answer or HERE
 
     async def _prefilled(self, pd: Any, backend: Any, method: str, request: Any, raw: Any) -> Any:
-        return await self._call(pd, backend, method, request, raw, Route())
+        return None if self.computes else await self._call(pd, backend, method, request, raw, Route())
 
     async def _call(self, pd: Any, backend: Any, method: str, request: Any, raw: Any, route: Route) -> Any:
         self.routes.append(route)
@@ -118,9 +123,9 @@ async def _none() -> dict[str, tuple[int, int]]:
 def test_a_prompt_whose_uncached_part_is_short_is_prefilled_where_it_is_decoded(counted: list[str]) -> None:
     engine = Engine(below=2 * CHUNK_TOKENS)
     long = prompt(10 * CHUNK_TOKENS)
-    assert engine.decodes(prompt(CHUNK_TOKENS, first=10_000)) == [None], "short as a whole"
+    assert engine.decodes(prompt(CHUNK_TOKENS, first=10_000)) == [HERE], "short as a whole"
     assert engine.decodes(long) == ["elsewhere"], "none of it is here yet"
-    assert engine.decodes(prompt(11 * CHUNK_TOKENS)) == [None], "the next turn: 64 tokens are new"
+    assert engine.decodes(prompt(11 * CHUNK_TOKENS)) == [HERE], "the next turn: 64 tokens are new"
     assert engine.decodes(prompt(14 * CHUNK_TOKENS)) == ["elsewhere"], "192 tokens are new"
     assert engine.decodes(prompt(11 * CHUNK_TOKENS, first=5)) == ["elsewhere"], "it begins otherwise"
     assert counted == ["short", "short"]
@@ -129,7 +134,7 @@ def test_a_prompt_whose_uncached_part_is_short_is_prefilled_where_it_is_decoded(
 def test_what_was_prefilled_for_others_is_here_too() -> None:
     engine = Engine(below=2 * CHUNK_TOKENS)
     engine.prefills(prompt(10 * CHUNK_TOKENS))
-    assert engine.decodes(prompt(10 * CHUNK_TOKENS)) == [None]
+    assert engine.decodes(prompt(10 * CHUNK_TOKENS)) == [HERE]
 
 
 def test_a_small_pool_does_not_hold_what_came_long_ago() -> None:
@@ -151,6 +156,18 @@ def test_the_board_is_asked_who_has_a_prompts_beginning(counted: list[str]) -> N
     engine.prefills(prompt(3 * CHUNK_TOKENS, first=10_000))
     assert board.kept == [("me", 20, True), ("me", 3, False)]
     assert board.waiting == [192, 0]
+
+
+def test_only_prompts_that_another_engine_prefilled_have_a_hand_off() -> None:
+    engine = Engine(below=2 * CHUNK_TOKENS)
+    engine.decodes(prompt(CHUNK_TOKENS))
+    assert engine._flow.take().handoff_s == [], "it stays"
+    engine.computes = True
+    engine.decodes(prompt(10 * CHUNK_TOKENS, first=10_000))
+    assert engine._flow.take().handoff_s == [], "prefill failed, and decode computes it"
+    engine.computes = False
+    engine.decodes(prompt(10 * CHUNK_TOKENS, first=20_000))
+    assert len(engine._flow.take().handoff_s) == 1
 
 
 def test_nothing_is_kept_before_it_is_there() -> None:
@@ -177,7 +194,7 @@ def test_what_failed_is_not_kept() -> None:
     assert isinstance(error, PD.ErrorResponse)
     engine.fails = False
     assert engine.decodes(prompt(20 * CHUNK_TOKENS)) == ["elsewhere"]
-    assert engine.decodes(prompt(20 * CHUNK_TOKENS)) == [None]
+    assert engine.decodes(prompt(20 * CHUNK_TOKENS)) == [HERE]
 
 
 def test_an_engine_without_a_prefix_cache_has_nothing() -> None:
@@ -264,3 +281,77 @@ def test_the_launchers_pairs_are_not_led_elsewhere() -> None:
     engine._prefill_by[id(request)] = "b"
     assert engine.decodes(request) == ["elsewhere"]
     assert engine.routes[0].only == "b" and not board.queries
+
+
+class RaysMixin:
+    """Stands for Ray's class that orchestrates: what one engine answers whole goes past it."""
+
+
+class RaysServer:
+    """Stands for Ray's server of an engine: two events, with `going` between them."""
+
+    def __init__(self) -> None:
+        self.going = asyncio.Event()
+
+    async def completions(self, request: Any, raw: Any = None) -> Any:
+        async def events() -> Any:
+            yield 'data: {"choices": [{"text": "x", "finish_reason": null}]}\n\n'
+            await self.going.wait()
+            yield 'data: {"choices": [{"text": "y", "finish_reason": "length"}]}\n\n'
+
+        return events()
+
+    chat = completions
+
+
+class WholeEngine(SwitchesRoles, SplitsSequences, RaysMixin, RaysServer):
+    def __init__(self) -> None:
+        RaysServer.__init__(self)
+        self._flow, self._answers, self._prefill_by = TrafficCounts(), {}, {}
+        self._kept, self.board_spec, self._affinity = Prefixes(), FluidSpec(prefill_locally_below=1), False
+        self.kv_pool_tokens = 10_000
+
+    def __del__(self) -> None:  # type: ignore[override]
+        """Ray awaits the real one."""
+
+
+WHOLE = {
+    "beams": {"use_beam_search": True},
+    "prompt log-probabilities": {"prompt_logprobs": 1},
+    "no answer": {"max_tokens": 0},
+    "echo": {"echo": True, "logprobs": 1},
+    "several greedy choices": {"n": 2, "temperature": 0.0},
+}
+
+
+@pytest.mark.parametrize("method", ["completions", "chat"])
+@pytest.mark.parametrize("asked", WHOLE.values(), ids=WHOLE)
+@pytest.mark.parametrize("leaves", [False, True])
+def test_the_controller_hears_of_requests_that_one_engine_answers_whole(
+    method: str, asked: dict[str, Any], leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A router would take the engine for idle, and an engine that leaves would be stopped with them."""
+    monkeypatch.setitem(sys.modules, RAYS_PD, SimpleNamespace(PDOrchestratorMixin=RaysMixin))
+    plain = {"prompt_logprobs": None, "use_beam_search": False, "n": 1, "temperature": 1.0, "max_tokens": 9}
+    request = prompt(20 * CHUNK_TOKENS)
+    vars(request).update({**plain, "kv_transfer_params": None, "logprobs": None, **asked})
+
+    async def run() -> None:
+        engine = WholeEngine()
+        stream = await getattr(engine, method)(request)
+        await anext(stream)
+        counts = engine._flow.take()
+        assert (counts.running, counts.coming, counts.generated_tokens) == (1, 0, 1)
+        assert counts.local == {size_class(20 * CHUNK_TOKENS): 1} and counts.prompts == {}
+        assert engine._kept.tokens("", prompt_chunks(request)) == 20 * CHUNK_TOKENS, "its cache has the prompt"
+        if leaves:
+            await stream.aclose()
+        else:
+            engine.going.set()
+            assert len([item async for item in stream]) == 1
+        counts = engine._flow.take()
+        assert (counts.running, counts.coming) == (0, 0)
+        assert counts.answers == ({} if leaves else {size_class(20 * CHUNK_TOKENS): (1, 2)})
+        assert engine._flow.idle
+
+    asyncio.run(run())

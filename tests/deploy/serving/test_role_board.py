@@ -11,8 +11,10 @@ from support.role_boards import Quiet, report, roles
 
 from pdlab.deploy.serving.engine_traffic import TrafficCounts
 from pdlab.deploy.serving.role_board import SETTLE_S, SILENT_S, RoleBoard, pace
+from pdlab.roles.assign import first_split
 from pdlab.roles.messages import RoleNews
 from pdlab.roles.observed import ObservedPool
+from pdlab.roles.policy import Policy, RoleDecision
 from pdlab.roles.prefixes import CHUNK_TOKENS, chunks_of
 from pdlab.roles.spec import FluidSpec
 
@@ -130,6 +132,100 @@ def test_a_new_board_takes_over_the_roles_that_stand(clock: Clock) -> None:
     assert "the roles that stood" in asyncio.run(new.decisions())[0]["reason"]
 
 
+STOOD = {**dict.fromkeys("abcd", "prefill"), **dict.fromkeys("efgh", "decode")}
+
+
+def restarted(clock: Clock, by: str = "auto", **spec: Any) -> Quiet:
+    """A new board, to which a router has sent the roles that stand."""
+    of = board(clock, **spec)
+    asyncio.run(asyncio.wait_for(of.follow(RoleNews(version=5, roles=STOOD, by=by).fields, "router"), 5))
+    return of
+
+
+@pytest.mark.parametrize("first", ["ef", "e", "a", "abcdefg"])
+@pytest.mark.parametrize(("launched", "by"), [("auto", "auto"), ("4:4", "4:4"), ("auto", "4:4")])
+def test_engines_that_report_late_to_a_new_board_keep_their_roles(
+    clock: Clock, first: str, launched: str, by: str
+) -> None:
+    of = restarted(clock, by, roles=launched)
+    report(of, *first)
+    clock.now += SETTLE_S
+    of.decide()
+    assert of._state().roles == STOOD, "routers send to engines that have not reported yet"
+    clock.now += SILENT_S / 2
+    report(of, *STOOD)
+    of.decide()
+    assert roles(of) == STOOD
+    assert [entry["prefill"] for entry in asyncio.run(of.decisions())] == [4]
+
+
+def test_an_engine_that_a_new_board_never_hears_of_loses_its_role(clock: Clock) -> None:
+    of = restarted(clock)
+    late = [name for name in STOOD if name not in "ab"]
+    report(of, *late)
+    clock.now += SETTLE_S
+    of.decide()
+    clock.now += SILENT_S
+    report(of, *late)
+    of.decide()
+    assert of._state().roles == {name: STOOD[name] for name in late}
+    report(of, "a")
+    assert of._state().roles == {name: STOOD[name] for name in ["a", *late]}, "it comes back as what it was"
+
+
+def test_a_new_engine_decodes_while_a_new_board_waits_for_the_others(clock: Clock) -> None:
+    of = restarted(clock)
+    clock.now += SETTLE_S
+    report(of, "new", "a")
+    assert of._state().roles == {**STOOD, "new": "decode"}
+
+
+def test_a_split_set_by_hand_does_not_wait_for_engines_of_an_earlier_board(clock: Clock) -> None:
+    of = restarted(clock)
+    report(of, *"abef")
+    asyncio.run(of.set_split("1:3"))
+    assert counts(of) == (1, 3) and asyncio.run(of.look())["by"] == "1:3"
+    of.decide()
+    assert counts(of) == (1, 3)
+
+
+@pytest.mark.parametrize("order", ["abcdefgh", "hgfedcba", "dhcgbfae"])
+def test_half_of_a_pool_whose_engines_start_one_after_the_other_prefills(clock: Clock, order: str) -> None:
+    of = board(clock, engines=8)
+    clock.now += SETTLE_S
+    for here in range(1, 9):
+        report(of, *order[:here])
+        of.decide()
+        assert counts(of) == (here // 2, here - here // 2)
+        clock.now += 2.0
+        report(of, *order[:here])
+    assert counts(of) == first_split(8, 1, 1) == (4, 4)
+
+
+def test_a_split_set_by_hand_stays_as_the_pool_grows(clock: Clock) -> None:
+    of = played(clock, "auto", "abcd")
+    asyncio.run(of.set_split("1:3"))
+    asyncio.run(of.set_split("auto"))
+    clock.now += SETTLE_S
+    report(of, "e")
+    assert counts(of) == (1, 4), "nothing more is known, but somebody knew something"
+
+
+@pytest.mark.parametrize("silent", ["a", "b", "ab"])
+def test_an_engine_that_was_silent_comes_back_as_what_it_was(clock: Clock, silent: str) -> None:
+    of = played(clock, "auto", "abcd")
+    asyncio.run(of.set_split("2:2"))
+    asyncio.run(of.set_split("auto"))
+    before = roles(of)
+    clock.now += SILENT_S + 0.1
+    report(of, *({*"abcd"} - {*silent}))
+    of.decide()
+    away = roles(of)
+    report(of, *silent)
+    assert {name: role for name, role in roles(of).items() if name in silent} == {name: before[name] for name in silent}
+    assert {name: role for name, role in roles(of).items() if name not in silent} == away
+
+
 def test_a_follower_hears_of_a_change_at_once(clock: Clock) -> None:
     async def scenario() -> tuple[dict[str, Any], bool]:
         of = board(clock, roles="1:1")
@@ -183,7 +279,13 @@ def test_times_are_the_engines(clock: Clock) -> None:
     seen: list[Any] = []
     of = board(clock, slow_down=10.0)
     decide = of._policy.decide
-    of._policy = type("Watching", (), {"decide": lambda self, observed: (seen.append(observed), decide(observed))[1]})()
+
+    class Watching(Policy):
+        def decide(self, observed: ObservedPool) -> RoleDecision:
+            seen.append(observed)
+            return decide(observed)
+
+    of._policy = Watching(of.spec)
     of._learn_local_below = lambda: None  # type: ignore[method-assign]
     report(of, "a", "b")
     of.decide()

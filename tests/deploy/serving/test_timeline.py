@@ -39,6 +39,8 @@ from pdlab.results.timeline import RequestTimeline
 
 ASKS = ((HEADER.encode(), b"1"), (b"x-request-id", b"r-1"), (b"content-type", b"application/json"))
 QUIET = ASKS[1:]
+PREFILLED = {"total": 15.0, "queue": 4.0, "prefill": 9.0}
+AT_ONCE = dict.fromkeys(PREFILLED, 0.0)
 
 
 @pytest.fixture
@@ -56,7 +58,7 @@ def test_a_request_whose_kv_cache_moved(timing: RequestTiming, clock: Clock) -> 
     clock.now += 0.010
     timing.called()
     clock.now += 0.020
-    timing.answered({"total": 15.0, "queue": 4.0, "prefill": 9.0, "id": "p-1", "replica": "P", "no": 1})
+    timing.answered(PREFILLED | {"id": "p-1", "replica": "P", "no": 1})
     timing.engine_ids.append("d-1")
     for name, at in (("queued", 100.04), ("scheduled", 100.09), ("first", 100.10)):
         timing.event(name, at)
@@ -97,7 +99,7 @@ def test_a_prompt_that_decode_computes_has_the_time_that_was_lost_before(
 ) -> None:
     timing.orchestrated = True
     timing.called()
-    timing.answered({})
+    timing.answered(AT_ONCE)
     timing.engine_ids.append("d-1")
     timing.event("queued", 100.04)
     timing.receive(admitted, decided - 0.01 if outcome == "anew" else None, decided, outcome)
@@ -123,7 +125,7 @@ def cached_or_lost(timing: RequestTiming, clock: Clock, outcome: str | None) -> 
     """A request of PD whose engine was given it after 40 ms; a step later there was an outcome, or none."""
     timing.orchestrated = True
     timing.called()
-    timing.answered({})
+    timing.answered(AT_ONCE)
     timing.engine_ids.append("d-1")
     timing.event("queued", 100.04)
     if outcome is not None:
@@ -172,7 +174,7 @@ def test_reads_of_another_machines_clock_do_not_make_marks(timing: RequestTiming
 def test_a_read_of_another_machines_clock_has_its_duration(
     timing: RequestTiming, clock: Clock, remote_ms: float, local_ms: float, seen: float, transfer: float
 ) -> None:
-    timing.orchestrated, timing.prefilled = True, True
+    timing.orchestrated, timing.prefilled, timing.times = True, True, AT_ONCE
     timing.receive(100.05, 100.17, 100.18, "read")
     for name, at in (("call", 100.01), ("answer", 100.02), ("queued", 100.03), ("scheduled", 100.19), ("first", 100.2)):
         timing.event(name, at)
@@ -228,6 +230,26 @@ def test_two_machines_that_do_not_know_their_boot_have_two_clocks(
     timing.read(0, 7.0, 7.5, 1.0, 64, 1, "")
     parsed = timing.record("D", guarded=True)
     assert "posted" not in parsed["t"] and parsed["err"] == "the reads were on other machines"
+
+
+@pytest.mark.parametrize("durations", [{"total": 15.0}, {"total": 15.0, "prefill": 9.0}, {}, None])
+def test_an_answer_of_prefill_without_its_engines_durations_says_so(
+    timing: RequestTiming, clock: Clock, durations: dict[str, float] | None
+) -> None:
+    """With vLLM's disable_log_stats the engine that prefills reports no events."""
+    timing.orchestrated = True
+    timing.called()
+    timing.answered(durations)
+    timing.engine_ids.append("d-1")
+    timing.event("queued", 100.04)
+    timing.receive(None, None, 100.09, "cached")
+    timing.event("scheduled", 100.0901)
+    timing.event("first", 100.1)
+    clock.now = 100.11
+    timing.chunk()
+    sent = timing.record("D", guarded=True)
+    assert sent["err"] == "prefill's engine reported no events"
+    assert not RequestTimeline.model_validate(sent).whole
 
 
 HOSTILE = "x\r\nset-cookie: a\n\ndata: [DONE]\n\n\x00\x7fé" + 20_000 * "y"

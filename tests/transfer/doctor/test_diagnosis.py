@@ -291,6 +291,25 @@ class TestProbe:
             assert ports[open_.getsockname()[1]]["host"] == everywhere
         assert not [port for port in node_probe.open_ports() if port["pid"] == os.getpid()]
 
+    def test_secrets_of_command_lines_and_variables_are_hidden(self) -> None:
+        listens_on = "import socket; s = socket.create_server(('', 0)); print(s.getsockname()[1], flush=True); input()"
+        words = [sys.executable, "-c", listens_on, "--api-key", "abcdefgh12345678", "--port", "80"]
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None and process.stdin is not None
+            port = int(process.stdout.readline())
+            (found,) = [each for each in node_probe.open_ports() if each["port"] == port]
+            process.stdin.close()
+        assert "--api-key" in found["process"] and "--port 80" in found["process"]
+        assert "abcdefgh" not in found["process"]
+        variables = {
+            "RAY_AUTH_TOKEN": "abcdefgh12345678",
+            "RAY_AUTH_TOKEN_PATH": "/tmp/token",
+            "RAY_AUTH_MODE": "token",
+        }
+        shown = node_probe.quick(environment=variables)["environment"]
+        assert "abcdefgh" not in shown["RAY_AUTH_TOKEN"]
+        assert shown["RAY_AUTH_TOKEN_PATH"] == "/tmp/token" and shown["RAY_AUTH_MODE"] == "token"
+
     def test_an_address_of_another_machine_is_seen(self) -> None:
         assert (
             node_probe.quick(environment={"VLLM_NIXL_SIDE_CHANNEL_HOST": "203.0.113.7"})["advertised"]["mine"] is False
