@@ -760,7 +760,7 @@ def _explain(settings: PlanSettings, label: str, hardware: Hardware, shape: Mode
     from dataclasses import replace
 
     from pdlab.core.deployment import Deployment, parse_label
-    from pdlab.core.vllm_limits import check_divisibility
+    from pdlab.core.vllm_limits import check_divisibility, with_redundant_experts
     from pdlab.plan.candidates import on_two_types
     from pdlab.plan.facts import explanation_text
     from pdlab.plan.planner import evaluate, ladder, sized_deployment
@@ -776,7 +776,8 @@ def _explain(settings: PlanSettings, label: str, hardware: Hardware, shape: Mode
         if on_types is None:
             raise UsageError(f"--explain {label}: two GPU types are for pd-spread; leave --p-hardware out")
         deployment = on_types
-    check_divisibility(deployment, shape)
+    deployment = with_redundant_experts(deployment, shape)
+    check_divisibility(deployment, shape, by_flags=False)
     of_type = max(pool.gpus for pool in deployment.pools.values()) if hardware.beside else deployment.gpus
     nic = _nic(settings, hardware, of_type, spread=deployment.mode == "pd-spread")
     scenario = replace(_scenario(settings, hardware, shape), nic=nic)

@@ -1035,6 +1035,19 @@ CODES: dict[str, FindingCode] = {
         "the backend reports its transport",
         "{backend} does not report its transport: the wire is known only from the byte counters",
     ),
+    "pack_over_nodes": _of_plan(
+        "a pack is within a node",
+        "a pack of {gpus:#GPU} does not fit a node of {node}: predicted as if it did, without a band",
+    ),
+    "tp_over_nodes": _of_plan(
+        "the TP ranks of an engine are within a node",
+        "TP {tp} spans nodes of {node:#GPU}: its all-reduce is predicted {link}",
+    ),
+    "experts_balanced": _of_plan(
+        "an engine has each expert once",
+        "EP over {ranks} GPUs with a load balancer and {copies} redundant experts: neither their effect on steps nor "
+        "their memory is simulated, so there is no band",
+    ),
     "tables_of_version": _of_plan(
         "step times come from runs like the plan's",
         "step times of {gpu} come from tables of {engine} {tables}; they are sums over single operations",
@@ -1120,6 +1133,11 @@ CODES: dict[str, FindingCode] = {
     "weights_not_as_named": _of_plan(
         "the model's files have the format of weights in its name",
         "{what}",
+    ),
+    "few_guessing_steps": _of_plan(
+        "an answer takes many steps that guess tokens",
+        "answers of {tokens:.0f} tokens take few steps of {accepted:.3g} tokens: a step is predicted as if its tokens "
+        "came one by one, so TPOT and the end of an answer are too early",
     ),
     "encoder_not_counted": _of_plan(
         "the model has no encoder of images or audio",

@@ -25,8 +25,30 @@ def default_utilization(version: str = STACK["vllm"]) -> float:
     return UTILIZATION_SINCE_0_20 if numbers >= (0, 20) else UTILIZATION
 
 
-def check_divisibility(deployment: Deployment, shape: ModelShape | None) -> list[str]:
-    """Check vLLM 0.29's rules on TP, PP and EP. Returns warnings. Raises UsageError.
+def with_redundant_experts(deployment: Deployment, shape: ModelShape) -> Deployment:
+    """The deployment with the fewest copies of experts that EP needs, for pools whose ranks do not divide the experts.
+    Pools whose engine arguments decide about the load balancer stay as they are."""
+
+    def changed(pool: Pool) -> Pool:
+        given = deployment.engine_kwargs_of(pool)
+        off = given.get("enable_eplb") is False
+        lacking = -shape.experts % (pool.tp * pool.dp)
+        if not (pool.expert_parallel and shape.experts > 1 and lacking) or "eplb_config" in given or off:
+            return pool
+        added = {"enable_eplb": True, "eplb_config": {"num_redundant_experts": lacking}}
+        return pool.model_copy(update={"engine_kwargs": {**added, **pool.engine_kwargs}})
+
+    return deployment.with_pools(changed)
+
+
+def _setting(role: Role, name: str, by_flags: bool) -> str:
+    """How a refusal names a setting of a role: by the flag of a launch (``--p-tp``), or in words (``prefill TP``)."""
+    return f"--{FLAG_PREFIX[role]}{name}" if by_flags else f"{role} {name.upper()}"
+
+
+def check_divisibility(deployment: Deployment, shape: ModelShape | None, *, by_flags: bool = True) -> list[str]:
+    """Check vLLM 0.29's rules on TP, PP and EP. Returns warnings. Raises UsageError. ``by_flags``: the command has the
+    flags of a launch, which refusals then advise.
 
     Without a shape, only the rules between prefill and decode, and those of balanced experts, are checked.
 
@@ -40,18 +62,18 @@ def check_divisibility(deployment: Deployment, shape: ModelShape | None) -> list
     """
     for role, pool in deployment.pools.items():
         engine_kwargs = deployment.engine_kwargs_of(pool)
-        _check_balanced_experts(role, pool, engine_kwargs)
+        _check_balanced_experts(role, pool, engine_kwargs, by_flags)
         if shape is not None:
-            _check_pool(role, pool, shape, _redundant_experts(engine_kwargs))
+            _check_pool(role, pool, shape, redundant_experts(engine_kwargs), by_flags)
     pools = deployment.pools
     if deployment.transport is None:
         return []
     for role, pool in pools.items():
-        flag = f"--{FLAG_PREFIX[role]}"
         if pool.pp > 1:
+            pp, tp = (_setting(role, name, by_flags) for name in ("pp", "tp"))
             raise UsageError(
                 f"{role} PP {pool.pp}: vLLM's NixlConnector moves KV between engines of one pipeline stage only; "
-                f"use {flag}pp 1 with a larger {flag}tp, or DP with EP, or collocated engines"
+                f"use {pp} 1 with a larger {tp}, or DP with EP, or collocated engines"
             )
     if "fluid" in pools:
         return []
@@ -63,9 +85,10 @@ def check_divisibility(deployment: Deployment, shape: ModelShape | None) -> list
         )
     if prefill_tp > decode_tp:
         if shape is not None and prefill_tp > shape.kv_heads:
+            lower, higher = (_setting(role, "tp", by_flags) for role in ("prefill", "decode"))
             raise UsageError(
                 f"prefill TP {prefill_tp} > decode TP {decode_tp} needs prefill TP of at most "
-                f"{shape.kv_heads}, the KV heads of {shape.name}; lower --p-tp or raise --d-tp"
+                f"{shape.kv_heads}, the KV heads of {shape.name}; lower {lower} or raise {higher}"
             )
         return [
             f"prefill TP {prefill_tp} > decode TP {decode_tp} is experimental in vLLM: "
@@ -132,18 +155,19 @@ def check_context(deployment: Deployment, shape: ModelShape | None) -> None:
             )
 
 
-def _redundant_experts(engine_kwargs: dict[str, Any]) -> int:
+def redundant_experts(engine_kwargs: dict[str, Any]) -> int:
     """The number of expert copies that vLLM's load balancer adds. EP divides experts and copies together."""
     config = engine_kwargs.get("eplb_config")
     redundant = config.get("num_redundant_experts", 0) if isinstance(config, dict) else 0
     return redundant if isinstance(redundant, int) else 0
 
 
-def _check_balanced_experts(role: Role, pool: Pool, engine_kwargs: dict[str, Any]) -> None:
+def _check_balanced_experts(role: Role, pool: Pool, engine_kwargs: dict[str, Any], by_flags: bool) -> None:
     """Raises UsageError where vLLM refuses its load balancer of experts (vllm/config/parallel.py)."""
     flag = f"--{FLAG_PREFIX[role]}"
+    ep, tp, dp = (_setting(role, name, by_flags) for name in ("ep", "tp", "dp"))
     if not engine_kwargs.get("enable_eplb"):
-        if redundant := _redundant_experts(engine_kwargs):
+        if redundant := redundant_experts(engine_kwargs):
             raise UsageError(
                 f"{role} eplb_config has num_redundant_experts {redundant}: vLLM makes copies of experts only with its "
                 f"load balancer; add {flag}engine-arg enable_eplb=true, or leave eplb_config out"
@@ -151,19 +175,19 @@ def _check_balanced_experts(role: Role, pool: Pool, engine_kwargs: dict[str, Any
         return
     if not pool.expert_parallel:
         raise UsageError(
-            f"{role} enable_eplb=true: vLLM balances experts only under expert parallel; add {flag}ep, or leave "
+            f"{role} enable_eplb=true: vLLM balances experts only under expert parallel; add {ep}, or leave "
             "enable_eplb out"
         )
     if pool.tp * pool.dp == 1:
         raise UsageError(
-            f"{role} enable_eplb=true: there is one rank, and nothing to balance; use a larger {flag}tp or {flag}dp, "
+            f"{role} enable_eplb=true: there is one rank, and nothing to balance; use a larger {tp} or {dp}, "
             "or leave enable_eplb out"
         )
 
 
-def _check_pool(role: Role, pool: Pool, shape: ModelShape, redundant: int) -> None:
+def _check_pool(role: Role, pool: Pool, shape: ModelShape, redundant: int, by_flags: bool) -> None:
     if pool.expert_parallel and shape.experts == 1:
-        flag = f"--{FLAG_PREFIX[role]}ep"
+        flag = _setting(role, "ep", by_flags)
         raise UsageError(f"{flag}: {shape.name} has no experts, and vLLM refuses expert parallel; leave {flag} out")
     if shape.heads % pool.tp:
         raise UsageError(
@@ -181,8 +205,13 @@ def _check_pool(role: Role, pool: Pool, shape: ModelShape, redundant: int) -> No
     if pool.expert_parallel and slots % ranks:
         copies = f" and {redundant} redundant ones" if redundant else ""
         copies_needed = redundant + ranks - slots % ranks
+        balanced = "leave enable_eplb out, and redundant copies are assumed"
+        if by_flags:
+            balanced = (
+                "let vLLM balance experts with redundant copies: --engine-arg enable_eplb=true --engine-arg "
+                f"'eplb_config={{num_redundant_experts: {copies_needed}}}'"
+            )
         raise UsageError(
             f"{role} EP over TP {pool.tp} x DP {pool.dp} does not divide the {counted(shape.experts, 'expert')} of "
-            f"{shape.name}{copies}; use a divisor, or let vLLM balance experts with redundant copies: --engine-arg "
-            f"enable_eplb=true --engine-arg 'eplb_config={{num_redundant_experts: {copies_needed}}}'"
+            f"{shape.name}{copies}; use a divisor, or {balanced}"
         )

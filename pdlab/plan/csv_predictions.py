@@ -19,14 +19,13 @@ from pdlab.core.deployment import Deployment, Disaggregated
 from pdlab.core.errors import UsageError
 from pdlab.core.findings import Finding, found
 from pdlab.core.request_lengths import check_request_fits
-from pdlab.core.text import counted
-from pdlab.core.vllm_limits import check_divisibility
+from pdlab.core.vllm_limits import check_divisibility, with_redundant_experts
 from pdlab.core.workload import Closed, Level, Open
 from pdlab.plan import prediction_intervals
 from pdlab.plan.candidates import on_two_types
 from pdlab.plan.csv_rows import PUBLISHED_PROMPTS, RefusedRow, RequestedRow
 from pdlab.plan.error_catalog import with_stack_prior
-from pdlab.plan.extrapolation import Platform, in_flight_per_gpu, outside_fit, outside_text
+from pdlab.plan.extrapolation import Platform, in_flight_per_gpu, major_minor, outside_fit, outside_text
 from pdlab.plan.precisions import is_precision
 from pdlab.plan.scenario import judged, served
 from pdlab.plan.stack_bands import band_of, saturation, why_cached
@@ -102,7 +101,13 @@ def _other_stack(row: RequestedRow, hardware: Hardware, shapes: Mapping[str, Mod
     shape = shapes[model]
     if isinstance(shape, str):
         return f"model {model!r} has no shape: {shape}"
-    if stated.hardware and not stated.is_gpu("cpu" if hardware.cpu else hardware.gpu_type):
+    types = [each.gpu_type for each in (hardware, *hardware.beside)]
+    if stated.hardware and hardware.beside and not stated.is_gpus(types):
+        return (
+            f"hardware {stated.hardware!r}: prefill is on {types[0]} and decode on {types[1]}; name both as "
+            f"{'+'.join(map(str, types))}, or leave the cell empty"
+        )
+    if stated.hardware and not hardware.beside and not stated.is_gpus(["cpu" if hardware.cpu else hardware.gpu_type]):
         return (
             f"hardware {stated.hardware!r}: the step times of {hardware.name} are of {hardware.gpu}; give --hardware "
             "the type of that GPU, or a file fitted to it"
@@ -126,6 +131,7 @@ def _predicted_sweep(
     """Line number -> columns of the rows of one sweep. Raises UsageError if the deployment cannot run."""
     if any_model.beside:
         rows = [_on_two_types(row, any_model) for row in rows]
+    rows = [row._replace(deployment=with_redundant_experts(row.deployment, shape)) for row in rows]
     deployment, link = rows[0].deployment, rows[0].link
     shape = as_served(shape, any_model)
     hardware = with_stack_prior(any_model, shape)
@@ -179,16 +185,33 @@ def _predicted_row(
     )
     besides = _unlike_public(version, hardware, levels)
     band = band_of(hardware, shape, deployment, row.workload, row.load, in_flight, outside, besides)
+    words = _unread_words(row, hardware)
     saturated = saturation(levels, hardware, shape, deployment) if hardware.steps is not None else None
     overload = _overload(row, levels[0], hardware, shape)
     crowded = [each for each in (overload, saturated) if each is not None]
-    error = None if crowded else band.error
-    of_band = [*(() if crowded and band.error is not None else band.findings), *crowded]
+    error = None if crowded or words else band.error
+    of_band = [*(() if error is None and band.error is not None else band.findings), *crowded]
     findings = [*step_findings(hardware, shape, [deployment], levels, row.link), *of_band]
     columns = _columns(levels, merged, deployment, hardware, error)
     extrapolated = outside_text(outside) if error is None else ""
-    notes = [_caveat(deployment, hardware), *(finding.text for finding in findings), extrapolated]
+    notes = [words, *(finding.text for finding in findings), extrapolated]
     return {**columns, NOTE: "; ".join(filter(None, notes))}
+
+
+def _unread_words(row: RequestedRow, hardware: Hardware) -> str:
+    """The words of a configuration's name that the prediction does not have; empty if it has all."""
+    fit, steps = hardware.fit, hardware.steps
+    versions = {fit.version if fit else None, steps.engine_version if steps else None}
+    own = {hardware.engine, (hardware.gpu_type or "").lower()}
+    unread = [
+        word for word in row.words if word not in own and (major_minor(word.removeprefix("v")) or word) not in versions
+    ]
+    if not unread:
+        return ""
+    return (
+        f"an estimate without a band: no prediction depends on {', '.join(unread)} in the configuration's name; give "
+        "what it means as a column, or leave it out"
+    )
 
 
 def _unlike_public(version: str | None, hardware: Hardware, levels: Sequence[SimulatedLevel]) -> list[str]:
@@ -249,7 +272,7 @@ def _trial(
 ) -> list[SimulatedLevel]:
     """Simulate the sweep of a row with one seed; each level of fresh prompts by itself, so that no row depends on
     others. Raises UsageError if vLLM would refuse the deployment, or if a request does not fit."""
-    check_divisibility(row.deployment, shape)
+    check_divisibility(row.deployment, shape, by_flags=False)
     check_request_fits(shape, sum(row.workload.longest))
     link = row.link if isinstance(row.deployment.topology, Disaggregated) else None
     runs = [[level] for level in levels] if row.prompts == "fresh" else [levels]
@@ -268,19 +291,6 @@ def _trial(
             scattered=scattered,
         )
     ]
-
-
-def _caveat(deployment: Deployment, hardware: Hardware) -> str:
-    """An assumption of the prediction about the nodes, which no real node may meet; empty if there is none."""
-    node = hardware.gpus_per_node
-    if deployment.mode == "pd-pack" and deployment.gpus > node:
-        return f"a pack of {counted(deployment.gpus, 'GPU')} does not fit a node of {node}: predicted as if it did"
-    if (largest_tp := max(pool.tp for pool in deployment.pools.values())) > node:
-        link = "as if NVLink joined them"
-        if hardware.steps is not None:
-            link = f"with the link that the tables have between nodes of {hardware.gpu}"
-        return f"TP {largest_tp} spans nodes of {counted(node, 'GPU')}: its all-reduce is predicted {link}"
-    return ""
 
 
 def _level(row: RequestedRow) -> Level:

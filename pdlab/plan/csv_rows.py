@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -32,7 +32,7 @@ from pdlab.core.schema import one_line
 from pdlab.core.workload import Closed, Load, Open, Workload
 from pdlab.plan.csv_columns import ARGUMENTS, OFF, NotSimulated, read_table, same_value
 from pdlab.plan.extrapolation import major_minor
-from pdlab.results.published_names import PUBLISHED_NODE_GPUS, parse_name
+from pdlab.results.published_names import PUBLISHED_NODE_GPUS, configuration_in, is_load, parse_name
 from pdlab.sim.argument_effects import NOT_SIMULATED, ON, is_own
 from pdlab.sim.argument_effects import OFF as OFF_WORDS
 from pdlab.sim.kv_transfer import LinkKind
@@ -78,7 +78,7 @@ LINKS: dict[str, LinkKind | None] = {
 }
 POOL_COLUMNS = ("num", "tp", "dp", "pp")
 # Words beside a GPU's type that do not name another GPU: H100 SXM5 80GB HBM3. PCIe and NVL name another one.
-SAME_GPU = re.compile(r"nvidia|sxm\d*|hbm\d*e?|\d+ ?(gb|gib)?|gb")
+SAME_GPU = re.compile(r"and|nvidia|sxm\d*|hbm\d*e?|\d+ ?(gb|gib)?|gb")
 WHOLE_NUMBER = re.compile(r"\d+(\.0*)?")
 
 Cells = Mapping[str, str]  # name in `pdlab.plan.csv_columns.ALIASES` -> cell; empty cells are left out
@@ -105,12 +105,13 @@ class StatedStack(NamedTuple):
         inline = re.search(r"\d+\.\d.*", self.framework)
         return major_minor(self.version or (inline[0] if inline else ""))
 
-    def is_gpu(self, gpu_type: str | None) -> bool:
-        """Whether the hardware is that GPU type and no other. "h100_sxm" and "NVIDIA H100 80GB HBM3" are H100."""
+    def is_gpus(self, gpu_types: Sequence[str | None]) -> bool:
+        """Whether the hardware is those GPU types, in their order, and no other. "h100_sxm" and "NVIDIA H100 80GB HBM3"
+        are H100."""
         words = [word for word in re.split(r"[^a-z0-9]+", self.hardware.lower()) if word]
-        if gpu_type is None or gpu_type.lower() not in words:
-            return False
-        return all(word == gpu_type.lower() or SAME_GPU.fullmatch(word) for word in words)
+        types = [each.lower() for each in gpu_types if each is not None]
+        named = list(dict.fromkeys(word for word in words if word in types or not SAME_GPU.fullmatch(word)))
+        return bool(types) and named == types
 
 
 class RefusedRow(NamedTuple):
@@ -121,7 +122,8 @@ class RefusedRow(NamedTuple):
 
 
 class RequestedRow(NamedTuple):
-    """One parsed row. ``line`` is its line number in the file."""
+    """One parsed row. ``line`` is its line number in the file. ``words``: of the configuration's name, which no column
+    explains."""
 
     line: int
     deployment: Deployment
@@ -131,6 +133,7 @@ class RequestedRow(NamedTuple):
     prompts: Prompts
     link: LinkKind | None
     stated: StatedStack = StatedStack()
+    words: tuple[str, ...] = ()
 
     @property
     def sweep(self) -> tuple[str, ...]:
@@ -200,7 +203,37 @@ def _requested_row(line: int, cells: Cells) -> RequestedRow:
         prompts="fresh" if prompts in FRESH else "repeated",
         link=LINKS[link],
         stated=StatedStack(*(cells.get(name, "") for name in stated)),
+        words=_unexplained(cells, deployment, workload, load),
     )
+
+
+def _unexplained(cells: Cells, deployment: Deployment, workload: Workload, load: Load) -> tuple[str, ...]:
+    """The words in the name of the configuration that the row's columns do not explain."""
+    name = cells.get("config", "")
+    try:
+        named = None if is_label(name) else configuration_in(name)
+    except UsageError:
+        return ()  # `_topology` refused it, or the columns give the configuration
+    if named is None:
+        return ()
+    said = parse_name(name)
+    words = [
+        f"{what}{tokens}"
+        for what, tokens, own in (
+            ("itl", said.input_tokens, workload.longest[0]),
+            ("otl", said.output_tokens, workload.longest[1]),
+        )
+        if tokens not in (None, own)
+    ]
+    if said.mode not in (None, "mixed"):
+        words.append(str(said.mode))
+    model = re.sub(r"[^a-z0-9]", "", deployment.model.lower())
+    stated = {_word(cells, column) for column in ("link", "hardware", "framework", "precision", "kv_precision")}
+    for word in named.others:
+        of_model = len(word) > 2 and word in model
+        if not (of_model or word in stated or is_load(word, load.value)):
+            words.append(word)
+    return tuple(words)
 
 
 def _refuse_features(cells: Cells) -> None:
@@ -212,6 +245,8 @@ def _refuse_features(cells: Cells) -> None:
     if cells.get("range_ratio", "") in ZERO and "sglang" in cells.get("framework", "").lower():
         raise NotSimulated(f"range_ratio {cells['range_ratio']!r}: {SIMULATED_WHEN_OFF['range_ratio']}")
     for name in ARGUMENTS:
+        if name == "enable_eplb" and cells.get(name, "").lower() in ON:
+            continue  # `pdlab.core.vllm_limits.with_redundant_experts`
         if (cell := cells.get(name, "")) and not is_own(name, cell):
             own = NOT_SIMULATED[name]
             value = f" ({own[0]})" if own else ""
@@ -240,6 +275,8 @@ def _engine_arguments(cells: Cells) -> dict[str, Any]:
         if cell not in (*ON, *OFF_WORDS):
             raise NotSimulated(f"async_scheduling {cell!r} is neither true nor false")
         found["async_scheduling"] = cell in ON
+    if cell := _word(cells, "enable_eplb"):
+        found["enable_eplb"] = cell in ON
     return found
 
 
@@ -330,11 +367,11 @@ def _topology(cells: Cells) -> Split:
 
 
 def _with_label(cells: Cells, name: str) -> Cells:
-    """The cells with the columns of pools that a row lacks, from its configuration: a row that has numbers of replicas,
-    and no degree of an engine."""
+    """The cells with the columns of pools that a row lacks, from its configuration: a row that has some of them, and no
+    TP degree."""
     columns = {f"{prefix}{field}" for prefix in ("", "p_", "d_") for field in POOL_COLUMNS}
     given = {column for column in columns if _nonzero(cells, column)}
-    if not given or any(not column.endswith("num") for column in given):
+    if not given or any(column.endswith("tp") for column in given):
         return cells
     try:
         topology = _named_topology(name)
@@ -345,7 +382,8 @@ def _with_label(cells: Cells, name: str) -> Cells:
     for prefix, pool in pools.items():
         of_label = {"num": pool.replicas, "tp": pool.tp, "dp": pool.dp, "pp": pool.pp, "ep": int(pool.expert_parallel)}
         for field, value in of_label.items():
-            if not _nonzero(cells, f"{prefix}{field}"):
+            others = {"num": ()}.get(field, ("",) if prefix else ("p_", "d_"))  # columns that stand for this one
+            if not any(_nonzero(cells, f"{each}{field}") for each in (prefix, *others)):
                 filled[f"{prefix}{field}"] = "yes" if field == "ep" and value else str(value)
     return filled
 
@@ -437,7 +475,8 @@ def _named_topology(name: str) -> Split:
     """The configuration of a label or of a published name."""
     if not name:
         raise UsageError("no TP degree is given; give tp, or p_tp and d_tp, or a configuration in config")
-    topology = (None if is_label(name) else parse_name(name).topology) or parse_label(name)
+    named = None if is_label(name) else configuration_in(name)
+    topology = named.topology if named else parse_label(name)
     if isinstance(topology, Fluid):
         raise UsageError(f"{name}: engines whose roles move are not predicted row by row")
     return topology

@@ -114,6 +114,8 @@ def outside_fit(
         add("engine", " ".join(engine), f"{fit.engine} {fit.version}")
     if deployment is not None and not _mode_is_fitted(deployment, fit.modes):
         add("mode", deployment.mode, ", ".join(fit.modes))
+    if deployment is not None and packs_over_nodes(deployment, hardware):
+        add("mode", f"a pack of {deployment.gpus} GPUs", f"packs within a node of {hardware.gpus_per_node}")
     degrees: tuple[tuple[Dimension, set[int], tuple[int, ...]], ...] = (
         ("TP", {pool.tp for pool in pools}, fit.tp),
         ("PP", {pool.pp for pool in pools}, fit.pp),
@@ -143,6 +145,11 @@ def outside_fit(
     if loads:
         add("load", f"{max(loads):.3g} requests in flight per GPU", _ends(fit.in_flight_per_gpu))
     return tuple(found)
+
+
+def packs_over_nodes(deployment: Deployment, hardware: Hardware) -> bool:
+    """Whether prefill and decode are packed on one node that cannot hold them."""
+    return deployment.mode == "pd-pack" and deployment.gpus > hardware.gpus_per_node
 
 
 def outside_text(outside: Sequence[OutsideFit]) -> str:

@@ -3,13 +3,16 @@ decoding. Pure."""
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Iterable, Sequence
 
 from pdlab.core.catalog import ModelShape, encoder_not_counted, format_only_in_name
 from pdlab.core.deployment import Deployment, Disaggregated, Pool
 from pdlab.core.findings import Finding, found
 from pdlab.core.version import STACK
-from pdlab.plan.extrapolation import major_minor
+from pdlab.core.vllm_limits import redundant_experts
+from pdlab.plan.extrapolation import major_minor, packs_over_nodes
 from pdlab.sim.aic import literal_version
 from pdlab.sim.hardware import Hardware, NodeWires, TableMode, routers_count_ends
 from pdlab.sim.kv_transfer import LinkKind, link_of, wire_rate
@@ -17,6 +20,7 @@ from pdlab.sim.level import SimulatedLevel
 from pdlab.sim.step_source import Correction
 from pdlab.sim.steps import COMPARED_EXPERT_RANKS, has_wide_experts, tables_of
 
+FEW_STEPS = 10  # of an answer: its last step counts as whole steps of its tokens, an error of up to one step
 CALCULATED: tuple[TableMode, ...] = ("EMPIRICAL", "SOL")
 
 
@@ -37,11 +41,13 @@ def step_findings(
     if shape is not None and (what := encoder_not_counted(shape)):
         findings.append(found("encoder_not_counted", what=what))
     planned = list(deployments)
+    findings += {each.text: each for deployment in planned for each in _assumptions(deployment, hardware)}.values()
     pools = list(dict.fromkeys(pool for deployment in planned for pool in deployment.pools.values()))
     for each in (hardware, *hardware.beside):
         if each.steps is not None:
             findings += _of_tables(each, shape, [pool for pool in pools if hardware.typed(pool) is each], planned)
-    beyond = max((level.beyond_tables for level in levels), default=0.0)
+    predicted = list(levels)
+    beyond = max((level.beyond_tables for level in predicted), default=0.0)
     if beyond > 1:
         findings.append(found("step_times_extrapolated", times=beyond))
     for each in hardware.beside:
@@ -53,6 +59,9 @@ def step_findings(
         findings.append(found("network_assumed", gb_per_s=wire_rate(hardware, "srd").gb_per_s))
     if hardware.speculation is not None:
         speculation = hardware.speculation
+        tokens = min((statistics.fmean(level.output_tokens) for level in predicted), default=math.inf)
+        if tokens < FEW_STEPS * speculation.acceptance_length:
+            findings.append(found("few_guessing_steps", tokens=tokens, accepted=speculation.acceptance_length))
         findings.append(
             found(
                 "draft_time_not_counted",
@@ -61,6 +70,23 @@ def step_findings(
             )
         )
     return tuple(findings)
+
+
+def _assumptions(deployment: Deployment, hardware: Hardware) -> Iterable[Finding]:
+    """What is predicted of a deployment that no node may have, or that is not simulated."""
+    node = hardware.gpus_per_node
+    if packs_over_nodes(deployment, hardware):
+        yield found("pack_over_nodes", gpus=deployment.gpus, node=node)
+    elif (largest_tp := max(pool.tp for pool in deployment.pools.values())) > node:
+        link = "as if NVLink joined them"
+        if hardware.steps is not None:
+            link = f"with the link that the tables have between nodes of {hardware.gpu}"
+        yield found("tp_over_nodes", tp=largest_tp, node=node, link=link)
+    for pool in deployment.pools.values():
+        arguments = deployment.engine_kwargs_of(pool)
+        if arguments.get("enable_eplb"):
+            copies = redundant_experts(arguments)
+            yield found("experts_balanced", ranks=pool.tp * pool.dp, copies=copies)
 
 
 def launched_stack(hardware: Hardware) -> tuple[Finding, ...]:

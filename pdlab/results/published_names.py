@@ -11,7 +11,7 @@ import re
 from datetime import datetime, timezone
 from typing import NamedTuple
 
-from pdlab.core.deployment import POOL_TEXT, Collocated, Disaggregated, PlacementKind, Pool, parse_pool
+from pdlab.core.deployment import MOST, POOL_TEXT, Collocated, Disaggregated, PlacementKind, Pool, mode_of, parse_pool
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import WorkloadMode
 
@@ -26,6 +26,9 @@ _TWO_POOLS = re.compile(
     r"(?<![a-z0-9])(?P<p>\d+)p[-_]?tp(?P<p_tp>\d+)[-_](?P<d>\d+)d[-_]?tp(?P<d_tp>\d+)(?![a-z0-9])", re.IGNORECASE
 )
 _TP_EP = re.compile(r"(?<![a-z0-9])(?P<replicas>\d*)x?tp_?ep(?P<tp>\d+)(?![a-z0-9])", re.IGNORECASE)
+# A degree among the other words: pp2, pp_2, dp2ep.
+_DEGREES = re.compile(r"(?<![a-z0-9])(?:(?:tp|pp|dp)[-_=]?\d+|ep\d*)+(?![a-z0-9])", re.IGNORECASE)
+_DEGREE = re.compile(r"(?P<name>tp|pp|dp|ep)[-_=]?(?P<value>\d*)", re.IGNORECASE)
 _COUNTS = re.compile(r"(?<![a-z0-9])(?:(?P<p>\d+)p(?P<d>\d+)d|p(?P<p2>\d+)d(?P<d2>\d+))(?![a-z0-9])", re.IGNORECASE)
 _ANY_POOL = re.compile(r"(?<![a-z0-9])[pd]?\d+x(?:tp|pp|dp|ep)", re.IGNORECASE)
 _LENGTHS = re.compile(
@@ -63,6 +66,13 @@ _VERSION = re.compile(
     r"(?:(?<![a-z0-9])v|(?<=[a-z])[-_]?v?(?=\d+\.\d+\.\d))(?P<version>\d+(?:\.\d+){1,2}(?:rc\d+)?)(?!\.?\d)"
 )
 _DAY_AND_TIME = re.compile(rf"{_DAY.pattern}(?:[-_t]?\d{{4,6}}(?!\d))?")
+# Words of a name that say nothing about the engines.
+_PLAIN = {"baseline", "bench", "benchmark", "bm", "exp", "experiment", "mixed", "results", "run", "sweep", "test"}
+_OF_MODE = {  # word of a name -> the modes that it fits
+    **dict.fromkeys(("collocated", "colocated", "aggregated", "agg", "coll"), ("collocated",)),
+    **dict.fromkeys(("pd", "disaggregated", "disagg"), ("pd-pack", "pd-spread")),
+    **{word: (f"pd-{word}",) for word in ("pack", "spread")},
+}
 _SETTING = re.compile(r"\d{1,5}|[a-z]\d{0,2}")  # not a hash
 _NO_NAME = re.compile(r"\d+|[a-z]\d{0,2}|(?=[a-f]*\d)[0-9a-f]{6,}")  # a number, a letter, a hash
 
@@ -74,6 +84,18 @@ class FolderName(NamedTuple):
     input_tokens: int | None
     output_tokens: int | None
     mode: WorkloadMode | None
+
+
+class NamedConfiguration(NamedTuple):
+    """The configuration in a name. ``others``: the other words in lower case. Lengths and `FolderName.mode` are left
+    out, and words that say nothing about the engines: dates, counts of repeats, and words such as baseline."""
+
+    topology: Collocated | Disaggregated
+    others: tuple[str, ...]
+
+
+class ContradictingName(UsageError):
+    """A name has a configuration, and other words that contradict it."""
 
 
 class ReplicaCounts(NamedTuple):
@@ -108,8 +130,8 @@ def parse_name(name: str) -> FolderName:
     """What a published folder's name gives. Raises UsageError on an invalid configuration.
 
     By the published convention the last part is the configuration, ``4xtp2`` (collocated) or ``1xtp2-1xtp2``
-    (prefill-decode), then free words. The word ``spread`` means spread. Without it prefill and decode shared a node,
-    unless they need more than one.
+    (prefill-decode), then free words. Degrees among these, such as PP 2 in ``1xtp4_pp2``, are of every pool. The word
+    ``spread`` means spread. Without it prefill and decode shared a node, unless they need more than one.
     """
     lengths, mode = _LENGTHS.search(name), _MODE.search(name)
     return FolderName(
@@ -156,6 +178,12 @@ def _day_in(text: str) -> datetime | None:
     return None
 
 
+def is_load(word: str, value: float) -> bool:
+    """Whether a word of a name is that load, as a concurrency of 8 or a rate of 8 requests/s for 8."""
+    number = re.search(r"\d+(?:\.\d+)?", word)
+    return _LOAD.fullmatch(word) is not None and number is not None and float(number[0]) == value
+
+
 def deployment_in(text: str) -> str | None:
     """The words of a text that name a deployment; None if none does."""
     return " ".join(match[0] for match in _DEPLOYMENT.finditer(text.lower())) or None
@@ -182,26 +210,84 @@ def is_size_of_deployment(key: str) -> bool:
     return _SIZE_KEY.search(words) is not None and " per " not in f" {words} "
 
 
-def _topology(name: str) -> Collocated | Disaggregated | None:
-    two, experts = _TWO_POOLS.search(name), _TP_EP.search(name)
-    if two:
-        pools = [parse_pool(f"{two[pool]}xtp{two[f'{pool}_tp']}") for pool in ("p", "d")]
-        return Disaggregated(prefill=pools[0], decode=pools[1], placement=placement_in(name, pools))
-    if experts:
-        return Collocated(pool=parse_pool(f"{experts['replicas'] or 1}xtp{experts['tp']}ep"))
+def configuration_in(name: str) -> NamedConfiguration | None:
+    """The configuration in a name, with the degrees among its other words: ``1xtp4-pp2`` is ``1xtp4pp2``. None if there
+    is none, or several. Raises UsageError on an invalid configuration, ContradictingName if other words contradict it.
+    """
+    found = _pools_in(name)
+    if found is None:
+        return None
+    try:
+        pools = [parse_pool(text.lower()) for text in found.pools]
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from error
+    rest = _DAY_AND_TIME.sub(" ", _DATE.sub(" ", found.rest.lower()))
+    degrees = [degree for word in _DEGREES.finditer(rest) for degree in _DEGREE.finditer(word[0])]
+    for degree in sorted(degrees, key=lambda each: each["name"] == "ep"):  # its size is that of the others
+        pools = [_with_degree(pool, degree, name) for pool in pools]
+    others = rest
+    for known in (_DEGREES, _REPEAT, _LENGTHS, _MODE):
+        others = known.sub(" ", others)
+    topology: Collocated | Disaggregated = Collocated(pool=pools[0])
+    if len(pools) > 1:
+        topology = Disaggregated(prefill=pools[0], decode=pools[1], placement=placement_in(name, pools))
+    mode = mode_of(topology)
+    words = (word for word in re.split(r"[^a-z0-9.]+", others) if word)
+    unlike = dict.fromkeys(word for word in words if word not in _PLAIN and mode not in _OF_MODE.get(word, ()))
+    if "fluid" in unlike:
+        raise ContradictingName(f"{name}: fluid contradicts the fixed roles of {topology.label}; give the whole label")
+    return NamedConfiguration(topology, tuple(unlike))
+
+
+class _Pools(NamedTuple):
+    """The texts of one pool or two in a name, and its other words."""
+
+    pools: tuple[str, ...]
+    rest: str
+
+
+def _pools_in(name: str) -> _Pools | None:
+    """The pools of a name; None if it has none, or several configurations."""
+    if two := _TWO_POOLS.search(name):
+        pools = tuple(f"{two[pool]}xtp{two[f'{pool}_tp']}" for pool in ("p", "d"))
+        return _Pools(pools, _around(name, two.start(), two.end()))
+    if experts := _TP_EP.search(name):
+        pool = f"{experts['replicas'] or 1}xtp{experts['tp']}ep"
+        return _Pools((pool,), _around(name, experts.start(), experts.end()))
     match = _TOPOLOGY.search(name)
     if not match or len(_ANY_POOL.findall(name)) != (2 if match["second"] else 1):
         return None
-    words = re.split(r"[-_]", match["tail"].lower())
+    pools = tuple(text for text in (match["first"], match["second"]) if text)
+    return _Pools(pools, _around(name, match.start(), match.start("tail")))
+
+
+def _around(name: str, start: int, end: int) -> str:
+    return f"{name[:start]} {name[end:]}"
+
+
+def _with_degree(pool: Pool, degree: re.Match[str], name: str) -> Pool:
+    """The pool with one degree of a name's other words. Raises ContradictingName if the pool has another one."""
+    field, size = degree["name"], int(degree["value"] or 1)
+    if field == "ep":
+        spread = not degree["value"] or size > 1
+        agrees = not degree["value"] or size in (0, 1, pool.tp * pool.dp)
+        changed = pool.model_copy(update={"expert_parallel": True}) if spread else pool
+    else:
+        own = getattr(pool, field)
+        agrees = size == own or (own == 1 and 1 < size <= MOST and field != "tp")
+        changed = pool.model_copy(update={field: size})
+    if not agrees:
+        raise ContradictingName(f"{name}: {degree[0]} contradicts {pool.label}; name one of them")
+    return changed
+
+
+def _topology(name: str) -> Collocated | Disaggregated | None:
+    """The configuration of a folder or a file; None if its name has none, or contradicts itself."""
     try:
-        pools = [parse_pool(text.lower()) for text in (match["first"], match["second"]) if text]
-    except UsageError as error:
-        raise UsageError(f"{name}: {error}") from error
-    if "ep" in words:
-        pools = [pool.model_copy(update={"expert_parallel": True}) for pool in pools]
-    if len(pools) == 1:
-        return Collocated(pool=pools[0])
-    return Disaggregated(prefill=pools[0], decode=pools[1], placement=placement_in(name, pools))
+        found = configuration_in(name)
+    except ContradictingName:
+        return None
+    return found.topology if found else None
 
 
 def placement_in(name: str, pools: list[Pool]) -> PlacementKind:

@@ -341,10 +341,12 @@ class System(Stepping):
                 f"one request of {counted(longest, 'token')} is too long for the step times of {self.hardware.name}, "
                 f"which are extrapolated to {held:.0f} tokens; use shorter requests"
             )
-        for pool in self.deployment.served_pools.values():
+        for role, pool in self.deployment.served_pools.items():
             if why := why_not_held(self.hardware, self.shape, pool, longest):
+                engine = f"a {role} engine" if role in ("prefill", "decode") else "an engine"
+                on = f" on {pool.gpu_type}" if pool.gpu_type is not None else ""
                 raise UsageError(
-                    f"an engine of {pool.degrees} does not hold {self.shape.name} with one request of "
+                    f"{engine} of {pool.degrees}{on} does not hold {self.shape.name} with one request of "
                     f"{counted(longest, 'token')}: {why}"
                 )
 

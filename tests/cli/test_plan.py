@@ -837,3 +837,19 @@ class TestALoadThatIsNotServed:
         assert any(each.best for each in made) is serves
         for each in made:
             assert each.best is None or each.best.requests_per_s * each.copies > 0.9 * rate_rps
+
+
+def test_an_explained_deployment_says_what_no_node_has(capsys: pytest.CaptureFixture[str]) -> None:
+    for label, words in (
+        ("pd-pack-p4xtp4-d4xtp4", "a pack of 32 GPUs does not fit a node of 8"),
+        ("collocated-1xtp16", "TP 16 spans nodes of 8 GPUs: its all-reduce is predicted as if NVLink joined them"),
+    ):
+        assert plan.main(["--explain", label, "--concurrency", "8"]) == 0
+        out = capsys.readouterr().out
+        assert words in out and "Extrapolated" in out
+
+
+def test_the_shipped_systems_of_wide_experts_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["--model", "deepseek-v3", "--itl", "2000", "--otl", "100", "--concurrency", "16"]
+    assert plan.main(["--explain", "pd-spread-p3xdp24ep-d1xdp32ep", *args]) == 0
+    assert "EP over 24 GPUs with a load balancer and 8 redundant experts" in capsys.readouterr().out

@@ -60,6 +60,11 @@ def one(text: str) -> RequestedRow:
         ("config,p_num,d_num,conc\n1xtp2-3xtp2,1,3,8\n", "pd-pack-p1xtp2-d3xtp2"),
         ("config,d_num,conc\n1xtp2-3xtp2,3,8\n", "pd-pack-p1xtp2-d3xtp2"),
         ("config,num,conc\n4xtp2,4,8\n", "collocated-4xtp2"),
+        ("config,conc\n1xtp4_pp2,8\n", "collocated-1xtp4pp2"),
+        ("config,conc\ncollocated-1xtp4-dp2,8\n", "collocated-1xtp4dp2"),
+        ("config,conc\n1xtp4-1xtp4-dp2,8\n", "pd-spread-p1xtp4dp2-d1xtp4dp2"),
+        ("config,pp,conc\n1xtp4-pp2,2,8\n", "collocated-1xtp4pp2"),
+        ("config,p_dp,dp,conc\n1xtp4-1xtp4-dp2,2,2,8\n", "pd-spread-p1xtp4dp2-d1xtp4dp2"),
         ("config,num,conc\ncollocated-2xtp4ep,2,8\n", "collocated-2xtp4ep"),
         ("name,mode,num,tp,conc\nthe first,collocated,4,2,8\n", "collocated-4xtp2"),
         ("exp,mode,num,tp,ep,conc\n1xtp8,collocated,1,8,true,8\n", "collocated-1xtp8ep"),
@@ -366,3 +371,90 @@ def test_a_row_that_cannot_run_does_not_take_the_others_with_it(
     assert float(wide["predicted_requests_per_s"]) > 0 and "does not fit a node" in wide["prediction_note"]
     named = [line.split(", ")[1] for line in printed.err.splitlines() if not line.startswith("note: ")]
     assert named == [f"line {n}" for n in (2, 3, 4, 5)]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("1xtp4-tp8,,", "tp8 contradicts 1xtp4"),
+        ("1xtp4_pp2,4,1", "contradicts the columns, which give 1xtp4"),
+        ("1xtp4pp4,,2", "contradicts the columns, which give 1xtp4pp2"),
+        ("pd-fluid-8xtp2-run1,,", "fluid contradicts"),
+    ],
+)
+def test_names_that_contradict_are_refused(row: str, said: str) -> None:
+    with pytest.raises(UsageError, match=f"line 2: .*{said}"):
+        read(f"config,tp,pp,conc\n{row},8\n", "in.csv")
+
+
+@pytest.mark.parametrize(
+    ("config", "unread"),
+    [
+        ("1xtp4-spec", "spec"),
+        ("1xtp4_fp8", "fp8"),
+        ("fp8_1xtp4", "fp8"),
+        ("1xtp4-sglang", "sglang"),
+        ("pd-1xtp4", "pd"),
+        ("1xtp4-2", "2"),
+        ("1xtp4_vllm-0.19.1", "0.19.1"),
+        ("gptoss_itl10000_otl500_1xtp4", "itl10000"),
+        ("1xtp4-prefill_only", "prefill-only"),
+        ("1xtp4_c16", "c16"),
+        ("h200_1xtp4", "h200"),
+    ],
+)
+def test_words_that_no_prediction_depends_on_cost_the_band(config: str, unread: str) -> None:
+    """The word may name another deployment than the plain configuration's, whose band the row would get."""
+    plain, row = csv_predictions.predict(
+        read(f"config,conc\n1xtp4,8\n{config},8\n", "in.csv").requested, HARDWARE, (0,)
+    )
+    assert row["predicted_mean_tpot_ms"] == plain["predicted_mean_tpot_ms"]
+    assert plain["predicted_mean_tpot_ms_low"] and not row["predicted_mean_tpot_ms_low"]
+    assert f"no prediction depends on {unread}" in row[csv_predictions.NOTE]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "gptoss_itl5000_otl250_mixed_baseline_1xtp4",
+        "gpt-oss-120b_1xtp4-run2",
+        "collocated-1xtp4_2026-01-05T12-00-00",
+        "2026-01-05_h100-vllm-0.11.2_1xtp4_conc8",
+        "1xtp4-tp4-r3",
+    ],
+)
+def test_words_that_agree_with_the_row_cost_nothing(config: str) -> None:
+    text = f"config,conc\n1xtp4,8\n{config},8\n"
+    plain, row = csv_predictions.predict(read(text, "in.csv").requested, HARDWARE, (0,))
+    assert row == plain and plain["predicted_mean_tpot_ms_low"]
+
+
+def test_experts_that_ranks_do_not_divide_get_copies() -> None:
+    """The shipped systems of 104 GPUs. Without its load balancer vLLM refuses them."""
+    text = (
+        "config,itl,otl,concurrency,num_prompts,enable_eplb\n"
+        + "pd-spread-p1xdp32ep-d1xdp72ep,2000,100,32,64,{0}\n"
+        + "pd-spread-p1xdp32ep-d1xdp32ep,2000,100,32,64,{1}\n"
+    )
+    given = read(text.format("true", "true"), "in.csv", "deepseek-v3").requested
+    balanced, even = csv_predictions.predict(given, HARDWARE, (0,))
+    assumed, plain = csv_predictions.predict(
+        read(text.format("", ""), "in.csv", "deepseek-v3").requested, HARDWARE, (0,)
+    )
+    assert balanced["predicted_mean_tpot_ms"] == assumed["predicted_mean_tpot_ms"] != ""
+    assert plain["predicted_mean_tpot_ms"] == even["predicted_mean_tpot_ms"]
+    for row, copies in ((balanced, "32 redundant"), (assumed, "32 redundant"), (even, "0 redundant")):
+        assert copies in row[csv_predictions.NOTE] and not row["predicted_mean_tpot_ms_low"]
+    assert "redundant" not in plain[csv_predictions.NOTE]
+    off, _ = csv_predictions.predict(read(text.format("no", "no"), "in.csv", "deepseek-v3").requested, HARDWARE, (0,))
+    assert off["predicted_mean_tpot_ms"] == "" and "leave enable_eplb out" in off[csv_predictions.NOTE]
+
+
+def test_refusals_of_rows_advise_no_flag_that_a_plan_lacks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "in.csv"
+    rows = "pd-spread-p1xtp2pp2-d1xtp4", "pd-spread-p1xtp16-d1xtp8", "collocated-1xtp4", "collocated-1xdp3ep,off"
+    path.write_text("config,enable_eplb,conc\n" + "".join(f"{row if ',' in row else row + ','},8\n" for row in rows))
+    assert plan.main(["--predict", str(path)]) == 0
+    told = capsys.readouterr().err
+    assert [f"line {n}" in told for n in (2, 3, 4, 5)] == [True, True, False, True]
+    assert not {word for word in told.split() if word.startswith("--")}

@@ -14,6 +14,7 @@ from support.model_folders import LLAMA_70B, model_folder
 
 from pdlab.core.catalog import ModelShape, require_shape
 from pdlab.core.deployment import Collocated, Deployment, Pool, parse_label
+from pdlab.core.errors import UsageError
 from pdlab.core.findings import found
 from pdlab.core.rendering import macro
 from pdlab.core.version import STACK
@@ -31,7 +32,7 @@ from pdlab.plan.stack_prior import LEAST_STACKS
 from pdlab.plan.step_findings import launched_stack, step_findings
 from pdlab.sim import aic
 from pdlab.sim.computed_hardware import beside, computed
-from pdlab.sim.hardware import FitDomain, Hardware, TableMode, load_hardware
+from pdlab.sim.hardware import FitDomain, Hardware, Speculation, TableMode, load_hardware
 from pdlab.sim.simulator import Prompts, simulate
 from pdlab.sim.step_source import Correction
 from pdlab.sim.step_time import kv_capacity_tokens
@@ -601,6 +602,34 @@ def test_rows_of_pools_on_two_gpu_types_are_spread() -> None:
     assert "two GPU types are for pd-spread" in collocated[csv_predictions.NOTE]
 
 
+@pytest.mark.parametrize(("cell", "refused"), [("H100", True), ("H200", True), ("H200+H100", True), ("B200", True),
+    ("H100+H200", False), ("NVIDIA H100 80GB HBM3 and H200", False), ("", False)])  # fmt: skip
+def test_a_row_on_two_gpu_types_names_both(cell: str, refused: bool) -> None:
+    """A row that says H100 alone was not measured with decode on H200."""
+    both = beside(computed("H100", "vllm", "0.18"), computed("H200", "vllm", "0.18"))
+    text = f"config,itl,otl,concurrency,gpu\npd-spread-p1xtp4-d1xtp4,1024,128,4,\n{{0}},1024,128,4,{cell}\n"
+    requested = read(text.format("pd-spread-p1xtp4-d1xtp4"), "x").requested
+    plain, row = csv_predictions.predict(requested, both, (0,))
+    assert (row[MEAN_TTFT] == "") is refused and plain[MEAN_TTFT]
+    assert ("name both as H100+H200" in row[csv_predictions.NOTE]) is refused
+
+
+def test_a_pack_beyond_a_node_has_no_band(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No node holds it, and no run of it was measured: neither a fit nor public stacks have its errors."""
+    monkeypatch.setattr(stack_bands, "public_pd", lambda: public_pd().model_copy(update={"left_out": EVERY_BAND_HOLDS}))
+    row = "config,itl,otl,concurrency\npd-{},{}\n"
+    for hardware, lengths in (
+        (computed("B200", "trtllm", bare=True), "8192,1024,1"),
+        (load_hardware("h100-vllm-0.11"), "5000,250,8"),
+    ):
+        banded = []
+        for label in ("spread-p1xtp4-d2xtp4", "pack-p1xtp4-d2xtp4"):
+            requested = read(row.format(label, lengths), "x", "gpt-oss-120b").requested
+            (found_,) = csv_predictions.predict(requested, hardware, (0,))
+            banded.append(bool(found_["predicted_mean_ttft_ms_low"]))
+        assert banded == [True, False] and "pack of 12 GPUs does not fit" in found_[csv_predictions.NOTE]
+
+
 def test_where_prefill_engines_are_full_a_row_has_a_note_and_no_band(monkeypatch: pytest.MonkeyPatch) -> None:
     """One request seldom keeps prefill busy. 256 at once do."""
     monkeypatch.setattr(stack_bands, "public_pd", lambda: public_pd().model_copy(update={"left_out": EVERY_BAND_HOLDS}))
@@ -659,3 +688,24 @@ def test_a_plan_says_that_pdlab_launches_another_stack() -> None:
     assert pair.numbers["flags"] == f"--engine-version {launched}", "--hardware is refused beside the two"
     others = (computed("H200", "vllm", launched), computed("H200", "sglang"), load_hardware("cpu-vllm-0.29"))
     assert [launched_stack(each) for each in others] == [()] * 3
+
+
+@pytest.mark.parametrize(("output_tokens", "few"), [(2, True), (250, False)])
+def test_answers_of_few_guessing_steps_are_told(output_tokens: int, few: bool) -> None:
+    """The second token of an answer cannot come before a whole step ends."""
+    hardware = load_hardware("h100-vllm-0.11").with_speculation(Speculation(acceptance_length=3, draft_tokens=3))
+    requested = read(f"config,itl,otl,concurrency\n1xtp4,2000,{output_tokens},4\n", "x").requested
+    (row,) = csv_predictions.predict(requested, hardware, (0,))
+    assert (f"answers of {output_tokens} tokens take few steps" in row[csv_predictions.NOTE]) is few
+
+
+def test_an_engine_that_does_not_hold_the_model_has_its_role_and_gpu() -> None:
+    both = beside(computed("H100", "vllm", "0.18"), computed("H200", "vllm", "0.18"))
+    requested = read("config,itl,otl,concurrency\npd-spread-p1xtp4-d1xtp1,90000,128,4\n", "x").requested
+    alone = read("config,itl,otl,concurrency\npd-pack-p1xtp1-d1xtp4,90000,128,4\n", "x").requested
+    with pytest.raises(UsageError, match="a prefill engine of tp1 does not hold gpt-oss-120b"):
+        csv_predictions.predict(alone, load_hardware("h100-vllm-0.11"), (0,))
+    swapped = read("config,itl,otl,concurrency\npd-spread-p1xtp1-d1xtp4,90000,128,4\n", "x").requested
+    with pytest.raises(UsageError, match="a prefill engine of tp1 on H100 does not hold gpt-oss-120b"):
+        csv_predictions.predict(swapped, both, (0,))
+    assert csv_predictions.predict(requested, both, (0,))[0][MEAN_TTFT]
