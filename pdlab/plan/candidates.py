@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pdlab.core.catalog import ModelShape
-from pdlab.core.deployment import Collocated, Deployment, Disaggregated, PlacementKind, Pool
+from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool
 from pdlab.core.errors import UsageError
+from pdlab.core.gpu_count import DEFAULT_COUNT, Count
 from pdlab.core.nodes import ClusterView
 from pdlab.core.request_lengths import check_request_fits
 from pdlab.core.text import counted
@@ -35,8 +36,10 @@ TP_DEGREES = (1, 2, 4, 8, 16)
 MOST_REPLICAS = 16  # per pool of a unit
 SLO_SHARES = (0.7, 0.85, 1.0)  # TPOT bounds at which units are compared, as shares of the SLO's bound
 STEP_MULTIPLES = (1.15, 1.5, 2.0, 4.0)  # without an SLO on TPOT: multiples of the fastest decode step
-PER_BOUND = 8  # units kept per TPOT bound
+PER_BOUND = 4  # units kept per TPOT bound
 PER_SHAPES = 2  # units kept per TPOT bound and pair of kinds
+PER_OTHERWISE = 3  # kinds of units kept that serve most if scattered KV blocks are copied in the other way
+SERVES_ENOUGH = 2 / 3  # of what the best unit serves: rate matching is less wrong about two units
 # With a requested rate. A deployment may serve so much more than rate matching says; sizes to look at are up to this
 # many times the fewest GPUs, each a sixth above the one before; units kept per size and TPOT bound.
 MAY_SERVE = 1.15
@@ -143,6 +146,10 @@ def most_copies(unit: ReplicaUnit, gpus: int) -> int:
     return gpus // gpus_of_type(unit)
 
 
+def _counted_gpus(unit: ReplicaUnit, gpus: int, count: Count) -> float:
+    return unit.gpus if count == "used" else gpus / most_copies(unit, gpus)
+
+
 def fewest_copies(rate_rps: float, served_rps: float) -> int:
     """The fewest copies, or replicas, that may serve a rate. ``served_rps``: of one of them by rate matching; 0: one of
     them is worth a try."""
@@ -185,19 +192,22 @@ def shortlist(
     gpus: int,
     shapes: Sequence[Pool],
     tpot_s: float | None,
-    placement: PlacementKind | None,
     rate_rps: float | None = None,
     shapes_of_node: Sequence[Pool] = (),
     sizes_to: int = 0,
+    otherwise: RateMatcher | None = None,
+    count: Count = DEFAULT_COUNT,
 ) -> Shortlist:
     """The deployments to simulate. All of them fit the nodes of the view.
 
     They are all collocated units; for each TPOT bound of `bounds` the units with the most requests/s per GPU, at most
-    `PER_SHAPES` of each pair of kinds; and the best unit of each pair of kinds that serves at least half as much as the
-    best unit. ``placement``: of PD deployments (None: pack if the unit fits one node, else spread). ``rate_rps``: the
-    requested rate, over all GPUs; if they may serve it, the units of P:D are those with the most requests/s on the
-    fewest GPUs that may, and on up to `SIZES_TO` times as many, or ``sizes_to``. ``shapes_of_node``: the kinds of
-    engines if the planned GPUs were a node (empty: ``shapes``).
+    `PER_SHAPES` of each pair of kinds; and the best unit of each pair of kinds that serves at least `SERVES_ENOUGH` of
+    what the best unit serves. ``rate_rps``: the requested rate, over all GPUs; if they may serve it, the units of P:D
+    are those with the most requests/s on the fewest GPUs that may, and on up to `SIZES_TO` times as many, or
+    ``sizes_to``. ``shapes_of_node``: the kinds of engines if the planned GPUs were a node (empty: ``shapes``).
+    ``count``: the GPUs that divide the requests/s. Unless these are the used ones, they are all planned ones.
+    ``otherwise``: rates if scattered KV blocks are copied in the other way. The best units by these are taken too,
+    and the best one of those that serve more then.
     """
     node = matcher.hardware.gpus_per_node
 
@@ -205,7 +215,7 @@ def shortlist(
         return [
             unit
             for unit in units(kinds, most_gpus, node, matcher.shape)
-            if unit.decode is None or ((placement != "pack" or unit.gpus <= node) and matcher.hold_apart(unit))
+            if unit.decode is None or ((matcher.placement != "pack" or unit.gpus <= node) and matcher.hold_apart(unit))
         ]
 
     every = holding(shapes, gpus)
@@ -214,7 +224,7 @@ def shortlist(
 
     def take(unit: ReplicaUnit) -> bool:
         if unit not in chosen and unit not in refused:
-            sized = _sized(matcher, model, view, gpus, unit, tpot_s, placement)
+            sized = _sized(matcher, model, view, gpus, unit, tpot_s)
             if sized is None:
                 refused.add(unit)
             else:
@@ -234,10 +244,12 @@ def shortlist(
             matcher, holding(kinds, sizes[-1]), sizes, targets, lambda unit: unit not in fitting or take(unit)
         )
     else:
-        _take_best(matcher, every, gpus, targets, take)
+        _take_best(matcher, every, gpus, count, targets, take)
+    if otherwise is not None:
+        _take_best_otherwise(matcher, otherwise, every, gpus, count, targets[-1], take)
     if not chosen:
-        place(_deployment(matcher, model, every[0], placement), view)  # raises the reason
-    whole = (_deployment(matcher, model, unit, placement) for unit in every if unit.decode is None)
+        place(_deployment(matcher, model, every[0]), view)  # raises the reason
+    whole = (_deployment(matcher, model, unit) for unit in every if unit.decode is None)
     cannot = next((each for each in whole if not fits(each, view)), None)
     why = why_not(cannot, view) if cannot is not None else ""
     return Shortlist(list(chosen.values()), len(every), len(refused), why, sizes[-1] if sizes else 0)
@@ -247,18 +259,19 @@ def _take_best(
     matcher: RateMatcher,
     every: Sequence[ReplicaUnit],
     gpus: int,
+    count: Count,
     targets: Sequence[float],
     take: Callable[[ReplicaUnit], bool],
 ) -> None:
-    """Take the units of P:D that serve most per planned GPU at each TPOT bound of ``targets``. ``take``: whether a unit
-    has a place."""
+    """Take the units of P:D that serve most per GPU at each TPOT bound of ``targets``. ``take``: whether a unit has a
+    place."""
     for bound_s in targets:
         last_bound = bound_s == targets[-1]
         order: list[tuple[float, int, int, ReplicaUnit]] = []
         for unit in every:
             if unit.decode is not None:
                 rps = matcher.serves(unit, bound_s).rps
-                order.append((-rps * most_copies(unit, gpus) / gpus, unit.gpus, len(order), unit))
+                order.append((-rps / _counted_gpus(unit, gpus, count), unit.gpus, len(order), unit))
         order.sort()
         kept_per_kind: dict[UnitKind, int] = {}
         for value, _, _, unit in order:
@@ -266,9 +279,34 @@ def _take_best(
                 break
             already = kept_per_kind.get(unit.kind, 0)
             among_best = sum(kept_per_kind.values()) < PER_BOUND and already < PER_SHAPES
-            best_of_kind = last_bound and not already and value <= order[0][0] / 2
+            best_of_kind = last_bound and not already and value <= order[0][0] * SERVES_ENOUGH
             if (among_best or best_of_kind) and take(unit):
                 kept_per_kind[unit.kind] = already + 1
+
+
+def _take_best_otherwise(
+    matcher: RateMatcher,
+    otherwise: RateMatcher,
+    every: Sequence[ReplicaUnit],
+    gpus: int,
+    count: Count,
+    bound_s: float,
+    take: Callable[[ReplicaUnit], bool],
+) -> None:
+    """Take the units of P:D of `PER_OTHERWISE` kinds that serve most per GPU by ``otherwise``, and of those that serve
+    less by ``matcher`` the one that serves most. ``take``: whether a unit has a place."""
+    order = []
+    for number, unit in enumerate(every):
+        if unit.decode is not None:
+            rps = otherwise.serves(unit, bound_s).rps
+            more = rps > matcher.serves(unit, bound_s).rps
+            order.append((-rps / _counted_gpus(unit, gpus, count), unit.gpus, number, more))
+    order.sort()
+    for some, most in ((order, PER_OTHERWISE), ([each for each in order if each[-1]], 1)):
+        kept: set[UnitKind] = set()
+        for _, _, number, _ in some:
+            if len(kept) < most and every[number].kind not in kept and take(every[number]):
+                kept.add(every[number].kind)
 
 
 def _sizes(
@@ -343,14 +381,13 @@ def _sized(
     gpus: int,
     unit: ReplicaUnit,
     tpot_s: float | None,
-    placement: PlacementKind | None,
 ) -> SizedDeployment | None:
     """The unit as a deployment, a collocated one with as many replicas as can be placed; None if it cannot be
     placed."""
     fewest = unit.prefills if unit.decode is not None else 1
     for replicas in range(unit.prefills, fewest - 1, -1):
         placed = unit._replace(prefills=replicas)
-        deployment = _deployment(matcher, model, placed, placement)
+        deployment = _deployment(matcher, model, placed)
         if copies := min(copies_of(deployment, view, view_gpus(view, gpus)), most_copies(placed, gpus)):
             rps, in_flight = matcher.serves(placed, tpot_s or math.inf)
             if unit.decode is not None:
@@ -361,13 +398,12 @@ def _sized(
     return None
 
 
-def _deployment(matcher: RateMatcher, model: str, unit: ReplicaUnit, placement: PlacementKind | None) -> Deployment:
+def _deployment(matcher: RateMatcher, model: str, unit: ReplicaUnit) -> Deployment:
     prefill = unit.prefill.model_copy(update={"replicas": unit.prefills})
     topology: Collocated | Disaggregated
     if unit.decode is None:
         topology = Collocated(pool=prefill)
     else:
         decode = unit.decode.model_copy(update={"replicas": unit.decodes})
-        packs = unit.gpus <= matcher.hardware.gpus_per_node and not matcher.hardware.beside
-        topology = Disaggregated(prefill=prefill, decode=decode, placement=placement or ("pack" if packs else "spread"))
+        topology = Disaggregated(prefill=prefill, decode=decode, placement=matcher.placement_of(unit))
     return Deployment(model=model, topology=topology)

@@ -26,12 +26,13 @@ from pdlab.plan.candidates import MOST_REPLICAS
 from pdlab.plan.engine_arguments import by_hand, planned_words
 from pdlab.plan.extrapolation import OutsideFit
 from pdlab.plan.fluid_pools import FluidPlan, ServedRate
-from pdlab.plan.planner import Candidate, Plan, ThroughputGain, gain, merit, outside
+from pdlab.plan.planner import Candidate, Plan, ThroughputGain, gain, matcher_of, merit, outside
 from pdlab.plan.prediction_intervals import factors_90
-from pdlab.plan.rate_matching import RateMatcher, Rates
+from pdlab.plan.rate_matching import Rates
 from pdlab.plan.scattered_blocks import check_line
 from pdlab.plan.scenario import LoadResult, Scenario, judged
 from pdlab.results.slo import bounds_text
+from pdlab.sim.kv_transfer import link_of
 
 ROWS = 12  # of the ranking
 FIXED_SHOWN = 5  # fixed splits of a fluid pool in the output
@@ -440,7 +441,7 @@ def regime_map(plan: Plan, scenario: Scenario) -> RegimeMap:
 
 def _matched(plan: Plan, scenario: Scenario) -> list[MatchedPair]:
     """The service rates of prefill and decode in the best PD candidates, which check the simulation."""
-    matcher = RateMatcher(scenario.hardware, scenario.shape, scenario.workload, scenario.prefix_hit_rate)
+    matcher = matcher_of(scenario)
     pairs: dict[tuple[Pool, Pool], MatchedPair] = {}
     for candidate in plan.candidates:
         topology = candidate.deployment.topology
@@ -448,7 +449,8 @@ def _matched(plan: Plan, scenario: Scenario) -> list[MatchedPair]:
             continue
         pair = prefill, decode = topology.prefill.one_replica, topology.decode.one_replica
         if pair not in pairs:
-            rates = matcher.rates(prefill, decode, scenario.slo.tpot_s or math.inf)
+            link = link_of(candidate.deployment)
+            rates = matcher.rates(prefill, decode, scenario.slo.tpot_s or math.inf, link)
             pairs[pair] = MatchedPair(prefill, decode, rates, topology.prefill.replicas, topology.decode.replicas)
     return list(pairs.values())
 
@@ -546,11 +548,13 @@ class Explanation:
     @property
     def matched(self) -> Rates | None:
         """The rates of one prefill and one decode replica without queues; None: not disaggregated."""
-        topology, scenario = self.candidate.deployment.topology, self.scenario
+        deployment, scenario = self.candidate.deployment, self.scenario
+        topology = deployment.topology
         if not isinstance(topology, Disaggregated):
             return None
-        matcher = RateMatcher(scenario.hardware, scenario.shape, scenario.workload, scenario.prefix_hit_rate)
-        return matcher.rates(topology.prefill.one_replica, topology.decode.one_replica, math.inf)
+        matcher = matcher_of(scenario)
+        prefill, decode = topology.prefill.one_replica, topology.decode.one_replica
+        return matcher.rates(prefill, decode, math.inf, link_of(deployment))
 
 
 def explanation_text(candidate: Candidate, scenario: Scenario) -> str:

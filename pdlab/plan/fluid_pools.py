@@ -29,6 +29,7 @@ from pdlab.plan.scenario import LoadResult, Scenario
 from pdlab.results.slo import stresses
 from pdlab.roles.spec import AUTO
 from pdlab.sim.hardware import Hardware
+from pdlab.sim.kv_transfer import LinkKind
 from pdlab.sim.level import SimulatedLevel, columns
 from pdlab.sim.simulator import simulate
 
@@ -85,7 +86,8 @@ def matched(
             splits.append(MatchedSplit(best_of_mix.prefill, best_of_mix.rps / mix.rate))
         return min(splits, key=lambda split: split.rps)
     matcher = RateMatcher(hardware, shape, workload, prefix_hit_rate, slo.ttft_s)
-    rates = matcher.rates(pool.one_replica, pool.one_replica, slo.tpot_s or float("inf"))
+    link: LinkKind = "nvlink" if pool.gpus <= hardware.gpus_per_node else "srd"
+    rates = matcher.rates(pool.one_replica, pool.one_replica, slo.tpot_s or float("inf"), link)
 
     def served(prefill: int) -> float:
         return min(prefill * rates.prefill_rps, (pool.replicas - prefill) * rates.decode_rps)

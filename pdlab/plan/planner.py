@@ -40,6 +40,7 @@ from pdlab.plan.rate_matching import RateMatcher, unit_of
 from pdlab.plan.scenario import LoadResult, Scenario, crossing_share
 from pdlab.sim.engine import MAX_SEQUENCES
 from pdlab.sim.hardware import TO_90, FitError
+from pdlab.sim.kv_transfer import link_of
 
 LADDER = (0.1, 0.25, 0.5, 0.75, 1.0, 1.25)  # of the requests in flight that rate matching gives
 EXTENSION, EXTENSIONS = 1.4, 4  # further steps while the SLO is met and throughput still grows
@@ -281,17 +282,19 @@ def plan(
     of_node: list[Pool] = []
     if rate_rps is not None and gpus < scenario.hardware.gpus_per_node:
         of_node = engine_shapes(scenario.hardware, scenario.shape, scenario.hardware.gpus_per_node, scenario.longest)
+    in_other_way = replace(scenario, scattered=not scenario.scattered)
     listed = partial(
-        shortlist, _matcher(scenario), model, view, gpus, shapes, scenario.slo.tpot_s, placement, rate_rps, of_node
-    )
+        shortlist, matcher_of(scenario, placement), model, view, gpus, shapes, scenario.slo.tpot_s, rate_rps, of_node,
+        otherwise=matcher_of(in_other_way, placement) if scenario.blocks is None else None,
+        count=scenario.count,
+    )  # fmt: skip
     short = listed()
     done: dict[tuple[bool, str], Candidate] = {}
 
     def simulated() -> tuple[list[SizedDeployment], list[tuple[Scenario, SizedDeployment]], list[Candidate]]:
         chosen = [replace(sized, deployment=scenario.with_offload(sized.deployment)) for sized in short.deployments]
         cases = [(scenario, sized) for sized in chosen]
-        otherwise = replace(scenario, scattered=not scenario.scattered)
-        cases += [(otherwise, sized) for sized in chosen if scenario.depends(sized.deployment)]
+        cases += [(in_other_way, sized) for sized in chosen if scenario.depends(sized.deployment)]
         for number, (under, sized) in enumerate(cases):
             key = (under is scenario, sized.deployment.model_dump_json())
             if key not in done:
@@ -393,16 +396,23 @@ def sized_deployment(
 ) -> SizedDeployment:
     """The deployment with its matched rate, as in a `shortlist`. ``view``: the nodes on which as many copies are placed
     as fit ``gpus`` (None: one copy, which is not placed)."""
-    rps, in_flight = _matcher(scenario).serves(unit_of(deployment), scenario.slo.tpot_s or math.inf)
+    bound_s = scenario.slo.tpot_s or math.inf
+    rps, in_flight = matcher_of(scenario).serves(unit_of(deployment), bound_s, link_of(deployment, same_node=True))
     copies = copies_of(deployment, view, gpus or deployment.gpus) if view is not None else 1
     return SizedDeployment(deployment, copies, rps, in_flight)
 
 
-def _matcher(scenario: Scenario) -> RateMatcher:
-    slo = scenario.slo
-    longest = sum(scenario.longest.longest)
+def matcher_of(scenario: Scenario, placement: PlacementKind | None = None) -> RateMatcher:
+    """The rates of engines in the scenario. ``placement``: of units of P:D (None: pack if the unit fits a node)."""
     return RateMatcher(
-        scenario.hardware, scenario.shape, scenario.workload, scenario.prefix_hit_rate, slo.ttft_s, longest
+        scenario.hardware,
+        scenario.shape,
+        scenario.workload,
+        scenario.prefix_hit_rate,
+        scenario.slo.ttft_s,
+        sum(scenario.longest.longest),
+        placement,
+        scenario.scattered,
     )
 
 

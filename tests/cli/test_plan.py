@@ -224,7 +224,7 @@ class TestEnumeration:
     def test_a_thousand_gpus_are_planned_too(self) -> None:
         matcher = RateMatcher(HARDWARE, SHAPE, Workload())
         kinds = engine_shapes(HARDWARE, SHAPE, 1000, Workload())
-        chosen, possible, unplaced, *_ = shortlist(matcher, MODEL, nodes(125), 1000, kinds, 0.012, None)
+        chosen, possible, unplaced, *_ = shortlist(matcher, MODEL, nodes(125), 1000, kinds, 0.012)
         assert not unplaced and possible > 1000 and 10 < len(chosen) < 50
         assert all(700 <= sized.copies * sized.deployment.gpus <= 1000 for sized in chosen)
 
@@ -232,12 +232,12 @@ class TestEnumeration:
 class TestMatching:
     def test_published_prefill_rate(self) -> None:
         """One TP2 replica of prefill serves about 7 requests/s of 5000 new tokens (docs/model.md)."""
-        alone = RateMatcher(HARDWARE, SHAPE, Workload()).rates(Pool(tp=2), Pool(tp=2), 0.012)
+        alone = RateMatcher(HARDWARE, SHAPE, Workload()).rates(Pool(tp=2), Pool(tp=2), 0.012, "srd")
         assert 5 < alone.prefill_rps < 9
 
     def test_twice_the_answer_is_half_the_rate(self) -> None:
         one, two = (
-            RateMatcher(HARDWARE, SHAPE, Workload(output_tokens=n)).rates(Pool(tp=2), Pool(tp=2), 0.012)
+            RateMatcher(HARDWARE, SHAPE, Workload(output_tokens=n)).rates(Pool(tp=2), Pool(tp=2), 0.012, "srd")
             for n in (250, 499)
         )
         assert two.decode_rps == pytest.approx(one.decode_rps / 2, rel=0.1)
@@ -398,8 +398,9 @@ class TestRanking:
             topology = candidate.deployment.topology
             equal = isinstance(topology, Disaggregated) and topology.prefill.tp == topology.decode.tp
             assert (candidate.deployment.label in depending) is (equal and topology.placement == "pack")
-        assert of(merged.candidates).items() >= of(copied.otherwise).items()
-        assert of(copied.candidates).items() >= of(merged.otherwise).items()
+        for candidates, otherwise in ((merged.candidates, copied.otherwise), (copied.candidates, merged.otherwise)):
+            both = of(candidates).keys() & of(otherwise).keys()
+            assert both and all(of(candidates)[label] == of(otherwise)[label] for label in both)
         assert all(of(copied.candidates)[label] <= of(copied.otherwise)[label] for label in depending)
         label = "pd-pack-p1xtp2-d1xtp2"
         assert of(copied.candidates)[label] < 0.6 * of(copied.otherwise)[label]
@@ -537,7 +538,7 @@ class TestRanking:
         assert plan.main([*given.split(), str(tmp_path / "slow.yaml")]) == 0
         slow = capsys.readouterr().out
         assert "TCP at 0.2 GB/s per node" in slow and "network ethernet (fit: efa)" in slow
-        assert re.search(r"^ 1 +collocated-", slow, re.MULTILINE), "no spread is worth its transfers"
+        assert re.search(r"^ ?1 +collocated-", slow, re.MULTILINE), "no spread is worth its transfers"
         assert plan.main([*given.split(), "p5.48xlarge"]) == 0
         assert re.search(r"^ 1 +pd-spread-", capsys.readouterr().out, re.MULTILINE)
 
@@ -728,7 +729,7 @@ class TestHandOver:
     @pytest.mark.parametrize("load", ["--concurrency 64", "--rate 9"])
     def test_an_explanation_has_the_figures_of_the_ranking(self, load: str, capsys: pytest.CaptureFixture[str]) -> None:
         """Phases before the first token are its TTFT. A closed loop sends its first wave at once, and it waits long."""
-        label = "pd-pack-p3xtp1-d2xtp2" if "rate" in load else "collocated-1xtp8"
+        label = "pd-pack-p3xtp1-d2xtp2" if "rate" in load else "collocated-2xtp4"
         assert plan.main(["--gpus", "8", *load.split()]) == 0
         row = next(line for line in capsys.readouterr().out.splitlines() if label in line).split()
         ttft_ms, tpot_ms = float(row[8].replace(",", "")), float(row[9])

@@ -33,8 +33,8 @@ def test_what_is_suggested_has_a_place(
     workload = Workload(input_tokens=tokens[0], output_tokens=tokens[1])
     view = nodes(-(-gpus // 8))
     kinds = engine_shapes(HARDWARE, SHAPE, gpus, workload)
-    matcher = RateMatcher(HARDWARE, SHAPE, workload)
-    chosen, possible, unplaced, why, _ = shortlist(matcher, MODEL, view, gpus, kinds, tpot_s, placement)
+    matcher = RateMatcher(HARDWARE, SHAPE, workload, placement=placement)
+    chosen, possible, unplaced, why, _ = shortlist(matcher, MODEL, view, gpus, kinds, tpot_s)
     assert 0 < len(chosen) <= possible - unplaced
     assert not why, "such nodes have CPUs for every engine"
     for sized in chosen:

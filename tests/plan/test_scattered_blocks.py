@@ -117,11 +117,11 @@ def test_a_latent_cache_is_measured_by_the_check_that_a_refusal_names(tmp_path: 
 
 def test_a_plan_takes_it_in_place_of_its_guess(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def goodput(*words: str) -> tuple[float, str]:
-        flags = ["--gpus", "4", "--placement", "pack", "--slo-tpot-ms", "12", "--concurrency", "16"]
+        flags = ["--gpus", "2", "--placement", "pack", "--slo-tpot-ms", "12", "--concurrency", "8"]
         assert cli_plan.main([*flags, *words]) == 0
         printed = capsys.readouterr().out
-        rows = [line.split() for line in printed.splitlines() if line.split()[1:2] == ["pd-pack-p1xtp2-d1xtp2"]]
-        rows += [line.split() for line in printed.splitlines() if line.split()[1:2] == ["pd-pack-p1xtp2-d1xtp2~"]]
+        rows = [line.split() for line in printed.splitlines() if line.split()[1:2] == ["pd-pack-p1xtp1-d1xtp1"]]
+        rows += [line.split() for line in printed.splitlines() if line.split()[1:2] == ["pd-pack-p1xtp1-d1xtp1~"]]
         return float(rows[0][6]), printed
 
     slow, printed = goodput("--blocks", str(write(tmp_path / "slow.json")))

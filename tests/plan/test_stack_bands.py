@@ -584,7 +584,7 @@ def test_a_plan_a_comparison_and_a_table_predict_the_same_of_pd() -> None:
     assert planned.level.first_token_s.tolist() == pytest.approx(list(again[0].first_token_s))
     assert list(again[0].first_token_s) != pytest.approx(list(other[0].first_token_s))
     rates = [
-        RateMatcher(each, shape, WORKLOAD).rates(Pool(tp=4), Pool(tp=4), 1.0).decode_rps
+        RateMatcher(each, shape, WORKLOAD).rates(Pool(tp=4), Pool(tp=4), 1.0, "srd").decode_rps
         for each in (corrected, corrected.of_pd(), bare)
     ]
     assert rates[0] == rates[1] != rates[2]
