@@ -43,6 +43,29 @@ NOT_SIMULATED: dict[str, tuple[str, ...]] = {
     "scheduling_policy": ("fcfs",),
     "stream_interval": ONE,
 }
+# Arguments that choose kernels, formats or graphs, whose effect no run gives -> the values that are vLLM's own.
+KERNELS: dict[str, tuple[str, ...]] = {
+    "all2all_backend": (),
+    "attention_config": (),
+    "compilation_config": (),
+    "cudagraph_capture_sizes": (),
+    "disable_custom_all_reduce": OFF,
+    "disable_sliding_window": OFF,
+    "dtype": ("auto", "bfloat16"),
+    "enable_lora": OFF,
+    "hf_overrides": (),
+    "kernel_config": (),
+    "kv_sharing_fast_prefill": OFF,
+    "linear_backend": ("auto",),
+    "max_cudagraph_capture_size": (),
+    "model_impl": ("auto", "vllm"),
+    "optimization_level": (),
+    "performance_mode": ("balanced",),
+    "quantization": (),
+    "quantization_config": (),
+    "scheduler_cls": (),
+    "ubatch_size": ("0",),
+}
 FORMATS = {"fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}  # of KV cache: names of vLLM -> those of a model's shape
 
 
@@ -72,6 +95,8 @@ def _unknown(hardware: Hardware, arguments: Mapping[str, Any], kv_dtype: str | N
             unknown = word != str(hardware.block_tokens)
         elif name in NOT_SIMULATED:
             unknown = not is_own(name, value)
+        elif name in KERNELS:
+            unknown = value != {} and _word(value) not in KERNELS[name]
         elif name == "max_num_batched_tokens":  # smaller chunks have sizes of steps that were fitted
             unknown = float(value) > hardware.step_tokens
         elif name == "async_scheduling":

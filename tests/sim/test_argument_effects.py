@@ -11,7 +11,7 @@ from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Deployment, Pool, parse_label
 from pdlab.core.workload import Closed, Level, Workload
 from pdlab.deploy.engine_arguments import known_arguments
-from pdlab.sim.argument_effects import NOT_SIMULATED, SIMULATED, unknown_effects
+from pdlab.sim.argument_effects import KERNELS, NOT_SIMULATED, SIMULATED, unknown_effects
 from pdlab.sim.computed_hardware import computed
 from pdlab.sim.hardware import Hardware, load_hardware
 from pdlab.sim.level import figures, gaps
@@ -33,8 +33,8 @@ def sequence_us(hardware: Hardware) -> float:
 
 
 def test_every_name_is_an_argument_of_vllm() -> None:
-    assert {*SIMULATED, *NOT_SIMULATED} <= set(known_arguments())
-    assert not set(SIMULATED) & set(NOT_SIMULATED)
+    assert {*SIMULATED, *NOT_SIMULATED, *KERNELS} <= set(known_arguments())
+    assert len({*SIMULATED, *NOT_SIMULATED, *KERNELS}) == len(SIMULATED) + len(NOT_SIMULATED) + len(KERNELS)
 
 
 def test_a_share_of_the_memory_is_that_share_of_the_gpus() -> None:
@@ -105,6 +105,9 @@ def test_constants_that_were_fitted_without_it_have_no_scheduling() -> None:
         ({"disable_hybrid_kv_cache_manager": True}, ()),
         ({"disable_hybrid_kv_cache_manager": False}, ("disable_hybrid_kv_cache_manager=false",)),  # the fit had it off
         ({"attention_backend": "FLASHINFER"}, ("attention_backend=FLASHINFER",)),
+        ({"quantization": "fp8", "dtype": "float16"}, ("dtype=float16", "quantization=fp8")),
+        ({"compilation_config": {"cudagraph_mode": "NONE"}}, ("compilation_config={\"cudagraph_mode\": \"NONE\"}",)),
+        ({"compilation_config": {}, "dtype": "auto", "quantization": None, "performance_mode": "balanced"}, ()),
         ({"max_model_len": 9000, "tokenizer_mode": "slow"}, ()),
     ],
     ids=str,
