@@ -810,8 +810,9 @@ def timeline(number: int = 0, **changes: Any) -> RequestTimeline:
     """Of a request whose KV cache was read once."""
     order = ("call", "answer", "queued", "admitted", "posted", "seen", "reported", "usable", "scheduled", "first")
     marks = {mark: float(at) for at, mark in enumerate((*order, "first_byte"))}
-    fields = {"id": str(number), "path": "pd", "t": marks, "wire": [(0, 4, 5, 900.0, 64)], "ttft_s": 0.02, **changes}
-    return RequestTimeline.model_validate(fields)
+    prefill = {"total": 0.8, "queue": 0.1, "prefill": 0.5}
+    fields = {"id": str(number), "path": "pd", "t": marks, "p": prefill, "wire": [(0, 4, 5, 900.0, 64)]}
+    return RequestTimeline.model_validate({**fields, "ttft_s": 0.02, **changes})
 
 
 @pytest.mark.parametrize(

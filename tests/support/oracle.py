@@ -207,7 +207,9 @@ class Oracle:
         if not settings["no_usage"]:
             event(writer, {"choices": [], "usage": usage})
         if settings["timelines"] and entry["asks_timeline"] is not None:
-            timeline = {"v": 1, "id": entry["id"], "path": "pd", "t": MARKS, "wire": [[0, 5.0, 6.0, 900.0, 1000, 1]]}
+            prefill = {"total": 0.8, "queue": 0.1, "prefill": 0.5}
+            timeline = {"v": 1, "id": entry["id"], "path": "pd", "t": MARKS, "p": prefill}
+            timeline["wire"] = [[0, 5.0, 6.0, 900.0, 1000, 1]]
             chunk(writer, f": pdlab {json.dumps(timeline)}\n\n".encode())
         chunk(writer, b"data: [DONE]\n\n")
         writer.write(b"0\r\n\r\n")
