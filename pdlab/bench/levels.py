@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from pdlab.core.deployment import Collocated, Deployment, Fluid
 from pdlab.core.errors import UsageError
 from pdlab.core.mixes import Mixes
 from pdlab.core.replayed import Replayed
-from pdlab.core.workload import Closed, Level, Load, Open, Ramp, Replay, RunKey, Workload
+from pdlab.core.workload import Closed, Level, Load, Open, Ramp, Replay, RunKey, Workload, title
 
 PROMPTS_PER_CONCURRENCY = 10
 MIN_PROMPTS = 20
@@ -127,6 +127,22 @@ def warmup_concurrency(deployment: Deployment | None) -> int:
 def per_gpu_loads(values: Sequence[float], gpus: int) -> tuple[Closed, ...]:
     """Closed loops of that many requests in flight per GPU: rounded, at least one."""
     return tuple(Closed(concurrency=max(1, round(value * gpus)), per_gpu=value) for value in values)
+
+
+def check_names(loads: Iterable[Load]) -> None:
+    """Raises UsageError for two loads whose levels would have one name."""
+    named: dict[str, Load] = {}
+    for load in loads:
+        stem = RunKey(kind=load.kind, value=load.value).stem
+        other = named.setdefault(stem, load)
+        if other is load:
+            continue
+        if other.value == load.value:
+            raise UsageError(f"{title(load)} is listed twice: leave one of the two out")
+        raise UsageError(
+            f"two loads have one name, {stem} ({other.value:.15g} and {load.value:.15g}; a name has six digits): leave "
+            "one of the two out"
+        )
 
 
 def sweep_levels(

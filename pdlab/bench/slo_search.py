@@ -251,6 +251,8 @@ def next_step(
     rate = _next_rate(points, search, guess_rps, taken)
     if rate is None or sum(taken.values()) >= search.max_points:
         return None
+    if search.start_rps is not None and not {search.start_rps, rounded(search.start_rps, DIGITS)} & taken.keys():
+        rate = rounded(search.start_rps, DIGITS)
     look, steady = taken.get(rate, 0), any(point.rate_rps == rate and point.steady for point in points)
     longer = 1 if steady else 2**look
     return NextLevel(rate_rps=rate, look=look, requests=_requests(rate, points, search, mean_rate), longer=longer)
@@ -274,8 +276,6 @@ def _next_rate(
         return rounded(search.start_rps or guess_rps or 1.0, DIGITS)
     if any(point.verdict == "invalid" for point in points):
         return None
-    if search.start_rps is not None and not {search.start_rps, rounded(search.start_rps, DIGITS)} & taken.keys():
-        return rounded(search.start_rps, DIGITS)
     low, high = bracket(points)
     factor = min(2.0, search.step ** (2 ** min(len(points) - 1, 9)))
     top, bottom = max(points, key=lambda p: p.rate_rps), min(points, key=lambda p: p.rate_rps)

@@ -110,7 +110,7 @@ def run_sweep(options: SweepOptions, progress: Progress | None = None, client: L
     """
     progress = progress or Progress()
     workload = options.workload
-    build(with_loads(options, 1), attempt=0)  # bad input is refused before the server gets a request
+    _check(options)  # bad input is refused before the server gets a request
     with measured(normal_url(options.base_url)):
         target = resolve_target(
             options.base_url,
@@ -137,7 +137,7 @@ def _run_held(
             store.check_records(run)
     attempt = len(earlier.commands) if earlier else 0
     built = build(options, attempt)
-    manifest = _start_manifest(target, earlier, options, store.folder)
+    manifest = _start_manifest(target, earlier, options, store)
     todo = _todo(store, built, options)
     to_search = [search for search, repeat in repeated_searches(options) if unfinished(store, search, repeat)]
     _check_burstiness(store, to_search)
@@ -239,8 +239,28 @@ def with_loads(options: SweepOptions, gpus: int | None) -> SweepOptions:
     return options.model_copy(update={"loads": options.loads + loads, "per_gpu": ()})
 
 
+def _check(options: SweepOptions) -> None:
+    """Raises UsageError for levels that cannot be measured. Names of loads per GPU are left out if the number of GPUs
+    is unknown."""
+    if options.gpus is not None:
+        build(with_loads(options, options.gpus), attempt=0)
+        return
+    build(options, attempt=0)
+    _levels(with_loads(options, 1), attempt=0)
+
+
 def build(options: SweepOptions, attempt: int) -> tuple[Level, ...]:
     """The levels of ``options.loads`` in the order in which they are measured. Raises UsageError."""
+    all_levels = list(_levels(options, attempt))
+    if all_levels:
+        levels.check_names(options.loads[:1] if options.smoke else options.loads)
+    if options.shuffle is not None:
+        random.Random(options.shuffle).shuffle(all_levels)
+    return tuple(all_levels)
+
+
+def _levels(options: SweepOptions, attempt: int) -> tuple[Level, ...]:
+    """`build` in the order of the loads, whatever their names."""
     slo_search.check_apart(options.searches, options.loads)
     if options.force and options.searches:
         raise UsageError(
@@ -259,25 +279,14 @@ def build(options: SweepOptions, attempt: int) -> tuple[Level, ...]:
         only_repeat=options.only_repeat,
         hold_s=options.hold_s,
     )
-    named: dict[str, Load] = {}
     for level in all_levels:
-        other = named.setdefault(level.key.stem, level.load)
-        if other is not level.load:
-            values = f"{other.value:.15g} and {level.load.value:.15g}"
-            raise UsageError(
-                f"two loads have one name, {level.key.stem} ({values}; a name has six digits): leave one of the two out"
-            )
         if level.num_requests > MAX_REQUESTS:
             raise UsageError(
                 f"{level.load.kind} {level.load.value:g} held for "
                 f"{levels.held_s(options.workload, options.hold_s):g} s is {level.num_requests} "
                 f"requests, at most {MAX_REQUESTS} are drawn for a level: hold it less long, or lower the rate"
             )
-    if options.shuffle is None:
-        return all_levels
-    shuffled = list(all_levels)
-    random.Random(options.shuffle).shuffle(shuffled)
-    return tuple(shuffled)
+    return all_levels
 
 
 def repeated_searches(options: SweepOptions) -> list[tuple[SloSearchOptions, int]]:
@@ -393,7 +402,8 @@ def same_experiment(earlier: Manifest, current: Manifest, folder: Path) -> None:
             raise refuse(name, known, requested)
 
 
-def _start_manifest(target: Target, earlier: Manifest | None, options: SweepOptions, folder: Path) -> Manifest:
+def _start_manifest(target: Target, earlier: Manifest | None, options: SweepOptions, store: Store) -> Manifest:
+    """The manifest of this start. Levels that the folder has keep their model, known or not."""
     commit, dirty = git_state()
     command = options.command
     manifest = target.manifest.model_copy(
@@ -409,7 +419,8 @@ def _start_manifest(target: Target, earlier: Manifest | None, options: SweepOpti
     )
     if earlier is None:
         return manifest
-    same_experiment(earlier, manifest, folder)
+    same_experiment(earlier, manifest, store.folder)
+    models = earlier if any(True for _ in store.runs()) else manifest
     launches = tuple(line for line in target.manifest.commands if line not in earlier.commands)
     return manifest.model_copy(
         update={
@@ -417,6 +428,8 @@ def _start_manifest(target: Target, earlier: Manifest | None, options: SweepOpti
             "started_at": earlier.started_at,
             "canaries_after": earlier.canaries_after,
             "gpus": manifest.gpus or earlier.gpus,
+            "model": models.model,
+            "tokenizer": models.tokenizer,
         }
     )
 

@@ -249,7 +249,7 @@ def _searches(by_label: dict[str, Loaded]) -> Iterator[str]:
     """Results of the searches for the highest rate within an SLO."""
     for label, loaded in by_label.items():
         for search in loaded.experiment.searches:
-            yield f"{label}: {search.detail}"
+            yield f"{label}, {search.title}: {search.detail}"
 
 
 # Levels

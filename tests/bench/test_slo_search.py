@@ -365,3 +365,20 @@ def test_the_requested_start_is_measured_although_other_rates_were() -> None:
     for samples, rate in ((at[:0], 3.0), (at[:1], 3.0), (at[1:], 6.0), (at, 6.0)):
         step = evaluate(samples, search, label="x", repeat=0).step
         assert step is not None and step.rate_rps == rate
+
+
+def test_a_finished_search_is_not_opened_again_by_a_start() -> None:
+    """It is over where its ends are known or its levels are used up, whether or not the start is among its rates."""
+    search = SloSearchOptions(slo=Slo(ttft_s=0.5))
+    samples: list[LevelSample] = []
+    while (step := evaluate(samples, search, label="x", repeat=0).step) is not None:
+        met = 1000 if step.rate_rps < 3 else 0
+        samples.append(LevelSample(rate_rps=step.rate_rps, repeat=0, look=step.look, judged=1000, met=met))
+    before = evaluate(samples, search, label="x", repeat=0).answer
+    assert before.finished
+    for start_rps, most in ((17.0, 20), (17.0, len(samples))):
+        again = search.model_copy(update={"start_rps": start_rps, "max_points": most})
+        state = evaluate(samples, again, label="x", repeat=0)
+        assert state.step is None and state.answer.finished, (start_rps, most)
+    spent = evaluate(samples[:2], search.model_copy(update={"start_rps": 17.0, "max_points": 2}), label="x", repeat=0)
+    assert spent.step is None

@@ -22,10 +22,12 @@ from pdlab.bench.sweep import (
     _check_again,
     _length_setting,
     _run_held,
+    _start_manifest,
     _Sweeper,
     _todo,
     all_answered,
     build,
+    run_sweep,
     same_experiment,
 )
 from pdlab.bench.target import normal_url
@@ -169,6 +171,17 @@ def test_the_number_of_gpus_may_be_given_later(tmp_path: Path) -> None:
         assert printed(gpus) == "" and Store(tmp_path).read_manifest().gpus == 4
     with pytest.raises(StoreError, match="was measured with GPUs 4, now it is 8"):
         printed(8)
+
+
+@pytest.mark.parametrize(("measured", "kept"), [(True, None), (False, "org/one")])
+def test_levels_of_an_unknown_model_do_not_get_todays(measured: bool, kept: str | None, tmp_path: Path) -> None:
+    """A folder whose levels were measured before the model was stored does not say which one it was."""
+    store, planned = Store(tmp_path), levels.sweep_levels(Workload(), (Closed(concurrency=2),))
+    earlier = of_server(model=None, tokenizer=None)
+    sweeper(tmp_path, Fake(1.0)).run(planned if measured else (), planned, earlier)
+    target = nowhere(of_server(model="org/one", tokenizer="org/one"))
+    made = _start_manifest(target, earlier, SweepOptions(loads=(Closed(concurrency=4),), resume=True), store)  # type: ignore[arg-type]
+    assert (made.model, made.tokenizer) == (kept, kept)
 
 
 @pytest.mark.parametrize(("rates", "look", "valid"), [((4.0,), 0, False), ((4.0,), 1, True), ((), 0, True)])
@@ -585,7 +598,7 @@ def test_a_finished_level_beside_a_search_is_not_advised_to_be_forced(tmp_path: 
         ),
         (
             {"loads": (Closed(concurrency=8), Closed(concurrency=8, per_gpu=2.0))},
-            "two loads have one name, concurrency8 (8 and 8;",
+            "concurrency 8 is listed twice: leave one of the two out",
         ),
     ],
 )
@@ -593,6 +606,35 @@ def test_two_loads_of_one_name_are_refused(options: dict[str, Any], words: str) 
     with pytest.raises(UsageError) as refused:
         build(SweepOptions(**options, prompts_per_level=20), 0)
     assert str(refused.value).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--gpus 8 -c 4 --concurrency-per-gpu 4", None),
+        ("-c 4 --concurrency-per-gpu 4", None),
+        ("--gpus 8 --concurrency-per-gpu 0.25,0.5", None),
+        ("--concurrency-per-gpu 0.25,0.5", None),
+        ("--gpus 8 -c 32 --concurrency-per-gpu 4", "concurrency 32 is listed twice"),
+        ("-r 12345.67,12345.68 --hold-s 1", "two loads have one name, rate12345.7 "),
+    ],
+)
+def test_loads_per_gpu_are_named_where_the_gpus_are_known(
+    flags: str, words: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before that, one GPU is no number to judge them by."""
+    asked = False
+
+    def resolved(*args: Any, **more: Any) -> Any:
+        nonlocal asked
+        asked = True
+        raise StoreError("asked")
+
+    monkeypatch.setattr("pdlab.bench.sweep.resolve_target", resolved)
+    options = bench.options(["-u", "http://127.0.0.1:9", "-e", "x", *flags.split()])
+    with pytest.raises(StoreError if words is None else UsageError, match=words or "asked"):
+        run_sweep(options)
+    assert asked is (words is None)
 
 
 def test_a_kept_level_of_the_same_name_and_another_rate_is_refused(tmp_path: Path) -> None:

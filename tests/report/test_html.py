@@ -13,7 +13,10 @@ from support import folders, published
 
 from pdlab.analysis import curves as analysis
 from pdlab.analysis import loading
+from pdlab.bench.slo_search import LevelSample, SloSearchOptions, evaluate
 from pdlab.cli import viz
+from pdlab.core.workload import Slo
+from pdlab.results.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = "</script><script>window.broken=1</script><img src=x onerror=window.broken=1>\"'&"
@@ -214,6 +217,16 @@ def test_answers_to_slos_and_published_tables(three: list[Path], tmp_path: Path)
     assert [curve["published"] for curve in payload(text)["series"]] == [False, False, False, True]
     verdict = page[: page.index("Plots")]
     assert "99,999" not in verdict and "99999" not in verdict
+
+
+def test_each_repeat_of_a_search_is_named(three: list[Path], tmp_path: Path) -> None:
+    store, slo = Store(three[0]), Slo(ttft_s=0.5)
+    for repeat in (0, 1):
+        found = [LevelSample(rate_rps=1 + repeat, repeat=repeat, judged=1000, met=1000)]
+        store.write_search(evaluate(found, SloSearchOptions(slo=slo), label="x", repeat=repeat).answer)
+    page = Elements(made(three, tmp_path)).text
+    for title, rate in (("ttft500ms-q0.95", 1), ("ttft500ms-q0.95, repeat 1", 2)):
+        assert f", {title}: at least {rate} requests/s" in page
 
 
 def test_audit_findings_are_in_it(tmp_path: Path) -> None:

@@ -761,6 +761,31 @@ def test_rates_of_a_disaggregated_row_are_per_gpu_of_their_role(tmp_path: Path, 
     assert run.whole.output_tokens_per_s == pytest.approx(3000.0)
 
 
+WORKERS = {
+    "disagg": True, "isl": 1000, "osl": 500, "output_tput_per_gpu": None, "tput_per_gpu": 750.0,
+    "prefill_num_workers": 2, "prefill_tp": 4, "decode_num_workers": 1, "decode_tp": 8, "decode_pp": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "gpus"),
+    [
+        ({"tp": 8, "pp": 2}, 16),
+        ({"tp": 8}, 8),
+        ({"tp": 8, "pp": 2, "num_gpus": 32}, 32),
+        ({**WORKERS, "tp": 8}, 24),
+        ({**WORKERS, "tp": None}, 24),
+        ({**WORKERS, "tp": 8, "disagg": False}, 8),
+        ({**WORKERS, "tp": 8, "num_prefill_gpu": 4, "num_decode_gpu": 8}, 12),
+    ],
+)
+def test_the_gpus_of_a_row_without_their_number(tmp_path: Path, changes: dict[str, Any], gpus: int) -> None:
+    """Each worker has tp x pp GPUs; a stated number counts before them."""
+    row = {name: value for name, value in (INFERENCEX | changes).items() if value is not None}
+    (experiment,) = load_experiments(written(tmp_path, {"rows.json": [row]}))
+    assert experiment.manifest.gpus == gpus
+
+
 def test_the_platform_that_clients_state(tmp_path: Path) -> None:
     def platform(name: str, files: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str | None]]:
         (experiment,) = load_experiments(written(tmp_path / name, files), 2)

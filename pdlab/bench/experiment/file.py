@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from pdlab.bench.levels import per_gpu_loads
+from pdlab.bench.levels import check_names, per_gpu_loads
 from pdlab.bench.options import LevelOptions, SearchOptions
 from pdlab.bench.slo_search import SloSearchOptions, check_apart
 from pdlab.bench.traffic import read_traffic, replayed
@@ -508,7 +508,7 @@ def loads_and_searches(
     file: ExperimentFile, configuration: Configuration, workload: NamedWorkload
 ) -> tuple[tuple[Load, ...], tuple[SloSearchOptions, ...]]:
     """The loads and searches of one configuration under one workload. Raises UsageError when there are
-    none, when two are the same level, and for what cannot share a folder (`check_apart`)."""
+    none, when two have one name, and for what cannot share a folder (`check_apart`)."""
     if (lengths := replayed(workload)) is not None:
         return (Replay(speed=lengths.speed),), ()
     groups = file.loads_of(workload)
@@ -517,10 +517,8 @@ def loads_and_searches(
     where = f"{configuration.name} under workload {workload.name}"
     if not loads and not searches:
         raise UsageError(f"no load applies to {where}; name it in the workloads of a group of loads")
-    keys = [(load.kind, load.value) for load in loads]
-    if twice := [key for key in keys if keys.count(key) > 1]:
-        raise UsageError(f"{where}: {twice[0][0]} {twice[0][1]:g} is listed twice")
     try:
+        check_names(loads)
         check_apart(searches, loads)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error

@@ -93,16 +93,28 @@ def _gpus(row: dict[str, Any]) -> float | None:
     if stated:
         return stated
     pools = _pools(row)
-    return sum(pools) if pools else number_in(row.get("tp"))
+    tp = number_in(row.get("tp"))
+    if pools is None and tp:
+        return tp * (number_in(row.get("pp")) or 1)
+    return sum(pools) if pools else None
 
 
 def _pools(row: dict[str, Any]) -> tuple[float, float] | None:
-    """GPUs of prefill and of decode; None unless both are stated."""
-    prefill, decode = (
-        number_in(row.get(f"num_{role}_gpu")) or number_in(row.get(f"{role}_num_gpus"))
-        for role in ("prefill", "decode")
-    )
+    """GPUs of prefill and of decode, stated or those of their workers; None unless both are known."""
+    prefill, decode = (_first_number(row, f"{role}_gpus") or _of_workers(row, role) for role in ("p", "d"))
     return (prefill, decode) if prefill and decode else None
+
+
+def _of_workers(row: dict[str, Any], role: str) -> float | None:
+    """Workers x TP x PP of a role; None also for a row that is marked as not disaggregated, whose roles are one."""
+    if str(row.get("disagg")).lower() in ("false", "0"):
+        return None
+    workers, tp = (_first_number(row, f"{role}_{what}") for what in ("workers", "tp"))
+    return workers * tp * (_first_number(row, f"{role}_pp") or 1) if workers and tp else None
+
+
+def _first_number(row: dict[str, Any], name: str) -> float | None:
+    return number_in(_first(row, name))
 
 
 def _throughput(row: dict[str, Any]) -> float | None:

@@ -219,6 +219,21 @@ def test_loads_of_a_plan(tmp_path: Path) -> None:
     assert search.slo.tpot_s == 0.05 and search.slo.quantile == 0.95
 
 
+@pytest.mark.parametrize(
+    ("loads", "words"),
+    [
+        ([{"rate_rps": [12345.67, 12345.68]}], r"two loads have one name, rate12345\.7 \(12345\.67 and 12345\.68;"),
+        ([{"rate_rps": [12345.67]}, {"rate_rps": [12345.68]}], "two loads have one name, rate12345"),
+        ([{"concurrency": [4]}, {"concurrency_per_gpu": [2]}], "concurrency 4 is listed twice"),
+    ],
+)
+def test_two_loads_of_one_name_are_refused_before_a_launch(
+    loads: list[dict[str, Any]], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=f"pd-pack-p1xtp1-d1xtp1 under workload mixed: {words}"):
+        make_schedule(write(tmp_path, loads=loads))
+
+
 @pytest.mark.parametrize("load", [{"slo": {"ttft_ms": 500}}, {"slo": {"tpot_ms": 50}}, {"rate_rps": [2]}])
 def test_a_search_shares_its_folder_with_no_other_burstiness(load: dict[str, Any], tmp_path: Path) -> None:
     bursty = {"slo": {"ttft_ms": 500}, "burstiness": 0.5}
