@@ -120,8 +120,8 @@ def own_key_file(folder: Path) -> Path:
     written = _written_beside(path, secrets.token_hex(32))
     try:
         os.link(written, path)
-    except FileExistsError:
-        if not path.stat().st_size:
+    except OSError:  # the file exists, or the file system has no hard links, as CIFS, vfat and some of FUSE
+        if not path.exists() or not path.stat().st_size:
             written.replace(path)
     finally:
         written.unlink(missing_ok=True)

@@ -762,6 +762,11 @@ class Deployment(Frozen):
             if name not in KV_STORES and not connector.get("kv_connector_module_path"):
                 hint = "pdlab puts NIXL first by itself" if "Nixl" in str(name) else choices(str(name), KV_STORES)
                 raise ValueError(f"{name!r} is no KV connector that keeps KV cache beside NIXL: {hint}")
+            extra = connector.get("kv_connector_extra_config", {})
+            if not isinstance(extra, dict):
+                raise ValueError(
+                    f"{name}: kv_connector_extra_config is {extra!r}, which is no mapping: give one, or leave it out"
+                )
             if "engine_id" in connector:
                 raise ValueError(f"{name}: engine_id is the engine's own; leave it out")
         return connectors

@@ -27,6 +27,7 @@ from pdlab.deploy.serve_config import ServeApp
 from pdlab.deploy.serving.elastic import CONTROLLER, value_of
 from pdlab.deploy.serving.ray_names import MODELS, NAMESPACE, WORKER
 from pdlab.deploy.serving.role_board import BOARD_PREFIX
+from pdlab.deploy.serving_path import HAPROXY_PORTS
 from pdlab.remote.logs import LogTail, count_prewarmed, root_cause, tail_logs
 
 APP = "pdlab"
@@ -400,8 +401,9 @@ def _why_no_proxy(text: str) -> str:
         return f"Ray Serve's proxy did not start: {last_line(text)}"
     return (
         f"Ray Serve's HAProxy did not start: port {' and '.join(taken)} of the head node is taken (besides --port it "
-        "takes 9101 and 8404 there, RAY_SERVE_HAPROXY_METRICS_PORT and RAY_SERVE_HAPROXY_STATS_PORT of the "
-        "environment that Ray is started in); free it, or start Ray with other values of the two"
+        f"takes {' and '.join(map(str, HAPROXY_PORTS))} there, RAY_SERVE_HAPROXY_METRICS_PORT and "
+        "RAY_SERVE_HAPROXY_STATS_PORT of the environment that Ray is started in); free it, or start Ray with other "
+        "values of the two"
     )
 
 

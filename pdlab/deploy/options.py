@@ -591,6 +591,8 @@ def request_from(settings: LaunchSettings, words: Sequence[str]) -> LaunchReques
     """The launch that the settings ask for; ``words``: the flags as they were typed, or that give these settings.
     Raises UsageError."""
     deployment = deployment_from(settings)
+    if settings.local is None and not settings.rehearse:  # whose nodes have free ports, not Ray's own
+        serving_path.refuse_port(settings.port, settings.host)
     return settings.passed_to(
         LaunchRequest,
         link=_link(settings),

@@ -17,7 +17,7 @@ from pdlab.core.deployment import Collocated, Deployment
 from pdlab.core.errors import DeployError
 from pdlab.core.nodes import NODE_ID_LABEL, ClusterView, Placement
 from pdlab.core.text import byte_size
-from pdlab.deploy.serve_config import engine_env, host_copy_bytes
+from pdlab.deploy.serve_config import engine_env, host_copy_bytes, host_copy_source
 from pdlab.deploy.wire_proof import planned_wires
 from pdlab.remote import node
 from pdlab.transfer.doctor import diagnosis, engine_rules, settings_rules
@@ -143,8 +143,8 @@ def require_room(deployment: Deployment, view: ClusterView, placement: Placement
         if shm and shm["free_bytes"] < needed_bytes:
             raise DeployError(
                 f"KV cache in host memory on {name}: its engines need {needed_bytes / 1e9:.4g} GB of /dev/shm, "
-                f"{byte_size(shm['free_bytes'])} are free; give a smaller --kv-offload-gb, or a larger /dev/shm "
-                "(containers: --shm-size, Kubernetes: an emptyDir of medium Memory)"
+                f"{byte_size(shm['free_bytes'])} are free; give a smaller {host_copy_source(deployment)}, or a larger "
+                "/dev/shm (containers: --shm-size, Kubernetes: an emptyDir of medium Memory)"
             )
 
 

@@ -35,6 +35,9 @@ KV_GUARD_DEADLINE = "pdlab_deadline_s"
 KV_GUARD_POLL = "pdlab_poll_s"
 HOST_COPY_SPEC = "pdlab.deploy.cpu_engine.host_copy"
 
+# vLLM's argument, in units of 2**30 bytes.
+OFFLOAD_ARGUMENT = "kv_offloading_size"
+
 # Every head node of Ray has 1 of it; replicas that take a share of it are there.
 HEAD_RESOURCE, HEAD_SHARE = "node:__internal_head__", 0.001
 # Of the request router that lets a call of prefill avoid a replica.
@@ -268,13 +271,31 @@ def _stores(deployment: Deployment, *, cpu: bool) -> list[dict[str, Any]]:
     return [{"kv_role": "kv_both", **store} for store in (*stores, *deployment.kv_connectors)]
 
 
+def _own_offload_gib(deployment: Deployment, role: Role) -> float:
+    """Host memory (2**30 bytes) of each engine, of which vLLM itself makes an OffloadingConnector by its engine
+    arguments (vllm/config/vllm.py of 0.29). With another backend or VLLM_USE_SIMPLE_KV_OFFLOAD it makes another one."""
+    arguments = deployment.engine_kwargs_of(deployment.pools[role])
+    native = arguments.get("kv_offloading_backend") in (None, "native")
+    simple = deployment.env_of(role).get("VLLM_USE_SIMPLE_KV_OFFLOAD") not in (None, "", "0")
+    size = arguments.get(OFFLOAD_ARGUMENT)
+    return size if native and not simple and isinstance(size, int | float) else 0
+
+
+def host_copy_source(deployment: Deployment) -> str:
+    """What gives the size that `host_copy_bytes` counts, as a user gives it."""
+    if deployment.kv_offload_gb is not None:
+        return "--kv-offload-gb"
+    if any(_own_offload_gib(deployment, role) for role in deployment.pools):
+        return f"--engine-arg {OFFLOAD_ARGUMENT}"
+    return "cpu_bytes_to_use of --kv-connector"
+
+
 def host_copy_bytes(deployment: Deployment, placement: Placement) -> Counter[str]:
     """Node id -> bytes of KV cache that the node's engines keep in its host memory with vLLM's OffloadingConnector.
     Nodes without any are absent. An engine that spans nodes counts on each, as each rank maps all of it."""
     held: Counter[str] = Counter()
     for role, pool in deployment.pools.items():
-        gib = deployment.engine_kwargs_of(pool).get("kv_offloading_size")
-        sizes = [gib * 2**30 if isinstance(gib, int | float) else 0]
+        sizes = [_own_offload_gib(deployment, role) * 2**30]
         for store in _stores(deployment, cpu=False) if role in ("prefill", "collocated") else ():
             if store.get("kv_connector") == "OffloadingConnector":
                 size = store.get("kv_connector_extra_config", {}).get("cpu_bytes_to_use")

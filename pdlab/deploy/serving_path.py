@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pdlab.core.defaults import PORT
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Topology
 from pdlab.core.errors import UsageError
 from pdlab.core.text import counted
@@ -33,6 +34,10 @@ HAPROXY = {
     "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(2**16),
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",  # Ray waits 30 s for balancers in front; none here
 }
+# Ports of HAProxy itself, metrics and statistics, and of the HTTP servers of the replicas behind it, by Ray's defaults
+# (ray.serve._private.constants of 2.60).
+HAPROXY_PORTS = (9101, 8404)
+REPLICA_PORTS = range(30_000, 31_001)
 DIRECT = {"RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING": "1"}
 
 
@@ -70,6 +75,16 @@ def refuse_unreachable(serving: Mapping[str, Any], host: str, *, local: bool) ->
         f"--direct-streaming with --host {host}: replicas on other nodes could not be reached; "
         "give --host 0.0.0.0 (whoever reaches the nodes can then use the model), or leave it out"
     )
+
+
+def refuse_port(port: int, host: str) -> None:
+    """Raises UsageError for a port of the head node that HAProxy, or a replica behind it, has for itself. With a
+    replica's, both would listen there, and the kernel would choose between them."""
+    if host in AT_HAPROXY and (port in HAPROXY_PORTS or port in REPLICA_PORTS):
+        raise UsageError(
+            f"--port {port}: HAProxy has the ports {' and '.join(map(str, HAPROXY_PORTS))} for itself, and replicas "
+            f"behind it have {REPLICA_PORTS[0]} to {REPLICA_PORTS[-1]}; give another, such as {PORT}"
+        )
 
 
 def environment(deployment: Deployment, host: str) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import runpy
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from pdlab.cluster.connection import Cluster
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import ClusterError, DeployError
 from pdlab.core.nodes import NODE_ID_LABEL, ClusterNode, ClusterView
-from pdlab.deploy import application, canary, serve_config
+from pdlab.deploy import application, canary, serve_config, serving_path
 from pdlab.deploy.application import APP, Application, AppState, ReplicaState, deployment_names, rank_order
 
 pytestmark = pytest.mark.usefixtures("ray_llm", "import_warnings_aside")
@@ -383,6 +384,15 @@ class TestServe:
         source = inspect.getsource(constants)
         for name, port in (("METRICS", constants.RAY_SERVE_HAPROXY_METRICS_PORT), ("STATS", 8404)):
             assert f'"RAY_SERVE_HAPROXY_{name}_PORT"' in source and str(port) in source
+
+    def test_the_ports_behind_it_are_rays_defaults(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in [name for name in os.environ if name.startswith("RAY_SERVE_")]:
+            monkeypatch.delenv(name)
+        constants = runpy.run_path(quietly("ray.serve._private.constants").__file__)
+        own = (constants["RAY_SERVE_HAPROXY_METRICS_PORT"], constants["RAY_SERVE_HAPROXY_STATS_PORT"])
+        ends = [constants[f"RAY_SERVE_DIRECT_INGRESS_{end}_HTTP_PORT"] for end in ("MIN", "MAX")]
+        assert own == serving_path.HAPROXY_PORTS
+        assert ends == [serving_path.REPLICA_PORTS[0], serving_path.REPLICA_PORTS[-1]]
 
     def test_it_is_started_again_with_another_environment(self, serve: SimpleNamespace) -> None:
         direct = {"RAY_SERVE_ENABLE_HA_PROXY": "1"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import stat
@@ -106,6 +107,25 @@ def test_an_empty_file_of_the_own_key_is_as_none(tmp_path: Path) -> None:
     made = api_key.chosen(None, {}, needed=True, folder=tmp_path)
     assert made is not None and len(api_key.read(made)) == 64
     assert [path.name for path in tmp_path.iterdir()] == ["api-key"]
+
+
+@pytest.mark.parametrize("before", [None, "", f"{KEY}\n"])
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK])
+def test_a_file_system_without_hard_links(
+    code: int, before: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(source: Path, target: Path) -> None:
+        if before == f"{KEY}\n":
+            target.write_text(before)  # another launch was faster
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", refused)
+    if before == "":
+        (tmp_path / "api-key").write_text("")
+    path = api_key.own_key_file(tmp_path)
+    key = api_key.read(path) if before != f"{KEY}\n" else path.read_text().strip()
+    assert (key == KEY) if before else len(key) == 64
+    assert [each.name for each in tmp_path.iterdir()] == ["api-key"]
 
 
 def test_a_full_disk_leaves_no_empty_key(small_disk: Path) -> None:

@@ -84,6 +84,13 @@ def test_flags_and_file_say_the_same() -> None:
     assert again == deployment
 
 
+@pytest.mark.parametrize("extra", [None, [], "64", 5])
+def test_settings_of_a_connector_are_a_mapping(extra: Any) -> None:
+    """vLLM takes no null either."""
+    with pytest.raises(ValueError, match=r"OffloadingConnector: kv_connector_extra_config is .* no mapping"):
+        pd(kv_connectors=({"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra},))
+
+
 def test_memory_that_no_connector_registers_may_be_mapped_anew() -> None:
     env: dict[str, str | None] = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     check_pools(Deployment(topology=parse_label("collocated-1xtp4"), env=env), None, cpu=False)

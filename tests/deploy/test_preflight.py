@@ -16,6 +16,7 @@ from pdlab.core.errors import DeployError
 from pdlab.core.nodes import NODE_ID_LABEL, ClusterNode, ClusterView, Nic
 from pdlab.deploy import preflight
 from pdlab.deploy.preflight import judge
+from pdlab.deploy.serve_config import host_copy_bytes
 from pdlab.placement.place import place
 from pdlab.remote import node
 from pdlab.transfer.doctor.findings import DoctorFinding
@@ -268,8 +269,35 @@ def test_host_memory_of_engine_arguments_is_looked_for_too() -> None:
     deployment = Deployment(topology=parse_label("collocated-1xtp8"), engine_kwargs={"kv_offloading_size": 100})
     nodes = Nodes(nd_h100_v5(shm={"bytes": 10**13, "free_bytes": 106 * 10**9}))
     nodes.call_nodes = lambda *_: {each.id: nodes.facts for each in X2.nodes}  # type: ignore[method-assign]
-    with pytest.raises(DeployError, match=r"107\.4 GB of /dev/shm"):
+    with pytest.raises(DeployError, match=r"107\.4 GB of /dev/shm.* give a smaller --engine-arg kv_offloading_size,"):
         preflight.examine(nodes, deployment, X2, place(deployment, X2), lambda _: None)
+
+
+def test_the_message_names_what_gave_the_size() -> None:
+    facts = {n.id: {"shm": {"bytes": 10**13, "free_bytes": 10**9}} for n in X2.nodes}
+    store = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": 2 * 10**9}}
+    for named, fields in (("--kv-offload-gb", {"kv_offload_gb": 2}), ("cpu_bytes_to_use", {"kv_connectors": (store,)})):
+        deployment = Deployment.model_validate({"topology": parse_label("pd-pack-p1xtp4-d1xtp4"), **fields})
+        with pytest.raises(DeployError, match=f"2 GB of /dev/shm.* give a smaller {named}"):
+            preflight.require_room(deployment, X2, place(deployment, X2), facts)
+
+
+@pytest.mark.parametrize(
+    ("backend", "env", "gib"),
+    [
+        (None, {}, 8),
+        ("native", {}, 8),
+        ("native", {"VLLM_USE_SIMPLE_KV_OFFLOAD": "0"}, 8),
+        ("native", {"VLLM_USE_SIMPLE_KV_OFFLOAD": "1"}, 0),
+        ("lmcache", {}, 0),
+    ],
+)
+def test_only_vllms_own_offloading_is_mapped_in_shared_memory(
+    backend: str | None, env: dict[str, str | None], gib: int
+) -> None:
+    arguments = {"kv_offloading_size": 8} | ({} if backend is None else {"kv_offloading_backend": backend})
+    deployment = Deployment(topology=parse_label("collocated-1xtp8"), engine_kwargs=arguments, env=env)
+    assert sum(host_copy_bytes(deployment, place(deployment, X2)).values()) == gib * 2**30
 
 
 @pytest.mark.parametrize(

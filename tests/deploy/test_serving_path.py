@@ -35,6 +35,24 @@ def test_direct_streaming_where_every_node_is_reached(host: str, local: tuple[st
     assert ("RAY_SERVE_ENABLE_HA_PROXY" in env) is (host in ("127.0.0.1", "localhost", "0.0.0.0"))
 
 
+@pytest.mark.parametrize("port", ["9101", "8404", "30000", "31000"])
+@pytest.mark.parametrize("host", HOSTS)
+def test_the_ports_behind_haproxy_are_its_own(host: str, port: str) -> None:
+    """Beside them HAProxy does not start, or shares the port with a replica. Local nodes choose free ones."""
+    if host in ("127.0.0.1", "localhost", "0.0.0.0"):
+        with pytest.raises(UsageError, match=f"^--port {port}: .*give another"):
+            request("--pd-spread", "--host", host, "--port", port)
+    else:
+        assert request("--pd-spread", "--host", host, "--port", port).port == int(port)
+    for words in (("--local",), ("--rehearse",)):
+        assert request("--pd-spread", "--host", host, "--port", port, *words).port == int(port)
+
+
+@pytest.mark.parametrize("port", ["9100", "8405", "29999", "31001", "8000"])
+def test_the_ports_beside_them_are_free(port: str) -> None:
+    assert request("--pd-spread", "--host", "0.0.0.0", "--port", port).port == int(port)
+
+
 def test_local_direct_streaming_needs_haproxys_own_address() -> None:
     with pytest.raises(UsageError, match=r"HAProxy calls the replicas at 127\.0\.0\.1"):
         request("--collocated", "--local", "--direct-streaming", "--host", "10.0.0.5")

@@ -21,6 +21,7 @@ import yaml
 
 from pdlab.core.api_key import DIGEST, serve_env
 from pdlab.core.catalog import gpu_link
+from pdlab.core.defaults import PORT
 from pdlab.core.deployment import Fluid
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import NODE_ID_LABEL, NODE_NAME_LABEL, WIRE_OF_NIC, ClusterNode, ClusterView, Role
@@ -31,6 +32,7 @@ from pdlab.deploy.kubernetes.code_zip import archive, code, digest, file_name
 from pdlab.deploy.kubernetes.rules import NODE_GROUP_LABEL, SELECTOR, problems
 from pdlab.deploy.prepared import Prepared
 from pdlab.deploy.serve_config import engine_configs, host_copy_bytes, one_of, serve_config
+from pdlab.deploy.serving_path import EVERYWHERE, refuse_port
 from pdlab.deploy.wire_proof import planned_wires
 
 # A volume hides the image's folder at its path: this one is no folder of deploy/Dockerfile.*.
@@ -41,16 +43,13 @@ OF_IMAGE = (
     *("/home/ray", "/opt/amazon", "/opt/nvidia", "/opt/pdlab", CODE_PATH),
 )
 OWNER_LABEL = "pdlab/deployment"
-# Labels of these domains, and of those below them, are on nodes of Kubernetes. Others are Ray's or the user's own.
-DOMAINS = ("kubernetes.io", "k8s.io", "amazonaws.com", "google.com", "azure.com", "nvidia.com", "amd.com",
-           "karpenter.sh", "k8s.aws")  # fmt: skip
+# Labels with a domain are on nodes of Kubernetes, but those of Ray and of pdlab are on Ray's nodes.
+OF_RAY = ("ray.io", OWNER_LABEL.partition("/")[0])
 SYSTEM_SHARE = 6  # one CPU in so many is left to the node's own processes
 # Replicas drain for 45 s (`pdlab.deploy.serve_config.SHUTDOWN_WINDOW_S`); Kubernetes would end a pod after 30 s.
 GRACE_S = 120
 PORTS = {"gcs-server": 6379, "dashboard": 8265, "client": 10001, "metrics": 8080}
-# Ports of a pod that have no name in its manifest: Ray's dashboard agent, HAProxy's statistics and metrics, and the
-# HTTP servers of replicas (ray.serve._private.constants of 2.60).
-OTHER_PORTS = (52365, 8404, 9101, *range(30_000, 31_001))
+AGENT_PORT = 52365  # of Ray's dashboard agent; it has no name in a pod's manifest
 
 
 @dataclass(frozen=True)
@@ -259,11 +258,7 @@ def _groups(prepared: Prepared, options: ExportOptions) -> list[WorkerGroup]:
 
 def _selector(node: ClusterNode) -> dict[str, str]:
     """The labels of the node that Kubernetes knows."""
-    return {
-        key: value
-        for key, value in node.labels.items()
-        if any(f".{key.partition('/')[0]}".endswith(f".{domain}") for domain in DOMAINS)
-    }
+    return {key: value for key, value in node.labels.items() if "/" in key and key.partition("/")[0] not in OF_RAY}
 
 
 def _gpu_resource(node: ClusterNode) -> str:
@@ -313,8 +308,9 @@ def _check_weights(prepared: Prepared, options: ExportOptions) -> None:
 
 def _check_port(port: int) -> None:
     """Raises UsageError for a port that another process of the pod takes."""
-    if port in (*PORTS.values(), *OTHER_PORTS):
-        raise UsageError(f"--port {port}: Ray or its HAProxy takes that port of every pod; give another, such as 8000")
+    refuse_port(port, EVERYWHERE)
+    if port in (*PORTS.values(), AGENT_PORT):
+        raise UsageError(f"--port {port}: Ray takes that port of every pod; give another, such as {PORT}")
 
 
 def _check_whole_nodes(prepared: Prepared) -> None:

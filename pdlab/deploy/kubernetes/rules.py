@@ -21,6 +21,7 @@ SELECTOR = "placement_group_bundle_label_selector"
 MOST_OBJECT_BYTES = 262_144
 MOST_LABEL_CHARS = 63
 _LABEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_DNS = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 # Labels with this prefix that KubeRay lets a group set.
 _RAY_PREFIX = "ray.io/"
 _OF_RAY = ("market-type", "accelerator-type", "availability-region", "availability-zone", "region")
@@ -47,6 +48,14 @@ def _of(document: Mapping[str, Any]) -> Iterator[str]:
     for group in workers:
         if len(group["groupName"]) > MOST_LABEL_CHARS:
             yield f"worker group {group['groupName']}: is a label, of at most {MOST_LABEL_CHARS} characters"
+        for key, value in (group["template"]["spec"].get("nodeSelector") or {}).items():
+            prefix, _, name = key.partition("/")
+            if not (_DNS.fullmatch(prefix) and _LABEL_NAME.fullmatch(name) and _LABEL_NAME.fullmatch(value or "x")):
+                yield (
+                    f"{group['groupName']}: label {key}={value}: Kubernetes takes PREFIX/NAME with the prefix in lower "
+                    "case, and letters, digits, - _ and . only, at most 63 characters; correct labels in the cluster's "
+                    "file"
+                )
         for key, value in (group.get("labels") or {}).items():
             given.setdefault(key, set()).add(str(value))
             where = f"{group['groupName']}: label {key}"

@@ -295,8 +295,16 @@ def test_a_pod_without_a_network_device_asks_for_none(export: Callable[..., tupl
         ("cloud.google.com/gke-accelerator: nvidia-h100-80gb", True),
         ("nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3", True),
         ("karpenter.sh/nodepool: gpu", True),
+        ("topology.gke.io/zone: us-central1-a", True),
+        ("oci.oraclecloud.com/rdma.cluster_id: c1", True),
+        ("node.coreweave.cloud/class: gpu", True),
+        ("alpha.eksctl.io/nodegroup-name: p5", True),
+        ("node.cluster.x-k8s.io/instance-type: h100", True),
+        ("nebius.com/gpu: h100", True),
+        ("intel.com/gaudi: 'true'", True),
+        ("example.org/rack: r1", True),
+        ("xray.io/x: y", True),
         ("rack: r1", False),
-        ("notkubernetes.io/x: y", False),
         ("pdlab/rack: r1", False),
         ("ray.io/region: r1", False),
     ],
@@ -306,6 +314,26 @@ def test_labels_of_kubernetes_select_nodes(label: str, selects: bool, export: Ca
     for group in workers(loaded(export(*OTHERS["named-resource"])[1])):
         wanted = yaml.safe_load(label) if selects else None
         assert group["template"]["spec"].get("nodeSelector") == wanted
+
+
+@pytest.mark.parametrize(
+    ("label", "valid"),
+    [
+        ("node-role.kubernetes.io/gpu: ''", True),
+        ("example.org/a b: c", False),
+        ("example.org/a/b: c", False),
+        ("Example_.org/a: c", False),
+        ("example.org/a: b c", False),
+        (f"example.org/a: {'x' * 64}", False),
+    ],
+)
+def test_a_label_that_kubernetes_refuses_is_one_line(
+    label: str, valid: bool, export: Callable[..., tuple[int, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("roce.yaml").write_text(ROCE.replace("gpus: 8", f"labels: {{{label}}}, gpus: 8"))
+    assert export(*OTHERS["named-resource"])[0] == (0 if valid else 2)
+    name, _, value = label.partition(": ")
+    assert valid or f"label {name}={value}: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [*CASES, *OTHERS])
