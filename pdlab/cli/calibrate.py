@@ -525,7 +525,10 @@ def _write(
     """Write the hardware file, with the domain of the fit. ``experiments``: those of ``loaded``, in the same order.
     ``earlier``: the domain of levels that the start has."""
     assert made_on.version is not None
-    crossed = [network_of(each.deployment, ran_on(run).nic) for each, run in zip(experiments, loaded, strict=True)]
+    crossed = [
+        network_of(each.deployment, ran_on(run).network, hardware.gpus_per_node)
+        for each, run in zip(experiments, loaded, strict=True)
+    ]
     arguments = [each for run in experiments for each in unknown_effects(hardware, run.deployment, shape.kv_dtype)]
     networks = [each for each in crossed if each is not None]
     domain = fit_domain(experiments, shape, made_on, networks, arguments)

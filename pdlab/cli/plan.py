@@ -469,18 +469,19 @@ def _node(settings: PlanSettings, hardware: Hardware) -> str | None:
     return settings.node if "node" in settings.model_fields_set or not described else None
 
 
-def _nic(settings: PlanSettings, hardware: Hardware, gpus: int = 1, *, spread: bool = False) -> str | None:
-    """The kind of NIC of --node's nodes; None: it is not given. ``gpus``, ``spread``: see `planned_nodes`. Raises
+def _network(settings: PlanSettings, hardware: Hardware, gpus: int = 1, *, spread: bool = False) -> str | None:
+    """The network of --node's nodes; None: they are not given. ``gpus``, ``spread``: see `planned_nodes`. Raises
     UsageError for nodes that the hardware does not describe."""
-    from pdlab.plan.planned_nodes import planned_nodes, without_network
+    from pdlab.core.nodes import common_network
+    from pdlab.plan.planned_nodes import nodes_of, planned_nodes, without_network
 
     _refuse_node_of_cpus(settings, hardware)
     if "node" not in settings.model_fields_set:
         return None
-    nic = planned_nodes(hardware, gpus, settings.node, spread=spread).engine_nodes[0].nic
+    planned_nodes(hardware, gpus, settings.node, spread=spread)
     if note := without_network(settings.node):
         print(f"note: --node {settings.node}: {note}", file=sys.stderr)
-    return nic.kind
+    return common_network(nodes_of(settings.node))
 
 
 def _refuse_node_of_cpus(settings: PlanSettings, hardware: Hardware) -> None:
@@ -605,9 +606,10 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
     from dataclasses import replace
 
     from pdlab.core.mixes import Mixes
+    from pdlab.core.nodes import common_network
     from pdlab.plan.facts import ranking_text
     from pdlab.plan.next_steps import commands
-    from pdlab.plan.planned_nodes import not_of_the_file, planned_nodes, without_network
+    from pdlab.plan.planned_nodes import nodes_of, not_of_the_file, planned_nodes, without_network
     from pdlab.plan.planner import plan
 
     if settings.plot:
@@ -636,7 +638,7 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
     node = _node(settings, hardware)
     view = planned_nodes(hardware, settings.gpus, node, spread=settings.placement == "spread")
     if node is not None:
-        scenario = replace(scenario, nic=view.engine_nodes[0].nic.kind)
+        scenario = replace(scenario, network=None if hardware.cpu else common_network(nodes_of(node)))
         for note in filter(None, (without_network(node), *not_of_the_file(node, view))):
             print(f"note: --node {node}: {note}", file=sys.stderr)
     progress = _PlanProgress()
@@ -748,8 +750,8 @@ def _fluid(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int
     from pdlab.plan.facts import fluid_text
     from pdlab.plan.fluid_pools import fluid_plan
 
-    nic = _nic(settings, hardware, settings.gpus)
-    scenario, progress = replace(_scenario(settings, hardware, shape), nic=nic), _PlanProgress()
+    network = _network(settings, hardware, settings.gpus)
+    scenario, progress = replace(_scenario(settings, hardware, shape), network=network), _PlanProgress()
     made = fluid_plan(scenario, settings.model_name, settings.gpus, progress)
     progress.end()
     print(fluid_text(made, scenario, settings.workload))
@@ -779,8 +781,8 @@ def _explain(settings: PlanSettings, label: str, hardware: Hardware, shape: Mode
     deployment = with_redundant_experts(deployment, shape)
     check_divisibility(deployment, shape, by_flags=False)
     of_type = max(pool.gpus for pool in deployment.pools.values()) if hardware.beside else deployment.gpus
-    nic = _nic(settings, hardware, of_type, spread=deployment.mode == "pd-spread")
-    scenario = replace(_scenario(settings, hardware, shape), nic=nic)
+    network = _network(settings, hardware, of_type, spread=deployment.mode == "pd-spread")
+    scenario = replace(_scenario(settings, hardware, shape), network=network)
     deployment = with_added(scenario.with_offload(deployment), hardware, shape)
     sized = sized_deployment(scenario, deployment)
     rate_rps = scenario.trace.rate_rps if scenario.trace else settings.rate
@@ -843,7 +845,7 @@ def _predict(settings: PlanSettings, file: Path, hardware: Hardware) -> int:
             raise UsageError(
                 f"--out {settings.out} is the CSV that --predict reads, which would be lost: choose another"
             )
-    nic = _nic(settings, hardware)
+    network = _network(settings, hardware)
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
@@ -852,7 +854,7 @@ def _predict(settings: PlanSettings, file: Path, hardware: Hardware) -> int:
         raise UsageError(f"--predict {file}: cannot be read as a text file; give a CSV") from error
     table = csv_rows.read(text, str(file), settings.model_name)
     try:
-        predictions = csv_predictions.predict(table.requested, hardware, nic=nic)
+        predictions = csv_predictions.predict(table.requested, hardware, network=network)
     except UsageError as error:
         raise UsageError(f"{file}, {error}") from error
     if table.unread:

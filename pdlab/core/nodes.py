@@ -165,6 +165,17 @@ def _copies(node: Any) -> Iterator[Any]:
         yield base | changes
 
 
+def common_network(nodes: Sequence[ClusterNode]) -> str:
+    """The kind of NIC that all of these nodes have; ``tcp`` if the kinds differ, as they share no other network."""
+    kinds = {node.nic.kind for node in nodes}
+    return next(iter(kinds)) if len(kinds) == 1 else "tcp"
+
+
+def network_wire(nodes: Sequence[ClusterNode]) -> WireKind:
+    """The wire of `common_network`."""
+    return WIRE_OF_NIC.get(common_network(nodes), "tcp")
+
+
 class ClusterView(Frozen):
     """All nodes that may be used. If any node has GPUs, a node without GPUs (a head node) takes no engine.
 

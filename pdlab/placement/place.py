@@ -19,7 +19,6 @@ from pdlab.core.errors import PlacementError
 from pdlab.core.nodes import (
     NODE_ID_LABEL,
     NODE_NAME_LABEL,
-    WIRE_OF_NIC,
     ClusterNode,
     ClusterView,
     GpuLink,
@@ -28,6 +27,8 @@ from pdlab.core.nodes import (
     Role,
     TpGroup,
     WireKind,
+    common_network,
+    network_wire,
     rate_text,
 )
 from pdlab.core.schema import Frozen
@@ -151,6 +152,7 @@ _NETWORK = {
     "tcpxo": "TCP",
     "ethernet": "TCP",
     "loopback": "TCP",
+    "tcp": "TCP",
 }
 
 
@@ -161,7 +163,7 @@ def link_wire(prefill: ClusterNode, decode: ClusterNode) -> WireKind:
         return "gpu peer" if on_gpus else "shared memory"
     if not on_gpus and prefill.machine == decode.machine:
         return "shared memory"
-    return WIRE_OF_NIC.get(prefill.nic.kind, "tcp") if prefill.nic.kind == decode.nic.kind else "tcp"
+    return network_wire((prefill, decode))
 
 
 # Between GPUs of one node. If GPUs with only PCIe refuse cuda_ipc, KV cache goes through host memory.
@@ -181,8 +183,9 @@ def link_kind(prefill: ClusterNode, decode: ClusterNode) -> str:
     if not on_gpus and prefill.machine == decode.machine:
         return "shared memory (cma), same machine"
     rates = [node.nic.gbit_per_s for node in (prefill, decode) if node.nic.gbit_per_s is not None]
-    network = _NETWORK[prefill.nic.kind] if prefill.nic.kind == decode.nic.kind else "TCP"
-    if prefill.nic.kind == decode.nic.kind and prefill.nic.kind in ("ethernet", "tcpxo") and rates:
+    common = common_network((prefill, decode))
+    network = _NETWORK[common]
+    if common in ("ethernet", "tcpxo") and rates:
         network = f"TCP, {rate_text(min(rates))}"
     if on_gpus and prefill.nvlink_domain and prefill.nvlink_domain == decode.nvlink_domain:
         # UCX uses NVLink between nodes only for memory with fabric handles, which torch does not allocate by default.

@@ -62,10 +62,11 @@ def predict(
     any_model: Hardware,
     seeds: Sequence[int] = prediction_intervals.SEEDS,
     *,
-    nic: str | None = None,
+    network: str | None = None,
 ) -> list[dict[str, str]]:
     """For each row the columns of `COLUMNS` (means over the seeds) and `NOTE`. ``any_model``: the hardware before a
-    correction for a model. ``nic``: kind of the nodes' NICs (None: not given). Raises UsageError if no row can run."""
+    correction for a model. ``network``: of the nodes, see `Platform` (None: not given). Raises UsageError if no row can
+    run."""
     models = {row.deployment.model for row in requested if isinstance(row, RequestedRow)}
     shapes = {model: whole_shape(model) for model in models}
     predictions: dict[int, dict[str, str]] = {}  # by line number
@@ -78,7 +79,7 @@ def predict(
             sweeps.setdefault(row.sweep, []).append(row)
     for rows in sweeps.values():
         try:
-            predictions |= _predicted_sweep(rows, any_model, require_shape(rows[0].deployment.model), seeds, nic)
+            predictions |= _predicted_sweep(rows, any_model, require_shape(rows[0].deployment.model), seeds, network)
         except UsageError as error:
             predictions |= {row.line: _without_figures(f"cannot run: {error}") for row in rows}
     if requested and not any(row[COLUMNS[0]] or row[COLUMNS[2]] for row in predictions.values()):
@@ -126,7 +127,7 @@ def _other_stack(row: RequestedRow, hardware: Hardware, shapes: Mapping[str, Mod
 
 
 def _predicted_sweep(
-    rows: Sequence[RequestedRow], any_model: Hardware, shape: ModelShape, seeds: Sequence[int], nic: str | None
+    rows: Sequence[RequestedRow], any_model: Hardware, shape: ModelShape, seeds: Sequence[int], network: str | None
 ) -> dict[int, dict[str, str]]:
     """Line number -> columns of the rows of one sweep. Raises UsageError if the deployment cannot run."""
     if any_model.beside:
@@ -144,7 +145,7 @@ def _predicted_sweep(
     for row in rows:
         place = levels.index(_level(row))
         own, own_merged = ([trial[place] for trial in some] for some in (trials, merged))
-        predictions[row.line] = _predicted_row(row, own, own_merged, hardware, shape, nic)
+        predictions[row.line] = _predicted_row(row, own, own_merged, hardware, shape, network)
     return predictions
 
 
@@ -165,15 +166,15 @@ def _predicted_row(
     merged: Sequence[SimulatedLevel],
     hardware: Hardware,
     shape: ModelShape,
-    nic: str | None,
+    network: str | None,
 ) -> dict[str, str]:
     """The columns of a row. ``levels``: its level by each seed. ``merged``: the same if scattered blocks merge, where
-    that matters. ``nic``: kind of the nodes' NICs (None: not given)."""
+    that matters. ``network``: of the nodes, see `Platform` (None: not given)."""
     deployment = row.deployment
     in_flight = [_in_flight(level, deployment) for level in levels]
     version = row.stated.engine_version
-    network = {"tcp": "tcp", "nvlink": None}.get(row.link or "", nic)
-    ran_on = Platform(None, row.stated.engine, version, network)
+    crossed = {"tcp": "tcp", "nvlink": None}.get(row.link or "", network)
+    ran_on = Platform(None, row.stated.engine, version, crossed)
     outside = outside_fit(
         hardware,
         shape,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import UsageError
+from pdlab.core.nodes import common_network
 from pdlab.core.rendering import macro
 from pdlab.core.text import version_numbers
 from pdlab.core.workload import Closed, Load, Workload
@@ -57,12 +58,12 @@ class OutsideFit(NamedTuple):
 
 class Platform(NamedTuple):
     """The platform of a run. None: unknown. ``gpu``: GPU type as Ray names it, ``cpu`` for engines on CPUs.
-    ``version``: major and minor version of the engine. ``nic``: the nodes' kind of NIC."""
+    ``version``: major and minor version of the engine. ``network``: see `pdlab.core.nodes.common_network`."""
 
     gpu: str | None = None
     engine: str | None = None
     version: str | None = None
-    nic: str | None = None
+    network: str | None = None
 
 
 UNKNOWN_PLATFORM = Platform()
@@ -126,7 +127,7 @@ def outside_fit(
             add(dimension, f"{dimension} {', '.join(map(str, unlike))}", ", ".join(map(str, fitted)))
     if any(pool.expert_parallel not in fit.expert_parallel for pool in pools):
         add("EP", "EP" if False in fit.expert_parallel else "no EP", "no EP" if False in fit.expert_parallel else "EP")
-    network = network_of(deployment, ran_on.nic) if deployment is not None else None
+    network = network_of(deployment, ran_on.network, hardware.gpus_per_node) if deployment is not None else None
     if network is not None and fit.networks and network not in fit.networks:
         add("network", f"network {network}", ", ".join(fit.networks))
     if hardware.speculation is not None:
@@ -173,11 +174,13 @@ def _ends(ends: tuple[float, float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def network_of(deployment: Deployment, nic: str | None) -> str | None:
-    """The network that KV cache crosses between the nodes of a deployment; None: there is none, or it is unknown."""
-    if deployment.mode != "pd-spread":
+def network_of(deployment: Deployment, network: str | None, node_gpus: int) -> str | None:
+    """The network that KV cache crosses between the nodes of a deployment; None: there is none, or it is unknown.
+    ``network``: of the nodes, see `Platform`. ``node_gpus``: the GPUs of a node, over which a fluid pool may span."""
+    fluid_over_nodes = deployment.mode == "pd-fluid" and deployment.gpus > node_gpus
+    if deployment.mode != "pd-spread" and not fluid_over_nodes:
         return None
-    return "tcp" if link_of(deployment) == "tcp" else nic
+    return "tcp" if link_of(deployment) == "tcp" else network
 
 
 def in_flight_per_gpu(load: Load, gpus: int, requests_per_s: float, e2el_s: float) -> float:
@@ -202,8 +205,8 @@ def ran_on(experiment: Experiment) -> Platform:
     manifest = experiment.manifest
     version = major_minor(engine_version(experiment) or "")
     gpu: str | None = None
-    kinds = {node.nic.kind for node in manifest.cluster.engine_nodes} if manifest.cluster is not None else set()
-    nic = next(iter(kinds)) if len(kinds) == 1 else None
+    nodes = manifest.cluster.engine_nodes if manifest.cluster is not None else ()
+    network = common_network(nodes) if nodes else None
     if gpus_of(experiment).device == "cpu":
         gpu = "cpu"
     else:
@@ -211,4 +214,4 @@ def ran_on(experiment: Experiment) -> Platform:
         if len(types) > 1:
             raise UsageError(f"{experiment.name}: ran on {' and '.join(sorted(types))}; step times are of one GPU type")
         gpu = next(iter(types), None)
-    return Platform(gpu, engine_of(experiment) if version else None, version, nic)
+    return Platform(gpu, engine_of(experiment) if version else None, version, network)

@@ -27,6 +27,7 @@ def nodes_of(node: str) -> tuple[ClusterNode, ...]:
 def planned_nodes(hardware: Hardware, gpus: int, node: str | None, *, spread: bool) -> ClusterView:
     """Enough nodes for ``gpus`` GPUs of each GPU type of the hardware.
 
+    The nodes of a cluster file with the most CPUs come first. More nodes than it has are like the one with the fewest.
     If ``gpus`` is no multiple of a node, only part of the last node is free. With ``spread`` there are at least two
     nodes, and all of their GPUs are free. For hardware of CPUs, the nodes are of this machine, and their slots for
     engine ranks count as GPUs.
@@ -36,19 +37,20 @@ def planned_nodes(hardware: Hardware, gpus: int, node: str | None, *, spread: bo
     """
     types = (hardware, *hardware.beside)
     if node is None:
-        models = [_node_of(each) for each in types]
+        there = [[_node_of(each)] for each in types]
         kind = f"node of {hardware.gpus_per_node} {' and of '.join(each.gpu_type or '' for each in types)}"
     else:
-        models = [_required_node(each, node, of_type=len(types) > 1) for each in types]
+        there = [_required_nodes(each, node, of_type=len(types) > 1) for each in types]
         kind = "local Ray node" if hardware.cpu else Path(node).stem if is_yaml_path(node) else node
     if hardware.cpu:
-        models = [model.model_copy(update={"gpus": hardware.gpus_per_node}) for model in models]
-    count = -(-gpus // models[0].gpus)
+        there = [[each.model_copy(update={"gpus": hardware.gpus_per_node}) for each in alike] for alike in there]
+    count = -(-gpus // there[0][0].gpus)
     if spread and len(types) == 1:
         count = max(count, 2)
     nodes: list[ClusterNode] = []
     for number in range(count):
-        for model in models:
+        for alike in there:
+            model = alike[min(number, len(alike) - 1)]
             name = f"node-{len(nodes) + 1}"
             free = model.gpus if spread else min(model.gpus, gpus - number * model.gpus)
             changes = {"id": name, "head": not nodes, "labels": {"pdlab/node": name}, "free_cpus": None}
@@ -75,8 +77,15 @@ def not_of_the_file(node: str, view: ClusterView) -> list[str]:
     if not is_yaml_path(node):
         return []
     there, notes = nodes_of(node), []
-    if len(view.engine_nodes) > len(there):
-        notes.append(f"it has {counted(len(there), 'node')}, and the plan takes {len(view.engine_nodes)} such nodes")
+    for gpu_type in dict.fromkeys(each.gpu_type for each in view.engine_nodes):
+        alike = [each for each in there if has_gpu(each, gpu_type or "")]
+        taken = sum(each.gpu_type == gpu_type for each in view.engine_nodes)
+        if taken > len(alike):
+            notes.append(f"it has {counted(len(alike), 'node')} of {gpu_type}, and the plan takes {taken} such nodes")
+        least, most = (end(each.cpus for each in alike) for end in (min, max))
+        if least < most and taken != len(alike):
+            fewer = "those with the most" if taken < len(alike) else f"{least:g} for each node beyond these"
+            notes.append(f"nodes of {gpu_type} have {least:g} to {most:g} CPUs, and the plan takes {fewer}")
     in_use = [each.id for each in there if len(each.slots) < each.total_slots or each.available_cpus < each.cpus]
     if in_use:
         notes.append(f"GPUs or CPUs of {listed(in_use)} are in use, and the plan takes nodes as if they were free")
@@ -89,9 +98,9 @@ def _node_of(hardware: Hardware) -> ClusterNode:
     return ClusterNode(id="node", gpu_type=hardware.gpu_type, gpus=gpus, cpus=CPUS_PER_GPU * gpus)
 
 
-def _required_node(hardware: Hardware, node: str, *, of_type: bool) -> ClusterNode:
-    """The first node of --node. ``of_type``: the first one with the hardware's GPU type. Raises UsageError if there is
-    none, or if the hardware does not describe the nodes."""
+def _required_nodes(hardware: Hardware, node: str, *, of_type: bool) -> list[ClusterNode]:
+    """The nodes of --node, those with the most CPUs first. ``of_type``: those with the hardware's GPU type. Raises
+    UsageError if there is none, or if the hardware does not describe the nodes."""
     types = sorted({each.gpu_type for each in nodes_of(node) if each.gpu_type})
     if not of_type and hardware.gpu_type in types and len(types) > 1:
         other = next(each for each in types if each != hardware.gpu_type)
@@ -104,7 +113,8 @@ def _required_node(hardware: Hardware, node: str, *, of_type: bool) -> ClusterNo
         raise UsageError(f"--node {node} has no nodes of {hardware.gpu_type}; give a file with both types")
     for each in nodes:
         require_node(hardware, each, node)
-    return nodes[0].model_copy(update={"gpu_type": hardware.gpu_type})
+    nodes.sort(key=lambda each: -each.cpus)
+    return [each.model_copy(update={"gpu_type": hardware.gpu_type}) for each in nodes]
 
 
 def require_node(hardware: Hardware, node: ClusterNode, name: str) -> None:

@@ -91,7 +91,7 @@ class Scenario:
     the trace share text, prefix caches are simulated, and ``prefix_hit_rate`` is only for rate matching.
     ``scattered``: scattered blocks of a wrapped KV pool are copied one by one; False: they merge. ``blocks``: the
     measured cost of scattered blocks, which ``hardware`` then has (None: not measured). ``count``: the GPUs that divide
-    throughput. ``nic``: kind of the nodes' NICs (None: the plan has no nodes). ``kv_offload_gb``: host memory of each
+    throughput. ``network``: of the nodes, see `Platform` (None: not known). ``kv_offload_gb``: host memory of each
     engine that prefills (`Deployment.kv_offload_gb`). ``gaps``: levels have the gaps between tokens, which only
     pictures and files need.
     """
@@ -107,7 +107,7 @@ class Scenario:
     scattered: bool = True
     blocks: ScatteredBlocks | None = None
     count: Count = DEFAULT_COUNT
-    nic: str | None = None
+    network: str | None = None
     kv_offload_gb: float | None = None
     gaps: bool = True
 
@@ -153,7 +153,7 @@ class Scenario:
             self.shape,
             deployment,
             (self.workload, self.longest),
-            ran_on=Platform(nic=self.nic),
+            ran_on=Platform(network=self.network),
             in_flight_per_gpu=loads,
             kv_dtype=self.shape.kv_dtype,
         )

@@ -83,7 +83,8 @@ class FitDomain(Frozen):
     name in configs/models/). ``gpu``: the GPU type as Ray names it, ``cpu`` for engines on CPUs.
     ``version``: major and minor version of the ``engine``. ``modes``, ``tp``, ``pp``, ``dp``, ``expert_parallel``: of
     the deployments. ``networks``: kinds of NIC by which KV cache crossed between nodes, or "tcp" where UCX was held to
-    TCP (empty: not known). ``input_tokens``, ``output_tokens``: smallest and largest number of a request.
+    TCP or the kinds differ (empty: not known). ``input_tokens``, ``output_tokens``: smallest and largest number of a
+    request.
     ``in_flight_per_gpu``: smallest and largest number of requests in flight, over the GPUs of the deployment; for an
     open loop the mean. ``engine_arguments``: those of the runs that `pdlab.sim.argument_effects.unknown_effects` names.
     ``digest``: `digest_of` the file that the fit wrote.

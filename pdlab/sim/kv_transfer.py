@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 from pdlab.core.catalog import ModelShape, has_gpu, known_gpu
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Fluid
 from pdlab.core.model_size import full_layers, kv_copies, moved_bytes
-from pdlab.core.nodes import WIRE_OF_NIC, ClusterNode, WireKind
+from pdlab.core.nodes import ClusterNode, network_wire
 from pdlab.sim.hardware import Hardware, NodeWires
 
 
@@ -117,13 +117,12 @@ class WireRate(NamedTuple):
 def on_nodes(hardware: Hardware, nodes: Sequence[ClusterNode]) -> Hardware:
     """The hardware with the wires of these nodes, and with the GPU memory that they state. The slowest and the smallest
     node count. Nodes whose networks differ use TCP."""
-    wires: set[WireKind] = {WIRE_OF_NIC.get(node.nic.kind, "tcp") for node in nodes}
     links = {node.gpu_link for node in nodes}
     lines = [node.nic.count * node.nic.gbit_per_s / 8 for node in nodes if node.nic.gbit_per_s is not None]
     line = min(lines, default=None)
     found = NodeWires(
         gpu_link="pcie" if "pcie" in links else next(iter(links)) if len(links) == 1 else None,
-        network=next(iter(wires)) if len(wires) == 1 else "tcp",
+        network=network_wire(nodes),
         node_gb_per_s=line,
     )
     changed = [

@@ -19,7 +19,7 @@ from pdlab.core.catalog import find_config, load_cluster, require_shape
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import UsageError
 from pdlab.core.lengths import parse_lengths
-from pdlab.core.nodes import ClusterNode, ClusterView
+from pdlab.core.nodes import ClusterNode, ClusterView, Nic
 from pdlab.core.schema import to_yaml
 from pdlab.core.workload import Closed, Open, Workload
 from pdlab.plan import facts
@@ -112,9 +112,36 @@ def test_every_other_dimension() -> None:
 
 def test_the_network_counts_where_kv_cache_crosses_it() -> None:
     spread, pack = "pd-spread-p1xtp4-d1xtp4", "pd-pack-p1xtp4-d1xtp4"
-    assert named(spread, ran_on=Platform(nic="infiniband")) == ["network"] == named(spread, ran_on=Platform(nic="tcp"))
-    assert named(spread, ran_on=Platform(nic="efa")) == named(pack, ran_on=Platform(nic="infiniband")) == []
-    assert named("collocated-2xtp4", ran_on=Platform(nic="infiniband")) == []
+    for other in ("infiniband", "tcp"):
+        assert named(spread, ran_on=Platform(network=other)) == ["network"]
+    assert named(spread, ran_on=Platform(network="efa")) == named(pack, ran_on=Platform(network="infiniband")) == []
+    assert named("collocated-2xtp4", ran_on=Platform(network="infiniband")) == []
+
+
+@pytest.mark.parametrize("order", [("efa", "ethernet"), ("ethernet", "efa")])
+def test_nodes_with_unequal_networks_are_judged_by_the_one_they_share(
+    order: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """EFA and Ethernet share TCP alone, whichever node comes first in the file."""
+    nics = [Nic.model_validate({"kind": kind, "count": 8, "gbit_per_s": 100}) for kind in order]
+    nodes = [ClusterNode(id=nic.kind, gpu_type="H100", gpus=8, cpus=96, nic=nic) for nic in nics]
+    view = ClusterView(nodes=tuple(nodes))
+    file, rows, label = tmp_path / "mine.yaml", tmp_path / "rows.csv", "pd-spread-p1xtp4-d1xtp4"
+    file.write_text(to_yaml(view))
+    rows.write_text(f"config,concurrency\n{label},8\n")
+    explained, ranked = f"--explain {label} --concurrency 8", "--gpus 16 --placement spread --concurrency 16 --top 30"
+    for words in (explained, ranked, f"--predict {rows}", "--fluid --gpus 16 --slo-ttft-ms 9000 --slo-tpot-ms 50"):
+        assert cli_plan.main([*words.split(), "--node", str(file)]) == 0
+        out = capsys.readouterr().out
+        assert "network tcp (fit: efa)" in out, words
+        if words == ranked:
+            crossing = [line for line in out.splitlines() if re.match(r" ?\d+  pd-spread", line)]
+            assert crossing and not any(INTERVAL.search(line) for line in crossing)
+
+    deployment = Deployment(model=MODEL, topology=parse_label(label))
+    folders.write(tmp_path / "run", deployment, loads=(8,), repeats=1, cluster=view, versions={"vllm": "0.11.0"})
+    assert cli_plan.main(["--compare", str(tmp_path / "run")]) == 0
+    assert "network tcp (fit: efa)" in capsys.readouterr().out
 
 
 def test_a_model_is_known_by_its_numbers_and_formats(tmp_path: Path) -> None:

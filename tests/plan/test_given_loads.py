@@ -3,6 +3,7 @@ decode apart are compared with collocated engines of the size that the load need
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -156,6 +157,29 @@ def test_nodes_of_another_size_are_refused(tmp_path: Path) -> None:
     file.write_text("nodes: [{id: a, gpus: 8, cpus: 96, gpu_type: A100, gpu_memory_gb: 42.9}]\n")
     with pytest.raises(UsageError, match=r"has 8 x A100, .*; give --hardware A100-40G, or"):
         planned_nodes(computed("A100-80G"), 8, str(file), spread=False)
+
+
+@pytest.mark.parametrize("cpus", [(96, 6), (6, 96)], ids=str)
+def test_nodes_of_a_file_have_their_own_cpus(
+    cpus: tuple[int, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A launch places engines on the nodes as the file has them. More nodes than it has are like the poorest."""
+    file = tmp_path / "mine.yaml"
+    nodes = "".join(
+        f"- {{id: n{number}, gpu_type: H100, gpus: 8, cpus: {count}, nic: {{kind: efa}}}}\n"
+        for number, count in enumerate(cpus)
+    )
+    file.write_text(f"nodes:\n{nodes}")
+    views = [planned_nodes(HARDWARE, gpus, str(file), spread=False) for gpus in (8, 16, 24)]
+    planned_cpus = [[node.cpus for node in view.nodes] for view in views]
+    assert planned_cpus == [[96], [96, 6], [96, 6, 6]]
+    for gpus, note in (("8", "takes those with the most"), ("16", ""), ("24", "takes 6 for each node beyond these")):
+        assert cli_plan.main(["--gpus", gpus, "--concurrency", "16", "--node", str(file)]) == 0
+        written = capsys.readouterr()
+        assert ("nodes of H100 have 6 to 96 CPUs, and the plan" in written.err) is bool(note) and note in written.err
+        if gpus == "16":
+            row = re.search(r" collocated-4xtp2 +(\d+) ", written.out)
+            assert row and row[1] == "1", "its engines take 12 CPUs"
 
 
 def test_what_a_plan_does_not_take_from_a_file_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
