@@ -401,6 +401,9 @@ def test_names_that_contradict_are_refused(row: str, said: str) -> None:
         ("1xtp4-prefill_only", "prefill-only"),
         ("1xtp4_c16", "c16"),
         ("h200_1xtp4", "h200"),
+        ("1xtp4_ep8", "ep8"),
+        ("qwen-pp512_1xtp4", "pp512"),
+        ("fluid-test-1xtp4", "fluid"),
     ],
 )
 def test_words_that_no_prediction_depends_on_cost_the_band(config: str, unread: str) -> None:
@@ -421,6 +424,7 @@ def test_words_that_no_prediction_depends_on_cost_the_band(config: str, unread: 
         "collocated-1xtp4_2026-01-05T12-00-00",
         "2026-01-05_h100-vllm-0.11.2_1xtp4_conc8",
         "1xtp4-tp4-r3",
+        "1xtp4_no-ep",
     ],
 )
 def test_words_that_agree_with_the_row_cost_nothing(config: str) -> None:
