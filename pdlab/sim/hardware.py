@@ -83,10 +83,10 @@ class FitDomain(Frozen):
     name in configs/models/). ``gpu``: the GPU type as Ray names it, ``cpu`` for engines on CPUs.
     ``version``: major and minor version of the ``engine``. ``modes``, ``tp``, ``pp``, ``dp``, ``expert_parallel``: of
     the deployments. ``networks``: kinds of NIC by which KV cache crossed between nodes, or "tcp" where UCX was held to
-    TCP or the kinds differ (empty: not known). ``input_tokens``, ``output_tokens``: smallest and largest number of a
-    request.
-    ``in_flight_per_gpu``: smallest and largest number of requests in flight, over the GPUs of the deployment; for an
-    open loop the mean. ``engine_arguments``: those of the runs that `pdlab.sim.argument_effects.unknown_effects` names.
+    TCP or the kinds differ (empty: not known). ``gpu_link``: between the GPUs of a node (None: that of the GPU type).
+    ``input_tokens``, ``output_tokens``: smallest and largest number of a request. ``in_flight_per_gpu``: smallest and
+    largest number of requests in flight, over the GPUs of the deployment; for an open loop the mean.
+    ``engine_arguments``: those of the runs that `pdlab.sim.argument_effects.unknown_effects` names.
     ``digest``: `digest_of` the file that the fit wrote.
     """
 
@@ -102,6 +102,7 @@ class FitDomain(Frozen):
     dp: tuple[int, ...] = (1,)
     expert_parallel: tuple[bool, ...] = (False,)
     networks: tuple[str, ...] = ()
+    gpu_link: GpuLink | None = None
     input_tokens: tuple[int, int]
     output_tokens: tuple[int, int]
     in_flight_per_gpu: tuple[float, float]
@@ -393,7 +394,7 @@ def _names(hardware: Hardware) -> str:
     return ", ".join(sorted(hardware.constants))
 
 
-LATER_FIELDS = ("engine_arguments", "numbers", "formats")
+LATER_FIELDS = ("engine_arguments", "numbers", "formats", "gpu_link")
 
 
 def digest_of(hardware: Hardware) -> str:

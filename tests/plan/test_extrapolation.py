@@ -28,6 +28,7 @@ from pdlab.plan.planned_nodes import require_node
 from pdlab.plan.planner import Plan, gain, outside, plan
 from pdlab.plan.scenario import Scenario
 from pdlab.sim.hardware import Hardware, load_hardware
+from pdlab.sim.kv_transfer import on_nodes
 
 ERROR = f"{HARDWARE.error.tpot_percent:g}" if HARDWARE.error is not None else "?"
 INTERVAL = re.compile(r"\([+-]\d+ to (more|[+-]\d+)\)")
@@ -142,6 +143,36 @@ def test_nodes_with_unequal_networks_are_judged_by_the_one_they_share(
     folders.write(tmp_path / "run", deployment, loads=(8,), repeats=1, cluster=view, versions={"vllm": "0.11.0"})
     assert cli_plan.main(["--compare", str(tmp_path / "run")]) == 0
     assert "network tcp (fit: efa)" in capsys.readouterr().out
+
+
+PCIE_NODE = ClusterNode(
+    id="a", gpu_type="H100", gpus=8, cpus=96, gpu_link="pcie", nic=Nic(kind="efa", count=32, gbit_per_s=100)
+)
+
+
+def test_step_times_of_nvlink_say_nothing_of_engines_over_pcie() -> None:
+    """One GPU has no link to another, and KV cache of a spread crosses the network."""
+    on_pcie = on_nodes(HARDWARE, [PCIE_NODE])
+    for label in ("collocated-2xtp4", "pd-spread-p1xtp1-d1xtp2", "pd-pack-p1xtp1-d1xtp1", "pd-fluid-8xtp1"):
+        assert (named(label, hardware=on_pcie), named(label)) == (["GPU link"], []), label
+    assert named("collocated-8xtp1", hardware=on_pcie) == named("pd-spread-p1xtp1-d1xtp1", hardware=on_pcie) == []
+    assert HARDWARE.fit is not None
+    fitted = on_pcie.model_copy(update={"fit": HARDWARE.fit.model_copy(update={"gpu_link": "pcie"})})
+    assert named(hardware=fitted) == []
+    nvlink = on_nodes(fitted, [PCIE_NODE.model_copy(update={"gpu_link": "nvlink"})])
+    assert named(hardware=nvlink) == ["GPU link"]
+
+
+def test_tables_of_nvlink_have_no_band_over_pcie(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tables = ["--hardware", "H100", "--engine-version", "0.29", "--without-ray"]
+    words = [*tables, "--explain", "collocated-2xtp4", "--concurrency", "8", "--node"]
+    for node, noted in ((PCIE_NODE, True), (PCIE_NODE.model_copy(update={"gpu_link": None}), False)):
+        file = tmp_path / "mine.yaml"
+        file.write_text(to_yaml(ClusterView(nodes=(node,))))
+        assert cli_plan.main([*words, str(file)]) == 0
+        out = capsys.readouterr().out
+        assert ("GPUs of a node are linked by pcie, and step times are of GPUs with nvlink" in out) is noted
+        assert ("none of them has pcie between GPUs that have nvlink" in out) is noted
 
 
 def test_a_model_is_known_by_its_numbers_and_formats(tmp_path: Path) -> None:
