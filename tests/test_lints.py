@@ -233,7 +233,9 @@ FOREIGN: dict[str, str] = {
     "Could not determine home directory": "an error of Python's pathlib",
     "Kernel Module[^\\n]*?\\s(\\d+\\.\\d+(?:\\.\\d+)?)\\s": "/proc/driver/nvidia/version",
     "^model name\\s*:\\s*(.+)$": "/proc/cpuinfo",
-    "(?P<before>)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----": "PEM files",
+    "(?P<before>)-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----"
+    "(?:(?:[^-]|-(?!----))*-----END [A-Z ]{0,30}PRIVATE KEY-----"
+    "|(?:(?:\\s|\\\\+[nr])*[A-Za-z0-9+/=]{30,})*)": "PEM files",
 } | {
     text: whose
     for whose, texts in {

@@ -75,8 +75,8 @@ WHOLE_NUMBERS = {
     "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "first_k_dense_replace", "moe_layer_interval",
     "full_attention_interval",
 }  # fmt: skip
-MAPPINGS = {"rope_scaling", "rope_parameters", "quantization_config", "compression_config", "ffn_config", "attn_config",
-            "attention_other_setting"}  # fmt: skip
+QUANTIZATION = ("quantization_config", "compression_config")  # of the language model, or beside it
+MAPPINGS = {"rope_scaling", "rope_parameters", *QUANTIZATION, "ffn_config", "attn_config", "attention_other_setting"}
 LISTS = {"layer_types", "mlp_layer_types", "block_configs", "hybrid_layer_pattern", "no_rope_layers", "mlp_only_layers",
          "moe_layers", "attn_type_list", "compress_ratios"}  # fmt: skip
 ENCODERS = ("vision_config", "audio_config", "vision_tower_config", "visual", "audio_encoder_config", "encoder_config")
@@ -133,13 +133,27 @@ def shape_fields(config: Config, modelopt: Config | None = None) -> dict[str, An
 
 
 def _checked(config: Config) -> Config:
-    """The config.json with a list of equal numbers, one for each layer, as one number. Raises ValueError."""
+    """The config.json with checked values of the keys that are read. Raises ValueError."""
+    part = next((key for key in TEXT_CONFIGS if isinstance(config.get(key), dict)), None)
+    if part is None:
+        return _checked_values(config)
+    text = _checked_values(config[part])
+    beside = (*QUANTIZATION, *(VOCAB if _first(text, *VOCAB) is None else ()))
+    return {**config, **_checked_values({key: config[key] for key in beside if key in config}), part: text}
+
+
+def _checked_values(config: Config) -> Config:
+    """With whole numbers as int, and a list of equal numbers, one for each layer, as one. Raises ValueError."""
     checked: dict[str, Any] = {}
     for key, value in config.items():
         if key in WHOLE_NUMBERS and isinstance(value, list) and value:
             if any(each != value[0] for each in value):
                 raise ValueError(f"has {key} {_short(value)}, which is not the same in every layer")
             value = value[0]
+        if key in WHOLE_NUMBERS and isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if key == "sliding_window" and value is False:
+            value = None
         wrong = (
             "no whole number" if key in WHOLE_NUMBERS and value is not None and type(value) is not int
             else "no mapping" if key in MAPPINGS and not isinstance(value, dict | None)
@@ -148,7 +162,7 @@ def _checked(config: Config) -> Config:
         )  # fmt: skip
         if wrong:
             raise ValueError(f"has {key} {_short(value)}, which is {wrong}: correct it")
-        checked[key] = _checked(value) if key in TEXT_CONFIGS and isinstance(value, dict) else value
+        checked[key] = value
     return checked
 
 
@@ -163,7 +177,11 @@ def _text(config: Config) -> Config:
     known = {key: value for key, value in text.items() if value is not None}
     inner = (text.get("ffn_config") or {}) | (text.get("attn_config") or {})
     names = ("ffn_hidden_size", "moe_num_experts", "moe_top_k", "kv_n_heads")
-    return {**DEFAULTS.get(_kind(text), {}), **_checked({key: inner[key] for key in names if key in inner}), **known}
+    return {
+        **DEFAULTS.get(_kind(text), {}),
+        **_checked_values({key: inner[key] for key in names if key in inner}),
+        **known,
+    }
 
 
 def _kind(text: Config) -> str:

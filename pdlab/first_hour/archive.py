@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from pdlab.core.files import replace
-from pdlab.remote.redaction import HIDDEN, LEAST_SECRET, is_count, is_secret, redacted
+from pdlab.remote.redaction import HIDDEN, LEAST_SECRET, is_count, is_secret, names_a_path, redacted
 
 MOST_BYTES = 4_000_000  # of one file; a larger file loses its beginning
 MOST_SECRET_BYTES = 65_536  # of one file with a secret
@@ -22,15 +22,21 @@ def known_secrets(environment: Mapping[str, str], files: Iterable[Path]) -> set[
     """Values to remove: of variables of ``environment`` with the name of a secret, and the contents of ``files`` and of
     the files that such variables name."""
     named = {name: value.strip() for name, value in environment.items() if is_secret(name)}
-    # The path of a secret is no secret.
-    paths = {name for name, value in named.items() if value.startswith("/")}
-    values = {value for name, value in named.items() if name not in paths and not is_count(name, value)}
+    paths = {name for name, value in named.items() if _is_path(name, value)}
+    values = {value for name, value in named.items() if name not in paths and not is_count(name.upper(), value)}
     for path in (*files, *(Path(named[name]) for name in paths)):
         with contextlib.suppress(OSError, UnicodeDecodeError):
             if path.is_file() and path.stat().st_size <= MOST_SECRET_BYTES:
                 values.add(path.read_text(encoding="utf-8").strip())
     # A word such as "token" (RAY_AUTH_MODE) is in every log.
     return {value for value in values if len(value) >= LEAST_SECRET}
+
+
+def _is_path(name: str, value: str) -> bool:
+    """Whether the value of a variable is the path of a secret, which is no secret, and not a secret that begins so."""
+    with contextlib.suppress(OSError):  # longer than a path may be
+        return value.startswith("/") and (names_a_path(name) or Path(value).exists())
+    return False
 
 
 def secret_files(home: Path | None, cache: Path | None, environment: Mapping[str, str] | None = None) -> list[Path]:

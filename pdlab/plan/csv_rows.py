@@ -58,6 +58,8 @@ MODES = {
     "pd-spread": ("pd-spread", "spread"),
 }
 PD_MODES = {word for mode, words in MODES.items() if mode != "collocated" for word in words}
+_GPUS = re.compile(r"(\d{1,4})gpus?")  # a word of a name
+_EDITION = re.compile(r"v\d{1,2}|final|new|old")  # words that tell one's own files apart
 YES, ONE, ZERO = {"true", "yes", "ep", "on"}, {"1", "1.0"}, {"0", "0.0"}
 REPEATED = {
     *("repeated", "repeat", "reused", "reuse", "shared", "same", "same-seed", "as-measured", "published"),
@@ -231,7 +233,11 @@ def _unexplained(cells: Cells, deployment: Deployment, workload: Workload, load:
     stated = {_word(cells, column) for column in ("link", "hardware", "framework", "precision", "kv_precision")}
     for word in named.others:
         of_model = len(word) > 2 and word in model
-        if not (of_model or word in stated or is_load(word, load.value)):
+        gpus = _GPUS.fullmatch(word)
+        of_size = gpus is not None and int(gpus[1]) == deployment.gpus
+        of_transport = word == "nixl" and deployment.transport is not None
+        agrees = of_model or of_size or of_transport or word in stated
+        if not (agrees or _EDITION.fullmatch(word) or is_load(word, load.value)):
             words.append(word)
     return tuple(words)
 
@@ -371,6 +377,7 @@ def _with_label(cells: Cells, name: str) -> Cells:
     TP degree."""
     columns = {f"{prefix}{field}" for prefix in ("", "p_", "d_") for field in POOL_COLUMNS}
     given = {column for column in columns if _nonzero(cells, column)}
+    given |= {column for column in ("ep", "p_ep", "d_ep") if _word(cells, column) not in {"", *OFF - ONE}}
     if not given or any(column.endswith("tp") for column in given):
         return cells
     try:

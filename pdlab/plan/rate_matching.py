@@ -23,6 +23,7 @@ from typing import NamedTuple
 from pdlab.core.catalog import ModelShape
 from pdlab.core.deployment import Deployment, Disaggregated, Fluid, PlacementKind, Pool
 from pdlab.core.workload import Workload
+from pdlab.sim.engine import most_sequences_of
 from pdlab.sim.hardware import Hardware
 from pdlab.sim.kv_transfer import LinkKind, TransferCosts, transfer_costs
 from pdlab.sim.step_source import StepSource
@@ -157,8 +158,8 @@ class RateMatcher:
         return min(sends, unit.decodes * unit.decode.engines_per_replica * costs.decode_bytes_per_s) / size
 
     def room(self, pool: Pool) -> int:
-        """The number of requests whose KV cache fits one engine."""
-        return int(kv_capacity_tokens(self.hardware, self.shape, pool) // (self.tokens + self.outputs))
+        """The number of requests whose KV cache fits one engine, when half of each answer is there."""
+        return int(kv_capacity_tokens(self.hardware, self.shape, pool) // (self.tokens + self.outputs / 2))
 
     def step_s(self, pool: Pool, batch: int) -> float:
         """Seconds of one decode step of one engine, when half of each answer is there."""
@@ -222,7 +223,8 @@ class RateMatcher:
 
     def _largest(self, pool: Pool, tpot_of: Callable[[int], float], bound_s: float) -> int:
         """The largest batch of one engine whose TPOT is within the bound; 0 if there is none."""
-        low, high = 0, max(int(min(self.room(pool), self.costs(pool).limits.batch)), 1)
+        most = min(self.room(pool), self.costs(pool).limits.batch, most_sequences_of(pool))
+        low, high = 0, max(int(most), 1)
         while low < high:  # TPOT grows with the batch
             middle = (low + high + 1) // 2
             if tpot_of(middle) <= bound_s:

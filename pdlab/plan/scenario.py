@@ -29,6 +29,9 @@ from pdlab.sim.simulator import simulate
 WAVES, LATER_WAVES, FIRST_REQUESTS, LEAST_REQUESTS = 6, 3, 96, 48
 LONG_WAVES, MOST_LONG = 60, 2000  # of a given closed loop: its first requests start at once, and run in step for long
 STAYS, LEAST_OPEN, MOST_OPEN = 12.0, 1200, 3000  # of an open loop: duration in E2EL; least and most requests
+# An open loop that lasts less than this many E2EL is not full when it is judged. It has more requests then, up to this
+# number, unless it has nearly enough.
+LEAST_STAYS, FAR_OPEN, ENOUGH_MORE = 4.0, 30_000, 1.1
 # The least and the largest share of the requests of an open loop that are left out at the beginning and at the end.
 FILLING, MOST_FILLING, DRAINING, MOST_DRAINING = 0.2, 0.5, 0.1, 0.25
 FILLED_STAYS = 2.0  # an open loop has filled after this many times the p95 of E2EL
@@ -190,7 +193,10 @@ class Scenario:
     ) -> LoadResult:
         """Simulate one copy under one load. ``stays_s``: approximate E2EL of a request, for the duration of an open
         loop. ``long``: a closed loop lasts until its synchronous start hardly counts. Raises UsageError if a request
-        does not fit."""
+        does not fit.
+
+        While an open loop fills, fewer requests end than arrive. Latencies grow until it is full. So a loop that was
+        too short, with latencies within the SLO, is simulated again with more requests."""
         trace = self._trace(load)
         if trace is not None:
             count = len(trace.arrival_s)
@@ -201,7 +207,20 @@ class Scenario:
                 count = max(min(LONG_WAVES * n, MOST_LONG), count)
         else:
             count = min(max(round(STAYS * stays_s * load.rate_rps), LEAST_OPEN), MOST_OPEN)
-        return self._simulated(self._simulate, deployment, Level(load=load, num_requests=count, seed=self.seed), trace)
+            count = max(count, _least_requests(load, stays_s))
+
+        def of_requests(number: int) -> LoadResult:
+            level = Level(load=load, num_requests=number, seed=self.seed)
+            return self._simulated(self._simulate, deployment, level, trace)
+
+        result = of_requests(count)
+        if isinstance(load, Open) and trace is None:
+            while result.good_share >= self.slo.quantile:
+                least = _least_requests(load, statistics.fmean(result.columns[2].tolist()))
+                if least <= ENOUGH_MORE * count:
+                    break
+                result, count = of_requests(least), least
+        return result
 
     def replayed(self, deployment: Deployment, rate_rps: float) -> LoadResult:
         """Simulate the requests of the trace on one copy, at another mean rate (`Trace.at_rate`). Raises UsageError if
@@ -276,6 +295,11 @@ class Scenario:
         )
 
 
+def _least_requests(load: Open, stays_s: float) -> int:
+    """The requests of an open loop that is judged when it is full. ``stays_s``: E2EL."""
+    return min(round(LEAST_STAYS * stays_s * load.rate_rps), FAR_OPEN)
+
+
 def in_flight(result: LoadResult, deployment: Deployment) -> float:
     """Requests in flight per GPU of the deployment."""
     e2el_s = statistics.fmean(result.columns[2].tolist())
@@ -292,18 +316,22 @@ def judged(simulated: SimulatedLevel, *, recorded: bool = False) -> slice:
     """The requests that are judged: without those that fill an empty system, and those that drain it.
 
     A closed loop, of three waves at least, loses its first wave and its last: while it drains, fewer requests share the
-    engines. An open loop begins after twice the 95th percentile of E2EL, and ends one median of E2EL before the last
-    arrival. It loses at least a fifth and at most a half of its requests at the beginning. At the end it loses at least
-    a tenth and at most a quarter. ``recorded`` requests lose their first tenth.
+    engines. It also loses, but for the last quarter of a wave, what came before all clients had begun.
+
+    An open loop begins after twice the 95th percentile of E2EL, and ends one median of E2EL before the last arrival. It
+    loses at least a fifth and at most a half of its requests at the beginning. At the end it loses at least a tenth and
+    at most a quarter. ``recorded`` requests lose their first tenth.
     """
     import numpy as np
 
     load, count = simulated.level.load, len(simulated.arrival_s)
+    arrival_s = np.asarray(simulated.arrival_s, dtype=np.float64)
     if isinstance(load, Closed):
-        return slice(load.concurrency, count - load.concurrency)
+        end = count - load.concurrency
+        filling = int((arrival_s <= arrival_s[load.concurrency - 1]).sum())
+        return slice(max(load.concurrency, min(filling, end - max(load.concurrency // 4, 1))), end)
     if recorded:
         return slice(int(OF_A_TRACE * count), count)
-    arrival_s = np.asarray(simulated.arrival_s, dtype=np.float64)
     e2el_s = np.sort(np.asarray(simulated.finish_s, dtype=np.float64) - arrival_s)
     filled_s = arrival_s[0] + FILLED_STAYS * e2el_s[int(0.95 * count)]
     drains_s = arrival_s[-1] - e2el_s[count // 2]
@@ -323,9 +351,9 @@ class Served(NamedTuple):
 def served(simulated: SimulatedLevel, part: slice, *, waits: bool = False) -> Served:
     """The served requests/s, and whether no queue grows.
 
-    A closed loop serves its concurrency over the mean E2EL of the judged requests, by Little's law: a count of
-    completions depends on where in a wave its window ends. In an open loop, requests/s are the requested rate times the
-    share of arrivals that finished, because the arrival rate of a short window differs from the requested rate by
+    A closed loop serves its mean requests in flight over the mean E2EL of the judged requests, by Little's law: a count
+    of completions depends on where in a wave its window ends. In an open loop, requests/s are the requested rate times
+    the share of arrivals that finished, because the arrival rate of a short window differs from the requested rate by
     chance. If hardly any finished while others arrived, they are what the deployment completed in all. If requests wait
     for others (``waits``), it is their own arrival rate times that share.
     """
@@ -334,9 +362,13 @@ def served(simulated: SimulatedLevel, part: slice, *, waits: bool = False) -> Se
     load = simulated.level.load
     finish_s, arrival_s = (np.asarray(each, dtype=np.float64) for each in (simulated.finish_s, simulated.arrival_s))
     stays_s = statistics.fmean((finish_s[part] - arrival_s[part]).tolist())
-    if isinstance(load, Closed):
-        return Served(load.concurrency / stays_s, True)
     opens_s, closes_s = float(arrival_s[part.start]), float(arrival_s[part.stop - 1])
+    if isinstance(load, Closed):
+        held = load.concurrency
+        if closes_s <= opens_s or opens_s > arrival_s[held - 1]:
+            return Served(held / stays_s, True)
+        here_s = np.clip(finish_s, opens_s, closes_s) - np.clip(arrival_s, opens_s, closes_s)
+        return Served(min(float(here_s.sum()) / (closes_s - opens_s), held) / stays_s, True)
     if closes_s <= opens_s:
         return Served(len(finish_s) / simulated.duration_s, True)
     inside = int(((opens_s < finish_s) & (finish_s <= closes_s)).sum())

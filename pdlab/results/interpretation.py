@@ -85,7 +85,7 @@ def interpret(folder: Path, stated: Stated = Stated()) -> InterpretedFolder:  # 
     if (folder / MANIFEST).is_file():
         return InterpretedFolder(folder, (_pdlab_curve(folder, Store(folder).load(), stated.gpus),), {})
     reading = read_folder_levels(folder, (*stated.entries, *of_folder(folder)))
-    named = parse_name(folder.resolve().name).topology
+    named = parse_name(folder.resolve().name).configured.found
     separate = separated(reading.levels)
     every = {level.file for level in reading.levels}
     curves = []

@@ -13,13 +13,20 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from pdlab.core.deployment import Collocated, Disaggregated, parse_pool
+from pdlab.core.deployment import Collocated, Disaggregated, Pool, parse_pool
 from pdlab.core.errors import StoreError
 from pdlab.core.findings import Finding, found
 from pdlab.core.lengths import Uniform
 from pdlab.core.workload import Closed, Load, Open, Ramp, RunKey, Workload, WorkloadMode
 from pdlab.results.description import FileDescription, topology_of
-from pdlab.results.published_names import FileName, FolderName, parse_file_name, placement_in, replica_counts
+from pdlab.results.published_names import (
+    FileName,
+    FolderName,
+    NamedConfiguration,
+    parse_file_name,
+    placement_in,
+    replica_counts,
+)
 from pdlab.results.readers import FileReading, RawLevel, RequestTimes, read_file
 from pdlab.results.readers.statistics import number_in
 from pdlab.results.readers.vllm_bench import OF_SGLANG
@@ -68,19 +75,42 @@ class PublishedLevel(NamedTuple):
         and PP degrees give."""
         if self.stated.deployment is not None:
             return topology_of(self.stated.deployment)
-        if self.name.topology is not None:
-            return self.name.topology
+        if self.name.configured.found is not None:
+            return self.as_measured(self.name.configured.found)
         counts = replica_counts(self.name.deployment or "")
         roles = [{name: self._degree(role, name) for name in ("tp", "pp", "dp")} for role in ("prefill", "decode")]
         if counts is None or not all(role["tp"] for role in roles):
             return None
-        if any((role["dp"] or 1) > 1 for role in roles) and self.data.get("enable_dp_attention") is not True:
+        attention = [self._attention(role) for role in ("prefill", "decode")]
+        if any((role["dp"] or 1) > 1 and not own for role, own in zip(roles, attention, strict=True)):
             return None  # with DP attention the TP degree counts all GPUs; otherwise replicas may mean DP ranks
         pools = [
             parse_pool(f"{count}xtp{role['tp']}" + (f"pp{role['pp']}" if (role["pp"] or 1) > 1 else ""))
             for count, role in zip(counts, roles, strict=True)
         ]
         return Disaggregated(prefill=pools[0], decode=pools[1], placement=placement_in(self.shown, pools))
+
+    def as_measured(self, named: NamedConfiguration) -> Collocated | Disaggregated:
+        """The configuration of a name, in which the file's degrees count before the words beside it."""
+        roles = ("prefill", "decode") if len(named.pools) > 1 else ("collocated",)
+        each = zip(roles, named.pools, named.bare, strict=True)
+        return named._replace(pools=tuple(self._pool(role, pool, bare) for role, pool, bare in each)).topology
+
+    def _pool(self, role: str, pool: Pool, bare: Pool) -> Pool:
+        tp, pp, dp = (self._degree(role, name) for name in ("tp", "pp", "dp"))
+        stages, ranks = (pool.pp if pp in (None, pool.pp) else bare.pp), pool.dp
+        if not self._attention(role):
+            ranks = pool.dp if dp in (None, pool.dp) else bare.dp
+        elif tp != pool.tp * pool.dp:  # its ranks are among those of TP
+            ranks = 1 if tp == pool.tp else bare.dp
+        return pool.model_copy(update={"pp": stages, "dp": ranks})
+
+    def _attention(self, role: str) -> bool:
+        """Whether the ranks of attention are among those of TP, which then counts all GPUs of an engine."""
+        known = {**self.settings, **self.stated_words}
+        names = (f"{prefix}{name}" for prefix in (f"{role}_", "") for name in ("enable_dp_attention", "dp_attention"))
+        value = next((known[name] for name in names if known.get(name) is not None), False)
+        return str(value).lower() == "true"
 
     def _degree(self, role: str, name: str) -> int | None:
         """A degree of parallelism of a role, else of all engines; a table or metadata has it as text."""

@@ -21,7 +21,7 @@ from pdlab.core.text import choices, counted, listed, printable
 from pdlab.results.description import DESCRIPTION, DescribedResults, Stated, description_for, of_folder
 from pdlab.results.published_curves import BARE, Difference, PublishedCurve, separated
 from pdlab.results.published_files import FileLevels, PublishedLevel, read_levels
-from pdlab.results.published_names import parse_name
+from pdlab.results.published_names import NamedConfiguration, parse_name
 from pdlab.results.readers import may_be_read
 from pdlab.results.schema import Experiment, Manifest
 from pdlab.results.stated_platform import GPU, stated_gpu, stated_version
@@ -132,11 +132,13 @@ def _published(path: Path, gpus: int | None, entries: tuple[DescribedResults, ..
     if not levels:
         first = next(iter(skipped)).relative_to(path)
         raise StoreError(f"{path} holds no result files: {first} has no level; give another folder")
-    if gpus is None and named.topology is None and all(size_of(level) is None for level in levels):
-        raise _unknown_size(path)
+    configured = named.configured
+    if gpus is None and configured.found is None and all(size_of(level) is None for level in levels):
+        of_files = (level.name.configured.contradiction for level in levels)
+        raise _unknown_size(path, configured.contradiction or next(filter(None, of_files), ""))
     curves, differences = separated(levels)
     _require_one_size(path, levels, differences, gpus)
-    return tuple(_experiment(path, curve, named.topology, differences, gpus) for curve in curves)
+    return tuple(_experiment(path, curve, configured.found, differences, gpus) for curve in curves)
 
 
 class FolderLevels(NamedTuple):
@@ -208,16 +210,16 @@ class PublishedPools(NamedTuple):
 
 def deployed(
     curve: PublishedCurve,
-    named: Collocated | Disaggregated | None,
+    found: NamedConfiguration | None,
     differences: tuple[Difference, ...],
     gpus: int | None,
 ) -> PublishedPools:
-    """The deployment of a curve from what is stated, its files, their names, and the folder's name (``named``).
+    """The deployment of a curve from what is stated, its files, their names, and the folder's name (``found``).
 
     Raises StoreError if two names contradict each other.
     """
     first = curve.levels[0]
-    in_file = first.topology
+    in_file, named = first.topology, first.as_measured(found) if found else None
     if in_file is not None and named is not None and in_file != named and gpus is None:
         raise StoreError(
             f"{first.file}: the file's name has {in_file.label}, the folder's name has {named.label}; rename one"
@@ -234,12 +236,12 @@ def deployed(
 def _experiment(
     path: Path,
     curve: PublishedCurve,
-    topology: Collocated | Disaggregated | None,
+    found: NamedConfiguration | None,
     differences: tuple[Difference, ...],
     gpus: int | None,
 ) -> SourcedExperiment:
     folder, first = printable(_folder_name(path)), curve.levels[0]
-    topology, total = deployed(curve, topology, differences, gpus)
+    topology, total = deployed(curve, found, differences, gpus)
     if total is None:
         raise _unknown_size(path)
     runs: list[PublishedLevel] = []
@@ -279,11 +281,14 @@ def _experiment(
     return SourcedExperiment(experiment, tuple(runs))
 
 
-def _unknown_size(path: Path) -> StoreError:
+def _unknown_size(path: Path, contradiction: str = "") -> StoreError:
     describes = command_line("describe", folder=path, write=True)
+    why = contradiction or (
+        "the folder's name does not give the configuration (expected it to end in 4xtp2, or in 1xtp2-1xtp2 for "
+        "prefill-decode)"
+    )
     return StoreError(
-        f"{path}: the folder's name does not give the configuration (expected it to end in 4xtp2, or in 1xtp2-1xtp2 "
-        f"for prefill-decode), so nothing can be normalised; rename it, state its deployment in the file of "
+        f"{path}: {why}, so nothing can be normalised; rename it, state its deployment in the file of "
         f"{describes}, or add {VIZ}'s {_gpus_flag(path)}"
     )
 

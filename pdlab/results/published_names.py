@@ -8,10 +8,11 @@ put more into a file's name (``1p3d_conc32_in2048_out128.json``).
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import NamedTuple
 
-from pdlab.core.deployment import MOST, POOL_TEXT, Collocated, Disaggregated, PlacementKind, Pool, mode_of, parse_pool
+from pdlab.core.deployment import POOL_TEXT, Collocated, Disaggregated, PlacementKind, Pool, mode_of, parse_pool
 from pdlab.core.errors import UsageError
 from pdlab.core.workload import WorkloadMode
 
@@ -29,6 +30,11 @@ _TP_EP = re.compile(r"(?<![a-z0-9])(?P<replicas>\d*)x?tp_?ep(?P<tp>\d+)(?![a-z0-
 # A degree among the other words: pp2, pp_2, dp2ep.
 _DEGREES = re.compile(r"(?<![a-z0-9])(?:(?:tp|pp|dp)[-_=]?\d+|ep\d*)+(?![a-z0-9])", re.IGNORECASE)
 _DEGREE = re.compile(r"(?P<name>tp|pp|dp|ep)[-_=]?(?P<value>\d*)", re.IGNORECASE)
+# The largest degree that a word beside a configuration means: llama.cpp's pp512 is a prompt of 512 tokens.
+_MOST_BESIDE = {"tp": 64, "pp": 16, "dp": 512}
+_NO_EP = r"(?<![a-z0-9])(?:(?:no|non|not|without)[-_ ]?ep|ep[-_=]?(?:off|false|none|disabled|0))(?![a-z0-9])"
+_WITHOUT_EP = re.compile(_NO_EP, re.IGNORECASE)
+_OWN_FLUID = re.compile(r"pd[-_]fluid")  # a label of `pdlab.core.deployment.Fluid`, whose roles move
 _COUNTS = re.compile(r"(?<![a-z0-9])(?:(?P<p>\d+)p(?P<d>\d+)d|p(?P<p2>\d+)d(?P<d2>\d+))(?![a-z0-9])", re.IGNORECASE)
 _ANY_POOL = re.compile(r"(?<![a-z0-9])[pd]?\d+x(?:tp|pp|dp|ep)", re.IGNORECASE)
 _LENGTHS = re.compile(
@@ -40,7 +46,8 @@ _LEVEL = re.compile(r"conc(?P<concurrency>\d+)(?:_rr(?P<rate>\d+(?:\.\d+)?))?(?:
 
 # Abbreviations of a deployment: 1p3d, p1d3, 4xtp2, xtpep4, tp8, spread.
 _DEPLOYMENT = re.compile(
-    r"(?<![a-z0-9])(?:\d+p\d+d|p\d+d\d+|\d+p[-_]?tp\d+[-_]\d+d[-_]?tp\d+|\d*x?tp_?ep\d+|[pd]?\d*x?(?:(?:tp|pp|dp|ep)\d*)+"
+    rf"{_NO_EP}"
+    r"|(?<![a-z0-9])(?:\d+p\d+d|p\d+d\d+|\d+p[-_]?tp\d+[-_]\d+d[-_]?tp\d+|\d*x?tp_?ep\d+|[pd]?\d*x?(?:(?:tp|pp|dp|ep)\d*)+"
     r"|\d+[-_]?(?:prefills?|decodes?|gpus?)|(?:prefills?|decodes?|gpus?)[-_=]?\d+"
     r"|pd|pack|spread|coll?ocated|disagg(?:regated)?|agg(?:regated)?)(?![a-z0-9])"
 )
@@ -77,25 +84,48 @@ _SETTING = re.compile(r"\d{1,5}|[a-z]\d{0,2}")  # not a hash
 _NO_NAME = re.compile(r"\d+|[a-z]\d{0,2}|(?=[a-f]*\d)[0-9a-f]{6,}")  # a number, a letter, a hash
 
 
-class FolderName(NamedTuple):
-    """What a folder's name gives; None if it gives nothing."""
-
-    topology: Collocated | Disaggregated | None
-    input_tokens: int | None
-    output_tokens: int | None
-    mode: WorkloadMode | None
-
-
 class NamedConfiguration(NamedTuple):
-    """The configuration in a name. ``others``: the other words in lower case. Lengths and `FolderName.mode` are left
-    out, and words that say nothing about the engines: dates, counts of repeats, and words such as baseline."""
+    """The configuration in a name: one pool, or prefill and decode. ``bare``: these without the degrees beside them.
 
-    topology: Collocated | Disaggregated
-    others: tuple[str, ...]
+    ``others``: the other words in lower case. Lengths and `FolderName.mode` are left out, and words that say nothing
+    about the engines: dates, counts of repeats, and words such as baseline.
+    """
+
+    name: str
+    pools: tuple[Pool, ...]
+    bare: tuple[Pool, ...]
+    others: tuple[str, ...] = ()
+
+    @property
+    def topology(self) -> Collocated | Disaggregated:
+        if len(self.pools) == 1:
+            return Collocated(pool=self.pools[0])
+        prefill, decode = self.pools
+        return Disaggregated(prefill=prefill, decode=decode, placement=placement_in(self.name, self.pools))
 
 
 class ContradictingName(UsageError):
     """A name has a configuration, and other words that contradict it."""
+
+
+class Configured(NamedTuple):
+    """The configuration of a name; None if it has none, or contradicts itself (``contradiction``: how)."""
+
+    found: NamedConfiguration | None = None
+    contradiction: str = ""
+
+
+class FolderName(NamedTuple):
+    """What a folder's name gives; None if it gives nothing."""
+
+    configured: Configured
+    input_tokens: int | None
+    output_tokens: int | None
+    mode: WorkloadMode | None
+
+    @property
+    def topology(self) -> Collocated | Disaggregated | None:
+        return self.configured.found.topology if self.configured.found else None
 
 
 class ReplicaCounts(NamedTuple):
@@ -108,7 +138,7 @@ class ReplicaCounts(NamedTuple):
 class FileName(NamedTuple):
     """What a file's path in its folder gives, without its suffix; None if it gives nothing.
 
-    ``deployment``: the words that name a deployment. ``topology``: its configuration, if these words give it in full.
+    ``deployment``: the words that name a deployment. ``configured``: its configuration, if these words give it in full.
     ``repeat``: the name counts repeats, such as _r1 and run2. ``day``: its first date, at midnight UTC. ``words``: all
     other names, versions included; no numbers, single letters or hashes. ``counts``: these numbers and letters, which
     may be settings or may count repeats.
@@ -119,7 +149,7 @@ class FileName(NamedTuple):
     input_tokens: int | None
     output_tokens: int | None
     deployment: str | None
-    topology: Collocated | Disaggregated | None
+    configured: Configured
     repeat: bool
     words: tuple[str, ...]
     day: datetime | None = None
@@ -135,7 +165,7 @@ def parse_name(name: str) -> FolderName:
     """
     lengths, mode = _LENGTHS.search(name), _MODE.search(name)
     return FolderName(
-        topology=_topology(name),
+        configured=_configured(name),
         input_tokens=int(lengths["input"]) if lengths else None,
         output_tokens=int(lengths["output"]) if lengths else None,
         mode=_as_mode(mode["mode"]) if mode else None,
@@ -161,7 +191,7 @@ def parse_file_name(stem: str) -> FileName:
         input_tokens=int(lengths["input"]) if lengths else None,
         output_tokens=int(lengths["output"]) if lengths else None,
         deployment=deployment,
-        topology=_topology(stem) if deployment else None,
+        configured=_configured(stem) if deployment else Configured(),
         repeat=repeat,
         words=tuple(words),
         counts=tuple(word for word in others if _SETTING.fullmatch(word)),
@@ -218,25 +248,33 @@ def configuration_in(name: str) -> NamedConfiguration | None:
     if found is None:
         return None
     try:
-        pools = [parse_pool(text.lower()) for text in found.pools]
+        bare = tuple(parse_pool(text.lower()) for text in found.pools)
     except UsageError as error:
         raise UsageError(f"{name}: {error}") from error
     rest = _DAY_AND_TIME.sub(" ", _DATE.sub(" ", found.rest.lower()))
+    if (off := _WITHOUT_EP.search(rest)) and any(pool.expert_parallel for pool in bare):
+        raise _contradiction(name, off[0], bare)
+    rest = _WITHOUT_EP.sub(" ", rest)
     degrees = [degree for word in _DEGREES.finditer(rest) for degree in _DEGREE.finditer(word[0])]
+    pools, unread = bare, []
     for degree in sorted(degrees, key=lambda each: each["name"] == "ep"):  # its size is that of the others
-        pools = [_with_degree(pool, degree, name) for pool in pools]
+        changed = _with_degree(pools, bare, degree, name)
+        pools = changed or pools
+        if changed is None:
+            unread.append(degree[0])
+    if all(pool.dp == 1 for pool in pools):
+        unread += [degree[0] for degree in degrees if degree["name"] == "dp" and int(degree["value"]) > 1]
     others = rest
     for known in (_DEGREES, _REPEAT, _LENGTHS, _MODE):
         others = known.sub(" ", others)
-    topology: Collocated | Disaggregated = Collocated(pool=pools[0])
-    if len(pools) > 1:
-        topology = Disaggregated(prefill=pools[0], decode=pools[1], placement=placement_in(name, pools))
-    mode = mode_of(topology)
+    named = NamedConfiguration(name, pools, bare)
+    if _OWN_FLUID.search(rest):
+        label = named.topology.label
+        raise ContradictingName(f"{name}: fluid contradicts the fixed roles of {label}; give the whole label")
+    mode = mode_of(named.topology)
     words = (word for word in re.split(r"[^a-z0-9.]+", others) if word)
-    unlike = dict.fromkeys(word for word in words if word not in _PLAIN and mode not in _OF_MODE.get(word, ()))
-    if "fluid" in unlike:
-        raise ContradictingName(f"{name}: fluid contradicts the fixed roles of {topology.label}; give the whole label")
-    return NamedConfiguration(topology, tuple(unlike))
+    unlike = (word for word in words if word not in _PLAIN and mode not in _OF_MODE.get(word, ()))
+    return named._replace(others=tuple(dict.fromkeys((*unread, *unlike))))
 
 
 class _Pools(NamedTuple):
@@ -265,32 +303,58 @@ def _around(name: str, start: int, end: int) -> str:
     return f"{name[:start]} {name[end:]}"
 
 
-def _with_degree(pool: Pool, degree: re.Match[str], name: str) -> Pool:
-    """The pool with one degree of a name's other words. Raises ContradictingName if the pool has another one."""
-    field, size = degree["name"], int(degree["value"] or 1)
+def _with_degree(
+    pools: tuple[Pool, ...], bare: tuple[Pool, ...], degree: re.Match[str], name: str
+) -> tuple[Pool, ...] | None:
+    """The pools with one degree of a name's other words; None if that word is no degree of theirs. Raises
+    ContradictingName if they have another one."""
+    field, size = degree["name"], int(degree["value"] or 0)
     if field == "ep":
-        spread = not degree["value"] or size > 1
-        agrees = not degree["value"] or size in (0, 1, pool.tp * pool.dp)
-        changed = pool.model_copy(update={"expert_parallel": True}) if spread else pool
-    else:
-        own = getattr(pool, field)
-        agrees = size == own or (own == 1 and 1 < size <= MOST and field != "tp")
-        changed = pool.model_copy(update={field: size})
-    if not agrees:
-        raise ContradictingName(f"{name}: {degree[0]} contradicts {pool.label}; name one of them")
-    return changed
-
-
-def _topology(name: str) -> Collocated | Disaggregated | None:
-    """The configuration of a folder or a file; None if its name has none, or contradicts itself."""
-    try:
-        found = configuration_in(name)
-    except ContradictingName:
+        return _with_experts(pools, bare, size if degree["value"] else None)
+    if not 1 <= size <= _MOST_BESIDE[field]:
         return None
-    return found.topology if found else None
+    own = [getattr(pool, field) for pool in pools]
+    if field == "tp" and size in own:
+        return pools
+    if field == "tp" or any(each not in (1, size) for each in own):
+        raise _contradiction(name, degree[0], pools)
+    return tuple(pool.model_copy(update={field: size}) for pool in pools)
 
 
-def placement_in(name: str, pools: list[Pool]) -> PlacementKind:
+def _with_experts(pools: tuple[Pool, ...], bare: tuple[Pool, ...], size: int | None) -> tuple[Pool, ...] | None:
+    """The pools with experts over ``size`` ranks (None: over all), in those that have as many; None if none has.
+
+    SGLang counts ranks of DP attention among those of TP: with as many experts' ranks as TP ranks, the DP degree beside
+    the pool is of attention.
+    """
+    if size in (0, 1):
+        return pools
+    spread = {"expert_parallel": True}
+    if any(size in (None, pool.tp * pool.dp) for pool in pools):
+        return tuple(p.model_copy(update=spread) if size in (None, p.tp * p.dp) else p for p in pools)
+    changed = tuple(
+        pool.model_copy(update={**spread, "dp": own.dp})
+        if size == pool.tp * own.dp and pool.tp % pool.dp == 0
+        else pool
+        for pool, own in zip(pools, bare, strict=True)
+    )
+    return changed if changed != pools else None
+
+
+def _contradiction(name: str, word: str, pools: tuple[Pool, ...]) -> ContradictingName:
+    labels = "-".join(pool.label for pool in pools)
+    return ContradictingName(f"{name}: {word} contradicts {labels}; name one of them")
+
+
+def _configured(name: str) -> Configured:
+    """The configuration of a folder or a file."""
+    try:
+        return Configured(configuration_in(name))
+    except ContradictingName as error:
+        return Configured(contradiction=str(error))
+
+
+def placement_in(name: str, pools: Sequence[Pool]) -> PlacementKind:
     """The placement in a name: spread if it has that word, or if a node of the published experiments cannot hold the
     pools."""
     words = re.split(r"[-_/]", name.lower())

@@ -270,6 +270,51 @@ def test_context(keys: dict[str, Any], tokens: int) -> None:
     assert shape({**LLAMA, **keys}).max_context == tokens
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"head_dim": 64.0},
+        {"num_hidden_layers": 4.0, "vocab_size": 1e3, "num_key_value_heads": [2.0] * 4},
+        {"sliding_window": False},
+        {"kv_lora_rank": 0.0},
+    ],
+)
+def test_numbers_that_are_whole_in_another_form(keys: dict[str, Any]) -> None:
+    plain = shape({**LLAMA, "head_dim": 64})
+    found = shape({**LLAMA, "head_dim": 64, **keys})
+    assert found == plain and all(type(value) is not float for value in (found.layers, found.head_dim, found.kv_heads))
+
+
+@pytest.mark.parametrize("part", ["text_config", "llm_config", "language_config"])
+@pytest.mark.parametrize(
+    "unread",
+    [
+        {"max_position_embeddings": 1200.5},
+        {"num_attention_heads": [4, 2]},
+        {"layer_types": "x"},
+        {"rope_scaling": "yarn"},
+        {"vocab_size": "many"},
+    ],
+)
+def test_what_stands_beside_the_language_model_is_not_read(unread: dict[str, Any], part: str) -> None:
+    config = {"architectures": ["Qwen3_5ForConditionalGeneration"], part: QWEN_MOE}
+    assert shape({**config, **unread}) == shape(config)
+
+
+@pytest.mark.parametrize(
+    ("beside", "text"),
+    [
+        ({"vocab_size": "many"}, {key: value for key, value in LLAMA.items() if key != "vocab_size"}),
+        ({"quantization_config": "fp8"}, LLAMA),
+        ({}, {**LLAMA, "layer_types": "x"}),
+        ({}, {**LLAMA, "max_position_embeddings": 1200.5}),
+    ],
+)
+def test_what_is_read_is_checked_wherever_it_stands(beside: dict[str, Any], text: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"which is no (whole number|mapping|list): correct it"):
+        shape({"architectures": ["X"], "text_config": text, **beside})
+
+
 def test_layers_are_few_enough_to_go_through_them() -> None:
     with pytest.raises(ValueError, match="more than 100000"):
         shape({**GPT_OSS, "num_hidden_layers": 10**30, "layer_types": None})

@@ -60,7 +60,7 @@ def planted(tmp_path: Path) -> set[str]:
     (home / ".ray" / "auth_token").write_text(f"{TOKEN}\n")
     cache.mkdir()
     (cache / "api-key").write_text(KEY)
-    environment = {"DATABASE_PASSWORD": PASSWORD, "HOME": str(home), "RAY_AUTH_MODE": "token", "SSH_KEY": "/a/path"}
+    environment = {"DATABASE_PASSWORD": PASSWORD, "HOME": str(home), "RAY_AUTH_MODE": "token", "SSH_KEY": str(home)}
     return archive.known_secrets(environment, archive.secret_files(home, cache))
 
 
@@ -77,6 +77,20 @@ def test_secrets_in_files_that_variables_name_are_known(tmp_path: Path) -> None:
     environment |= {"DB_PASSWORD": PHRASE, "MY_TOKEN_BUDGET": "5000000"}
     known = archive.known_secrets(environment, archive.secret_files(None, None, environment))
     assert known == {f"ray-{KEY}", f"hub/token-{KEY}", PHRASE}
+
+
+@pytest.mark.parametrize("name", ["RAY_AUTH_TOKEN", "HF_TOKEN", "hf_token", "TOKEN"])
+def test_a_token_of_digits_is_a_secret(name: str, out: Path) -> None:
+    known = archive.known_secrets({name: "1234567890", "VLLM_MAX_TOKEN_BUDGET": "1310720"}, ())
+    assert known == {"1234567890"}
+    assert "1234567890" not in archive.redact("refused 1234567890\n", known)
+
+
+def test_a_secret_may_begin_like_a_path(tmp_path: Path) -> None:
+    long = "/" + "x" * 5000
+    named = {"DB_PASSWORD": "/hunter2hunter2", "API_SECRET": long}
+    paths = {"SSH_KEY": str(tmp_path), "TOKEN_FILE": "/not/there", "AWS_SECRET_DIR": "/nor/there"}
+    assert archive.known_secrets(named | paths, ()) == {"/hunter2hunter2", long}
 
 
 def test_known_secrets(tmp_path: Path) -> None:
@@ -117,6 +131,10 @@ def test_what_helps_is_kept(out: Path, tmp_path: Path) -> None:
         "--api-key-file /root/.cache/pdlab/api-key", "RAY_AUTH_TOKEN_PATH=/tmp/ray/auth_token", "keyword: throughput",
         "time_per_token:\n  units: ms",
         "'max_num_batched_tokens': 8192, 'port': 8000",
+        '{"ms_per_token": [12.34, null]}', '{"ms_per_token": [[12.34, NaN], [-Infinity, true]]}',
+        "time_per_output_token=12.345ms", "bytes_per_token=98304B", "kv_per_token: 1234.5 KiB",
+        '"token_source": "tokenizer"',
+        "ms_per_token: [12.345, 1e-3, nan, inf, None]",
     ],
 )  # fmt: skip
 def test_measurements_are_not_mistaken_for_secrets(text: str) -> None:

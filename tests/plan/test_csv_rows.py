@@ -401,6 +401,11 @@ def test_names_that_contradict_are_refused(row: str, said: str) -> None:
         ("1xtp4-prefill_only", "prefill-only"),
         ("1xtp4_c16", "c16"),
         ("h200_1xtp4", "h200"),
+        ("1xtp4_ep8", "ep8"),
+        ("1xtp4-8gpus", "8gpus"),
+        ("1xtp4-nixl", "nixl"),
+        ("qwen-pp512_1xtp4", "pp512"),
+        ("fluid-test-1xtp4", "fluid"),
     ],
 )
 def test_words_that_no_prediction_depends_on_cost_the_band(config: str, unread: str) -> None:
@@ -421,6 +426,9 @@ def test_words_that_no_prediction_depends_on_cost_the_band(config: str, unread: 
         "collocated-1xtp4_2026-01-05T12-00-00",
         "2026-01-05_h100-vllm-0.11.2_1xtp4_conc8",
         "1xtp4-tp4-r3",
+        "1xtp4_no-ep",
+        "1xtp4-4gpus",
+        "1xtp4-v2",
     ],
 )
 def test_words_that_agree_with_the_row_cost_nothing(config: str) -> None:
@@ -458,3 +466,18 @@ def test_refusals_of_rows_advise_no_flag_that_a_plan_lacks(capsys: pytest.Captur
     told = capsys.readouterr().err
     assert [f"line {n}" in told for n in (2, 3, 4, 5)] == [True, True, False, True]
     assert not {word for word in told.split() if word.startswith("--")}
+
+
+@pytest.mark.parametrize(
+    ("row", "same"),
+    [
+        ("1xtp8,yes,", "1xtp8ep"),
+        ("1xtp8,8,", "1xtp8ep"),
+        ("1xtp8,no,", "1xtp8"),
+        ("p1xtp2-d1xtp4,,yes", "p1xtp2ep-d1xtp4"),
+        ("p1xtp2-d1xtp4,yes,", "p1xtp2ep-d1xtp4ep"),
+    ],
+)
+def test_columns_of_ep_add_to_the_name_of_a_configuration(row: str, same: str) -> None:
+    given, named = read(f"config,ep,p_ep,conc\n{row},8\n{same},,,8\n", "in.csv").requested
+    assert given.deployment.pools == named.deployment.pools

@@ -17,7 +17,7 @@ from pdlab.core.deployment import Deployment, Disaggregated, Pool, Role, parse_l
 from pdlab.core.errors import PlacementError, UsageError
 from pdlab.core.nodes import ClusterNode, ClusterView, Nic
 from pdlab.core.schema import to_yaml
-from pdlab.core.workload import Closed, Level, Workload
+from pdlab.core.workload import Closed, Level, Open, Workload
 from pdlab.deploy.serve_config import engine_kwargs
 from pdlab.placement.solver import cpus_per_group
 from pdlab.plan.accuracy import MeasuredSweep
@@ -331,3 +331,22 @@ def test_ttft_of_a_given_closed_loop_is_that_of_a_long_run(concurrency: int) -> 
     (long,) = simulate(deployment, [level], under.workload, HARDWARE, SHAPE, seed=5, scattered=True)
     waits_s = np.subtract(long.first_token_s, long.arrival_s)[20 * concurrency : -concurrency]
     assert found.outcomes[0].ttft_s == pytest.approx(waits_s.mean(), rel=0.1)
+
+
+def test_a_loop_that_fills_for_long_serves_what_its_engines_can() -> None:
+    """2,000 clients begin 2.2 ms apart, for 4.4 s. The answers of eight tokens come sooner."""
+    under = scenario(Workload(input_tokens=200, output_tokens=8))
+    deployment = Deployment(topology=parse_label("collocated-8xtp1"))
+    level = Level(load=Closed(concurrency=2000), num_requests=24_000, seed=0)
+    (done,) = simulate(deployment, [level], under.workload, under.hardware, under.shape, prompts="fresh")
+    ends_s = sorted(done.finish_s)
+    steady_rps = 9600 / (ends_s[16_800] - ends_s[7200])
+    assert under.outcome(deployment, Closed(concurrency=2000)).requests_per_s == pytest.approx(steady_rps, rel=0.06)
+
+
+def test_a_rate_is_served_though_answers_take_longer_than_its_first_requests_come() -> None:
+    """25 requests/s of some 50 s each: 1,200 requests, the least of a level, come within 48 s."""
+    under = scenario(Workload(input_tokens=1000, output_tokens=4000))
+    outcome = under.outcome(Deployment(topology=parse_label("collocated-16xtp4")), Open(rate_rps=25.0))
+    assert outcome.columns[2].mean() > 40
+    assert outcome.keeps_up and outcome.requests_per_s == pytest.approx(25.0, rel=0.05)

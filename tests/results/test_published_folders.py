@@ -162,7 +162,23 @@ def pd(prefill: Pool, decode: Pool, placement: Any) -> Disaggregated:
         ("2ptp1-1dtp2-pp2", pd(Pool(replicas=2, pp=2), Pool(tp=2, pp=2), "pack")),
         ("x_1xtp4-tp4", Collocated(pool=Pool(tp=4))),
         ("x_1xtp4-tp8", None),
-        ("x_1xtp4_ep8", None),
+        ("x_1xtp4_ep8", Collocated(pool=Pool(tp=4))),
+        ("4xtp2_ep8", Collocated(pool=Pool(replicas=4, tp=2))),
+        ("deepseek-ep3_1xtp8", Collocated(pool=Pool(tp=8))),
+        ("2ptp4-1dtp8-ep8", pd(Pool(replicas=2, tp=4), Pool(tp=8, expert_parallel=True), "spread")),
+        ("1xtp16_dp16_ep16", Collocated(pool=Pool(tp=16, expert_parallel=True))),
+        ("x_1xtp4-1xtp8-tp8", pd(Pool(tp=4), Pool(tp=8), "spread")),
+        ("fluid-test-4xtp2", Collocated(pool=Pool(replicas=4, tp=2))),
+        ("qwen-pp512_1xtp4", Collocated(pool=Pool(tp=4))),
+        ("qwen-dp4096-tp128_1xtp4-pp16", Collocated(pool=Pool(tp=4, pp=16))),
+        ("4xtp2_ep_off", Collocated(pool=Pool(replicas=4, tp=2))),
+        ("4xtp2_no-ep", Collocated(pool=Pool(replicas=4, tp=2))),
+        ("without_ep_4xtp2", Collocated(pool=Pool(replicas=4, tp=2))),
+        ("ep-off_4xtp2", Collocated(pool=Pool(replicas=4, tp=2))),
+        ("4xtp2_ep=false", None),
+        ("4xtp2_ep_0", Collocated(pool=Pool(replicas=4, tp=2))),
+        ("2xtpep4_ep_off", None),
+        ("results_tp8_4xtp2", None),
         ("x_1xtp4pp4-pp2", None),
         ("pd-fluid-8xtp2-n2to9_run1", None),
         ("x_itl5000_otl250", None),
@@ -173,6 +189,49 @@ def pd(prefill: Pool, decode: Pool, placement: Any) -> Disaggregated:
 )
 def test_names(name: str, topology: Collocated | Disaggregated | None) -> None:
     assert parse_name(name).topology == topology
+
+
+def of_sglang(**info: Any) -> dict[str, Any]:
+    """A result of SGLang whose server reports these settings."""
+    return published.content() | {"sharegpt_output_len": None, "server_info": {"model_path": "m", **info}}
+
+
+@pytest.mark.parametrize(
+    ("name", "info", "gpus", "label"),
+    [
+        ("1xtp8_dp8", {"tp_size": 8, "dp_size": 8, "enable_dp_attention": True}, 8, "collocated-1xtp8"),
+        ("1xtp8dp8", {"tp_size": 8, "dp_size": 8, "enable_dp_attention": True}, 8, "collocated-1xtp8"),
+        ("1xtp1_dp8", {"tp_size": 8, "dp_size": 8, "enable_dp_attention": True}, 8, "collocated-1xdp8"),
+        ("1xdp8ep", {"tp_size": 8, "dp_size": 8, "enable_dp_attention": True}, 8, "collocated-1xdp8ep"),
+        ("1xtp4_dp2", {"tp_size": 4, "dp_size": 2, "enable_dp_attention": False}, 8, "collocated-1xtp4dp2"),
+        ("qwen-pp8_1xtp4", {"tp_size": 4, "pp_size": 1, "dp_size": 1}, 4, "collocated-1xtp4"),
+        ("qwen-dp8_1xtp4", {"tp_size": 4, "pp_size": 1, "dp_size": 1}, 4, "collocated-1xtp4"),
+        ("1xtp4_pp2", {"tp_size": 4, "pp_size": 2, "dp_size": 1}, 8, "collocated-1xtp4pp2"),
+        ("1xtp4-1xtp4_dp4", {"tp_size": 4, "dp_size": 4, "enable_dp_attention": True}, 8, "pd-pack-p1xtp4-d1xtp4"),
+    ],
+)
+def test_the_degrees_in_a_file_count_before_those_beside_a_name(
+    name: str, info: dict[str, Any], gpus: int, label: str, tmp_path: Path
+) -> None:
+    """SGLang's ranks of DP attention are among the GPUs of its TP degree."""
+    for folder, file in ((name, "r"), ("other", f"{name}_conc8")):
+        manifest = load_experiment(published.write(tmp_path / folder, {file: of_sglang(**info)})).manifest
+        assert manifest.deployment is not None and (manifest.gpus, manifest.deployment.label) == (gpus, label)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "said"),
+    [
+        ("results_tp8_4xtp2", "conc8", "results_tp8_4xtp2: tp8 contradicts 4xtp2; name one of them"),
+        ("x", "1xtp4pp4-pp2_conc8", "pp2 contradicts 1xtp4pp4; name one of them"),
+    ],
+)
+def test_a_name_that_contradicts_itself_is_told_so(name: str, file: str, said: str, tmp_path: Path) -> None:
+    folder = published.write(tmp_path / name, {file: published.content()})
+    with pytest.raises(StoreError) as refused:
+        load_experiment(folder)
+    assert said in str(refused.value) and "does not give the configuration" not in str(refused.value)
+    assert load_experiment(folder, stated=8).manifest.gpus == 8
 
 
 @pytest.mark.parametrize(
@@ -190,6 +249,8 @@ def test_names(name: str, topology: Collocated | Disaggregated | None) -> None:
         ("prefill-only_conc8", None, False, ""),
         ("xtpep4", "xtpep4", False, ""),
         ("fp8_tp8_ep1_conc64", "tp8 ep1", False, "fp8"),
+        ("tp8_no-ep_conc64", "tp8 no-ep", False, ""),
+        ("tp8_ep_off_conc64", "tp8 ep_off", False, ""),
         ("h200_con32_gpus_8", "gpus_8", False, "h200"),
         ("b_disagg_spread", "disagg spread", False, ""),
         ("baseline_conc8_0f3a9c81d2", None, False, "baseline"),
