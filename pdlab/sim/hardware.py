@@ -10,13 +10,13 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from pdlab.core.catalog import ModelNumbers, ModelShape, find_config, gpu_name, load_model
+from pdlab.core.catalog import ModelNumbers, ModelShape, find_config, gpu_name, known_gpus, load_model
 from pdlab.core.deployment import Deployment, Disaggregated, Mode, Pool, Transport
 from pdlab.core.errors import UsageError
 from pdlab.core.hybrid_kv import connectors_of, is_hybrid
 from pdlab.core.nodes import GpuLink, WireKind
 from pdlab.core.schema import Frozen, load_yaml
-from pdlab.core.text import counted, version_numbers
+from pdlab.core.text import choices, counted, version_numbers
 from pdlab.core.vllm_limits import default_utilization
 from pdlab.sim.engine_host import DirectRouting, host_of, is_asynchronous
 from pdlab.sim.step_source import NO_CORRECTION, Correction
@@ -421,6 +421,10 @@ def load_hardware(name_or_path: str, others: Mapping[str, Sequence[str]] = Mappi
     """A file of configs/catalog/ by name, or a YAML file. It has no ``fit`` and no ``error`` if it was changed after
     the fit. ``others``: other values that the caller accepts, with examples, for the message. Raises UsageError."""
     hardware = load_yaml(find_config("catalog", name_or_path, "hardware", others), Hardware)
+    systems = sorted({each.step_tables for each in known_gpus().values() if each.step_tables})
+    if hardware.steps is not None and hardware.steps.system not in systems:
+        system = hardware.steps.system
+        raise UsageError(f"{name_or_path}: steps.system {system}: no GPU of configs/gpus/; {choices(system, systems)}")
     if hardware.fit is None or hardware.fit.digest != digest_of(hardware):
         hardware = hardware.model_copy(update={"fit": None, "error": None})
     if hardware.gpu_type is not None:

@@ -27,6 +27,7 @@ from pdlab.plan.extrapolation import Platform, in_flight_per_gpu, major_minor, o
 from pdlab.plan.planned_nodes import require_node
 from pdlab.plan.planner import Plan, gain, outside, plan
 from pdlab.plan.scenario import Scenario
+from pdlab.sim.computed_hardware import computed
 from pdlab.sim.hardware import Hardware, load_hardware
 from pdlab.sim.kv_transfer import on_nodes
 
@@ -254,6 +255,14 @@ class TestHardwareFiles:
         hardware = self.changed(tmp_path, **{key: value})
         assert hardware.fit is None and hardware.error is None
         assert named(hardware=hardware) == ["no fit"]
+
+    def test_a_system_that_the_tables_lack_is_named(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        file = tmp_path / "mine.yaml"
+        file.write_text(to_yaml(computed("H200")).replace("system: h200_sxm", "system: foo"))
+        assert cli_plan.main(["--hardware", str(file), "--gpus", "8"]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and f"{file}: steps.system foo: no GPU of configs/gpus/; " in error
+        assert "h200_sxm" in error
 
     def test_errors_without_a_fit_are_none(self, tmp_path: Path) -> None:
         data = yaml.safe_load(find_config("catalog", "h100-vllm-0.11", "hardware").read_text())
