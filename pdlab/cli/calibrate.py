@@ -531,10 +531,11 @@ def _write(
     ]
     arguments = [each for run in experiments for each in unknown_effects(hardware, run.deployment, shape.kv_dtype)]
     networks = [each for each in crossed if each is not None]
-    domain = fit_domain(experiments, shape, made_on, networks, arguments)
+    hardware = _on_their_nodes(hardware, experiments, has_levels=earlier is not None)
+    gpu_link = hardware.wires.gpu_link if hardware.wires is not None else None
+    domain = fit_domain(experiments, shape, made_on, networks, arguments, gpu_link)
     if earlier is not None:
         domain = domain.joined(earlier)
-    hardware = _on_their_nodes(hardware, experiments, has_levels=earlier is not None)
     changed = {"name": settings.name or out.stem, "stack": _stack(loaded, made_on.version)}
     write_output(out, to_yaml(signed(hardware.model_copy(update=changed), domain)), "--out")
     print(f"wrote {out}", file=sys.stderr, flush=True)

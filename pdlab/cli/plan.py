@@ -423,12 +423,12 @@ def _hardware(settings: PlanSettings) -> Hardware:
     """The hardware of the flags, with its engine and speculative decoding. Raises UsageError."""
     from pdlab.core.catalog import why_no_tables
     from pdlab.core.schema import validate
-    from pdlab.plan.planned_nodes import nodes_of
+    from pdlab.plan.planned_nodes import node_gpus, nodes_of
     from pdlab.sim.computed_hardware import beside, computed_gpus, hardware_of, is_gpu
     from pdlab.sim.hardware import Speculation
     from pdlab.sim.kv_transfer import on_nodes
 
-    node_gpus = nodes_of(settings.node)[0].gpus if "node" in settings.model_fields_set else None
+    node = settings.node if "node" in settings.model_fields_set else None
 
     def named(word: str) -> Hardware:
         if why := why_no_tables(word):
@@ -441,7 +441,7 @@ def _hardware(settings: PlanSettings) -> Hardware:
             quant=settings.quant,
             mode=settings.table_mode,
             bare=settings.without_ray,
-            gpus_per_node=node_gpus,
+            gpus_per_node=node_gpus(node, word) if node is not None else None,
         )
 
     if settings.p_hardware and settings.d_hardware:

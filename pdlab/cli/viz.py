@@ -234,8 +234,8 @@ class VizSettings(Settings):
     )
     export: Annotated[dict[str, Path], NamedValues(_exports)] = setting(
         {},
-        "write the levels in another format: aiperf=FOLDER or llmd=FOLDER (a file per level), inferencex=FILE, "
-        f"csv=FILE, parquet=FILE (needs pyarrow); {VIZ} reads all of them; repeatable",
+        "write the levels in another format: aiperf=FOLDER or llmd=FOLDER (a file per level, each in a folder of its "
+        f"own), inferencex=FILE, csv=FILE, parquet=FILE (needs pyarrow); {VIZ} reads all of them; repeatable",
         MADE,
         several="times",
         value="FORMAT=PATH",

@@ -1125,6 +1125,11 @@ CODES: dict[str, FindingCode] = {
         "between nodes KV cache crosses {network} at {gb_per_s:.3g} GB/s per {of}, {why}; no run was fitted with this "
         "rate",
     ),
+    "steps_of_another_gpu_link": _of_plan(
+        "GPUs of the nodes have the link of those that were measured",
+        "GPUs of a node are linked by {nodes}, and step times are of GPUs with {steps}: engines of several GPUs are "
+        "predicted as if they had {steps}",
+    ),
     "network_assumed": _of_plan(
         "the plan has the network of its nodes",
         "the network of the nodes is not known: between nodes KV cache crosses EFA at {gb_per_s:.3g} GB/s per GPU (a "

@@ -32,6 +32,7 @@ from pdlab.analysis.curves import gpus_of
 from pdlab.core.catalog import ModelShape
 from pdlab.core.commands import BENCH
 from pdlab.core.errors import StoreError, UsageError
+from pdlab.core.nodes import GpuLink
 from pdlab.core.text import listed
 from pdlab.core.workload import Level, Open
 from pdlab.plan.accuracy import METRICS, LevelFigures, MeasuredSweep, PredictedPoint, name_of
@@ -455,9 +456,11 @@ def fit_domain(
     made_on: Platform,
     networks: Sequence[str],
     engine_arguments: Sequence[str] = (),
+    gpu_link: GpuLink | None = None,
 ) -> FitDomain:
     """The range of these runs, which are all of one model, one GPU type and one vLLM version. ``made_on``: GPU type and
-    vLLM version. ``networks``: the networks that KV cache crossed. ``engine_arguments``: as of `FitDomain`."""
+    vLLM version. ``networks``: the networks that KV cache crossed. ``engine_arguments``,
+    ``gpu_link``: as of `FitDomain`."""
     assert made_on.gpu is not None and made_on.version is not None
     pools = [pool for sweep in sweeps for pool in sweep.deployment.pools.values()]
     means = [sweep.workload.mean_tokens for sweep in sweeps]
@@ -479,6 +482,7 @@ def fit_domain(
         dp=tuple(sorted({pool.dp for pool in pools})),
         expert_parallel=tuple(sorted({pool.expert_parallel for pool in pools})),
         networks=tuple(sorted(set(networks))),
+        gpu_link=gpu_link,
         input_tokens=ends([*means, *longest], 0),
         output_tokens=ends([*means, *longest], 1),
         in_flight_per_gpu=(float(f"{min(loads):.3g}"), float(f"{max(loads):.3g}")),

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from pdlab.core.catalog import known_gpu
 from pdlab.core.deployment import Deployment
 from pdlab.core.errors import UsageError
-from pdlab.core.nodes import common_network
+from pdlab.core.nodes import GpuLink, common_network
 from pdlab.core.rendering import macro
 from pdlab.core.text import version_numbers
 from pdlab.core.workload import Closed, Load, Workload
@@ -37,6 +38,7 @@ Dimension = Literal[
     "DP",
     "EP",
     "network",
+    "GPU link",
     "speculation",
     "engine arguments",
     "input length",
@@ -130,6 +132,8 @@ def outside_fit(
     network = network_of(deployment, ran_on.network, hardware.gpus_per_node) if deployment is not None else None
     if network is not None and fit.networks and network not in fit.networks:
         add("network", f"network {network}", ", ".join(fit.networks))
+    if deployment is not None and (link := unlike_gpu_link(hardware, deployment)) is not None:
+        add("GPU link", f"GPU link {link.nodes}", link.steps)
     if hardware.speculation is not None:
         add("speculation", "speculative decoding", "none")
     lengths = [pair for workload in workloads for pair in (workload.mean_tokens, workload.longest)]
@@ -146,6 +150,27 @@ def outside_fit(
     if loads:
         add("load", f"{max(loads):.3g} requests in flight per GPU", _ends(fit.in_flight_per_gpu))
     return tuple(found)
+
+
+class UnlikeGpuLink(NamedTuple):
+    """The link between the GPUs of the planned nodes, and that of the GPUs on which the step times were measured."""
+
+    nodes: GpuLink
+    steps: GpuLink
+
+
+def unlike_gpu_link(hardware: Hardware, deployment: Deployment) -> UnlikeGpuLink | None:
+    """The two links if they differ and the ranks of an engine, or KV cache, cross them; else None. None too if one of
+    them is unknown."""
+    moves_kv = deployment.mode in ("pd-pack", "pd-fluid")
+    for pool in deployment.pools.values():
+        own = hardware.typed(pool)
+        known = known_gpu(own.gpu_type)
+        steps = (own.fit.gpu_link if own.fit is not None else None) or (known.link if known is not None else None)
+        nodes = own.wires.gpu_link if own.wires is not None else None
+        if steps and nodes and nodes != steps and (moves_kv or pool.tp > 1 or pool.expert_parallel):
+            return UnlikeGpuLink(nodes, steps)
+    return None
 
 
 def packs_over_nodes(deployment: Deployment, hardware: Hardware) -> bool:

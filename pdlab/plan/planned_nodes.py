@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pdlab.core.catalog import has_gpu, known_gpus, load_cluster, node_types
+from pdlab.core.catalog import gpu_name, has_gpu, known_gpus, load_cluster, node_types
 from pdlab.core.commands import PDLAB
 from pdlab.core.errors import UsageError
 from pdlab.core.nodes import ClusterNode, ClusterView
@@ -22,6 +22,12 @@ def nodes_of(node: str) -> tuple[ClusterNode, ...]:
         return load_cluster(f"{node}-x1").engine_nodes
     except UsageError as error:
         raise UsageError(f"--node {node}: no node type of configs/clusters/; {choices(node, node_types())}") from error
+
+
+def node_gpus(node: str, gpu: str) -> int:
+    """The GPUs of a node of --node that has this GPU type, or else of its first node. Raises UsageError."""
+    there = nodes_of(node)
+    return next((each for each in there if has_gpu(each, gpu_name(gpu))), there[0]).gpus
 
 
 def planned_nodes(hardware: Hardware, gpus: int, node: str | None, *, spread: bool) -> ClusterView:
@@ -111,6 +117,12 @@ def _required_nodes(hardware: Hardware, node: str, *, of_type: bool) -> list[Clu
     nodes = [each for each in nodes_of(node) if not of_type or has_gpu(each, hardware.gpu_type or "")]
     if not nodes:
         raise UsageError(f"--node {node} has no nodes of {hardware.gpu_type}; give a file with both types")
+    sizes = sorted({each.gpus for each in nodes if has_gpu(each, hardware.gpu_type or "")})
+    if len(sizes) > 1:
+        raise UsageError(
+            f"--node {node} has nodes of {' and of '.join(map(str, sizes))} {hardware.gpu_type}: plan for one size, "
+            "with a file of such nodes"
+        )
     for each in nodes:
         require_node(hardware, each, node)
     nodes.sort(key=lambda each: -each.cpus)

@@ -26,7 +26,7 @@ from pdlab.core.findings import Finding, found
 from pdlab.core.workload import Closed, Load, Workload
 from pdlab.plan.correction_fit import TPOT, TTFT
 from pdlab.plan.error_catalog import NEAR, CoveredRange, ErrorCatalog, public_errors, stack_of, weights_of
-from pdlab.plan.extrapolation import SLACK, OutsideFit, packs_over_nodes
+from pdlab.plan.extrapolation import SLACK, OutsideFit, packs_over_nodes, unlike_gpu_link
 from pdlab.plan.pd_catalog import PdCovered, public_pd
 from pdlab.plan.precisions import is_precision
 from pdlab.plan.stack_prior import KINDS, LEAST_LIKE, LEAST_STACKS, Stack, group_of
@@ -75,6 +75,8 @@ def band_of(
     unlike = [*besides, *(f"none of them is known to have {each}" for each in arguments)]
     if packs_over_nodes(deployment, hardware):
         unlike.append(f"none of them packs {deployment.gpus} GPUs on a node of {hardware.gpus_per_node}")
+    if (link := unlike_gpu_link(hardware, deployment)) is not None:
+        unlike.append(f"none of them has {link.nodes} between GPUs that have {link.steps}")
     if format_only_in_name(shape):
         unlike.append(OTHER_WEIGHTS)
     of_prediction = (hardware, shape, deployment, workload, load, in_flight_per_gpu)

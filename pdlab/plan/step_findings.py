@@ -12,7 +12,7 @@ from pdlab.core.deployment import Deployment, Disaggregated, Pool
 from pdlab.core.findings import Finding, found
 from pdlab.core.version import STACK
 from pdlab.core.vllm_limits import redundant_experts
-from pdlab.plan.extrapolation import major_minor, packs_over_nodes
+from pdlab.plan.extrapolation import major_minor, packs_over_nodes, unlike_gpu_link
 from pdlab.sim.aic import literal_version
 from pdlab.sim.hardware import Hardware, NodeWires, TableMode, routers_count_ends
 from pdlab.sim.kv_transfer import LinkKind, link_of, wire_rate
@@ -74,6 +74,8 @@ def step_findings(
 
 def _assumptions(deployment: Deployment, hardware: Hardware) -> Iterable[Finding]:
     """What is predicted of a deployment that no node may have, or that is not simulated."""
+    if (unlike := unlike_gpu_link(hardware, deployment)) is not None:
+        yield found("steps_of_another_gpu_link", nodes=unlike.nodes, steps=unlike.steps)
     node = hardware.gpus_per_node
     if packs_over_nodes(deployment, hardware):
         yield found("pack_over_nodes", gpus=deployment.gpus, node=node)

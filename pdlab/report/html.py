@@ -39,14 +39,8 @@ from pdlab.results.schema import ExperimentRecord, Manifest, Run, note_texts
 from pdlab.results.store import read_record
 
 BY_A_PROGRAM = "pdlab.write_html(...)"
-LATENCY_COLUMNS: tuple[tuple[Literal["ttft", "tpot", "e2el"], str], ...] = (
-    ("ttft", "p50"),
-    ("ttft", "p99"),
-    ("tpot", "p50"),
-    ("tpot", "p99"),
-    ("e2el", "p50"),
-    ("e2el", "p99"),
-)
+LATENCIES: tuple[Literal["ttft", "tpot", "e2el"], ...] = ("ttft", "tpot", "e2el")
+STATISTICS = ("p50", "p99")  # of every latency, beside the one that the page judges by
 
 
 class TableCell(NamedTuple):
@@ -262,7 +256,8 @@ def _level_columns(curves: Sequence[Curve], view: View) -> list[Column]:
     node = _per_node(view)
     columns: list[Column] = [
         ("latency, ms", f"{metric.upper()} {stat}", lambda c, p, m=metric, s=stat: p.ms_estimate(m, s))
-        for metric, stat in LATENCY_COLUMNS
+        for metric in LATENCIES
+        for stat in dict.fromkeys((view.statistic, *STATISTICS))
     ]
     for group, factor in (
         ("whole deployment, per second", lambda c: 1.0),

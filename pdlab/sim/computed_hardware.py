@@ -175,7 +175,8 @@ def beside(prefill: Hardware, decode: Hardware) -> Hardware:
     if prefill.gpus_per_node != decode.gpus_per_node:
         raise UsageError(
             f"--p-hardware {prefill.gpu_type} has nodes of {counted(prefill.gpus_per_node, 'GPU')}, --d-hardware "
-            f"{decode.gpu_type} of {decode.gpus_per_node}: a plan needs nodes of one size"
+            f"{decode.gpu_type} of {decode.gpus_per_node}: a plan needs nodes of one size; give --node a "
+            "file with nodes of one size"
         )
     return prefill.model_copy(
         update={

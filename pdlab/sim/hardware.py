@@ -10,13 +10,13 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from pdlab.core.catalog import ModelNumbers, ModelShape, find_config, gpu_name, load_model
+from pdlab.core.catalog import ModelNumbers, ModelShape, find_config, gpu_name, known_gpus, load_model
 from pdlab.core.deployment import Deployment, Disaggregated, Mode, Pool, Transport
 from pdlab.core.errors import UsageError
 from pdlab.core.hybrid_kv import connectors_of, is_hybrid
 from pdlab.core.nodes import GpuLink, WireKind
 from pdlab.core.schema import Frozen, load_yaml
-from pdlab.core.text import counted, version_numbers
+from pdlab.core.text import choices, counted, version_numbers
 from pdlab.core.vllm_limits import default_utilization
 from pdlab.sim.engine_host import DirectRouting, host_of, is_asynchronous
 from pdlab.sim.step_source import NO_CORRECTION, Correction
@@ -83,10 +83,10 @@ class FitDomain(Frozen):
     name in configs/models/). ``gpu``: the GPU type as Ray names it, ``cpu`` for engines on CPUs.
     ``version``: major and minor version of the ``engine``. ``modes``, ``tp``, ``pp``, ``dp``, ``expert_parallel``: of
     the deployments. ``networks``: kinds of NIC by which KV cache crossed between nodes, or "tcp" where UCX was held to
-    TCP or the kinds differ (empty: not known). ``input_tokens``, ``output_tokens``: smallest and largest number of a
-    request.
-    ``in_flight_per_gpu``: smallest and largest number of requests in flight, over the GPUs of the deployment; for an
-    open loop the mean. ``engine_arguments``: those of the runs that `pdlab.sim.argument_effects.unknown_effects` names.
+    TCP or the kinds differ (empty: not known). ``gpu_link``: between the GPUs of a node (None: that of the GPU type).
+    ``input_tokens``, ``output_tokens``: smallest and largest number of a request. ``in_flight_per_gpu``: smallest and
+    largest number of requests in flight, over the GPUs of the deployment; for an open loop the mean.
+    ``engine_arguments``: those of the runs that `pdlab.sim.argument_effects.unknown_effects` names.
     ``digest``: `digest_of` the file that the fit wrote.
     """
 
@@ -102,6 +102,7 @@ class FitDomain(Frozen):
     dp: tuple[int, ...] = (1,)
     expert_parallel: tuple[bool, ...] = (False,)
     networks: tuple[str, ...] = ()
+    gpu_link: GpuLink | None = None
     input_tokens: tuple[int, int]
     output_tokens: tuple[int, int]
     in_flight_per_gpu: tuple[float, float]
@@ -393,7 +394,7 @@ def _names(hardware: Hardware) -> str:
     return ", ".join(sorted(hardware.constants))
 
 
-LATER_FIELDS = ("engine_arguments", "numbers", "formats")
+LATER_FIELDS = ("engine_arguments", "numbers", "formats", "gpu_link")
 
 
 def digest_of(hardware: Hardware) -> str:
@@ -420,6 +421,10 @@ def load_hardware(name_or_path: str, others: Mapping[str, Sequence[str]] = Mappi
     """A file of configs/catalog/ by name, or a YAML file. It has no ``fit`` and no ``error`` if it was changed after
     the fit. ``others``: other values that the caller accepts, with examples, for the message. Raises UsageError."""
     hardware = load_yaml(find_config("catalog", name_or_path, "hardware", others), Hardware)
+    systems = sorted({each.step_tables for each in known_gpus().values() if each.step_tables})
+    if hardware.steps is not None and hardware.steps.system not in systems:
+        system = hardware.steps.system
+        raise UsageError(f"{name_or_path}: steps.system {system}: no GPU of configs/gpus/; {choices(system, systems)}")
     if hardware.fit is None or hardware.fit.digest != digest_of(hardware):
         hardware = hardware.model_copy(update={"fit": None, "error": None})
     if hardware.gpu_type is not None:

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 from pdlab.core.catalog import ModelShape, has_gpu, known_gpu
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Fluid
 from pdlab.core.model_size import full_layers, kv_copies, moved_bytes
-from pdlab.core.nodes import ClusterNode, network_wire
+from pdlab.core.nodes import ClusterNode, GpuLink, network_wire
 from pdlab.sim.hardware import Hardware, NodeWires
 
 
@@ -117,18 +117,22 @@ class WireRate(NamedTuple):
 def on_nodes(hardware: Hardware, nodes: Sequence[ClusterNode]) -> Hardware:
     """The hardware with the wires of these nodes, and with the GPU memory that they state. The slowest and the smallest
     node count. Nodes whose networks differ use TCP."""
-    links = {node.gpu_link for node in nodes}
     lines = [node.nic.count * node.nic.gbit_per_s / 8 for node in nodes if node.nic.gbit_per_s is not None]
     line = min(lines, default=None)
-    found = NodeWires(
-        gpu_link="pcie" if "pcie" in links else next(iter(links)) if len(links) == 1 else None,
-        network=network_wire(nodes),
-        node_gb_per_s=line,
-    )
-    changed = [
-        _with_memory_of(each, nodes).model_copy(update={"wires": found}) for each in (hardware, *hardware.beside)
-    ]
+    found = NodeWires(network=network_wire(nodes), node_gb_per_s=line)
+    changed = []
+    for each in (hardware, *hardware.beside):
+        wires = found.model_copy(update={"gpu_link": _gpu_link_of(each, nodes)})
+        changed.append(_with_memory_of(each, nodes).model_copy(update={"wires": wires}))
     return changed[0].model_copy(update={"beside": tuple(changed[1:])})
+
+
+def _gpu_link_of(hardware: Hardware, nodes: Sequence[ClusterNode]) -> GpuLink | None:
+    """The link that nodes with the hardware's GPUs state, the slowest one; None: they do not, or state several. All
+    nodes count if none has such GPUs."""
+    own = [each for each in nodes if has_gpu(each, hardware.gpu_type or "")]
+    links = {each.gpu_link for each in own or nodes}
+    return "pcie" if "pcie" in links else next(iter(links)) if len(links) == 1 else None
 
 
 def _with_memory_of(hardware: Hardware, nodes: Sequence[ClusterNode]) -> Hardware:

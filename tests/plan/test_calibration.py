@@ -370,6 +370,17 @@ class TestWhatAFitWasMadeOn:
         assert cli_plan.main(["--gpus", "16", "--concurrency", "1", "--hardware", str(tmp_path / "same.yaml")]) == 0
         assert "p5.48xlarge" not in capsys.readouterr().out
 
+    def test_the_link_between_gpus_is_that_of_the_runs(self, tmp_path: Path) -> None:
+        one = run_on(tmp_path / "one", "H100", "0.11.0", gpu_link="pcie")
+        two = run_on(tmp_path / "two", "H100", "0.11.0", label="collocated-1xtp8", gpu_link="pcie")
+        unstated = run_on(tmp_path / "unstated", "H100", "0.11.0", label="collocated-1xtp2")
+        links = [
+            made.fit.gpu_link
+            for name, runs in (("pcie", (one, two)), ("type", (unstated,)))
+            if (made := self.calibrated(tmp_path / f"{name}.yaml", "--runs", *runs)).fit is not None
+        ]
+        assert links == ["pcie", None]
+
     def test_engine_arguments_are_those_of_all_runs(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         eager = {"enforce_eager": True, "max_num_seqs": 64}
         one = run_on(tmp_path / "one", "H100", "0.11.0", arguments=eager)

@@ -27,7 +27,9 @@ from pdlab.plan.extrapolation import Platform, in_flight_per_gpu, major_minor, o
 from pdlab.plan.planned_nodes import require_node
 from pdlab.plan.planner import Plan, gain, outside, plan
 from pdlab.plan.scenario import Scenario
+from pdlab.sim.computed_hardware import computed
 from pdlab.sim.hardware import Hardware, load_hardware
+from pdlab.sim.kv_transfer import on_nodes
 
 ERROR = f"{HARDWARE.error.tpot_percent:g}" if HARDWARE.error is not None else "?"
 INTERVAL = re.compile(r"\([+-]\d+ to (more|[+-]\d+)\)")
@@ -144,6 +146,36 @@ def test_nodes_with_unequal_networks_are_judged_by_the_one_they_share(
     assert "network tcp (fit: efa)" in capsys.readouterr().out
 
 
+PCIE_NODE = ClusterNode(
+    id="a", gpu_type="H100", gpus=8, cpus=96, gpu_link="pcie", nic=Nic(kind="efa", count=32, gbit_per_s=100)
+)
+
+
+def test_step_times_of_nvlink_say_nothing_of_engines_over_pcie() -> None:
+    """One GPU has no link to another, and KV cache of a spread crosses the network."""
+    on_pcie = on_nodes(HARDWARE, [PCIE_NODE])
+    for label in ("collocated-2xtp4", "pd-spread-p1xtp1-d1xtp2", "pd-pack-p1xtp1-d1xtp1", "pd-fluid-8xtp1"):
+        assert (named(label, hardware=on_pcie), named(label)) == (["GPU link"], []), label
+    assert named("collocated-8xtp1", hardware=on_pcie) == named("pd-spread-p1xtp1-d1xtp1", hardware=on_pcie) == []
+    assert HARDWARE.fit is not None
+    fitted = on_pcie.model_copy(update={"fit": HARDWARE.fit.model_copy(update={"gpu_link": "pcie"})})
+    assert named(hardware=fitted) == []
+    nvlink = on_nodes(fitted, [PCIE_NODE.model_copy(update={"gpu_link": "nvlink"})])
+    assert named(hardware=nvlink) == ["GPU link"]
+
+
+def test_tables_of_nvlink_have_no_band_over_pcie(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tables = ["--hardware", "H100", "--engine-version", "0.29", "--without-ray"]
+    words = [*tables, "--explain", "collocated-2xtp4", "--concurrency", "8", "--node"]
+    for node, noted in ((PCIE_NODE, True), (PCIE_NODE.model_copy(update={"gpu_link": None}), False)):
+        file = tmp_path / "mine.yaml"
+        file.write_text(to_yaml(ClusterView(nodes=(node,))))
+        assert cli_plan.main([*words, str(file)]) == 0
+        out = capsys.readouterr().out
+        assert ("GPUs of a node are linked by pcie, and step times are of GPUs with nvlink" in out) is noted
+        assert ("none of them has pcie between GPUs that have nvlink" in out) is noted
+
+
 def test_a_model_is_known_by_its_numbers_and_formats(tmp_path: Path) -> None:
     def outside(folder: str) -> list[tuple[str, str]]:
         return list(outside_fit(HARDWARE, require_shape(folder), Deployment(topology=parse_label("collocated-2xtp4"))))
@@ -223,6 +255,14 @@ class TestHardwareFiles:
         hardware = self.changed(tmp_path, **{key: value})
         assert hardware.fit is None and hardware.error is None
         assert named(hardware=hardware) == ["no fit"]
+
+    def test_a_system_that_the_tables_lack_is_named(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        file = tmp_path / "mine.yaml"
+        file.write_text(to_yaml(computed("H200")).replace("system: h200_sxm", "system: foo"))
+        assert cli_plan.main(["--hardware", str(file), "--gpus", "8"]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and f"{file}: steps.system foo: no GPU of configs/gpus/; " in error
+        assert "h200_sxm" in error
 
     def test_errors_without_a_fit_are_none(self, tmp_path: Path) -> None:
         data = yaml.safe_load(find_config("catalog", "h100-vllm-0.11", "hardware").read_text())

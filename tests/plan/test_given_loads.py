@@ -182,6 +182,38 @@ def test_nodes_of_a_file_have_their_own_cpus(
             assert row and row[1] == "1", "its engines take 12 CPUs"
 
 
+NODE = "- {{id: {}, gpu_type: {}, gpus: {}, cpus: 96, nic: {{kind: efa, count: 32, gbit_per_s: 100}}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words", "refusal"),
+    [
+        (
+            [("H100", 8), ("H200", 4)],
+            "--p-hardware H100 --d-hardware H200",
+            "--p-hardware H100 has nodes of 8 GPUs, --d-hardware H200 of 4: a plan needs nodes of one size",
+        ),
+        ([("H100", 4), ("H200", 4)], "--p-hardware H100 --d-hardware H200", ""),
+        (
+            [("H100", 8), ("H100", 4), ("H200", 8)],
+            "--p-hardware H100 --d-hardware H200",
+            "has nodes of 4 and of 8 H100: plan for one size",
+        ),
+        ([("H100", 4), ("H100", 8)], "", "has nodes of 4 and of 8 H100: plan for one size"),
+        ([("H100", 8), ("H200", 4)], "--hardware H200", "give both GPU types"),
+    ],
+)
+def test_a_type_has_the_size_of_its_own_nodes(
+    nodes: list[tuple[str, int]], words: str, refusal: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("nodes:\n" + "".join(NODE.format(f"n{number}", *each) for number, each in enumerate(nodes)))
+    spread = ["--explain", "pd-spread-p1xtp4-d1xtp4", "--concurrency", "8", "--node", str(file), *words.split()]
+    assert cli_plan.main(spread) == (2 if refusal else 0)
+    error = capsys.readouterr().err
+    assert refusal in error and error.count("\n") == bool(refusal)
+
+
 def test_what_a_plan_does_not_take_from_a_file_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("nodes: [{id: a, gpu_type: H100, gpus: 8, cpus: 96, head: true, free_gpus: [0, 1]}]\n")

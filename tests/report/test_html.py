@@ -99,6 +99,19 @@ def test_every_requested_part_is_there(three: list[Path], tmp_path: Path, capsys
     assert f"--report {tmp_path}/out/report.html" in page, "the command that made it"
 
 
+@pytest.mark.parametrize(
+    ("statistic", "columns"), [("mean", ["mean", "p50"]), ("p90", ["p90", "p50"]), ("p50", ["p50"])]
+)
+def test_levels_have_the_statistic_that_the_page_judges_by(
+    statistic: str, columns: list[str], three: list[Path], tmp_path: Path
+) -> None:
+    """These levels have too few requests for a p99."""
+    text = made(three, tmp_path, "--stat", statistic)
+    table = text[text.index('<section id="levels">') :]
+    heads = re.findall(r'<th scope="col">((?:TTFT|TPOT|E2EL) \w+)</th>', table[: table.index("</thead>")])
+    assert heads == [f"{metric} {name}" for metric in ("TTFT", "TPOT", "E2EL") for name in columns]
+
+
 def test_every_level_is_in_the_table_and_in_the_plots(three: list[Path], tmp_path: Path) -> None:
     text = made(three, tmp_path)
     rows = [attrs for tag, attrs in Elements(text).tags if tag == "tr" and "data-curve" in attrs]

@@ -11,7 +11,7 @@ from support import records
 from support.validity import failing
 
 from pdlab.core.deployment import Collocated, Deployment, Disaggregated, Pool, parse_label
-from pdlab.core.nodes import ClusterNode, ClusterView, Nic
+from pdlab.core.nodes import ClusterNode, ClusterView, GpuLink, Nic
 from pdlab.core.workload import Closed, Workload
 from pdlab.results.schema import CanaryResult, Manifest, RequestRecord
 from pdlab.results.store import Store
@@ -91,10 +91,12 @@ def run_on(
     ttft_s: float = 0.2,
     arguments: Mapping[str, Any] | None = None,
     nic: Nic = Nic(),  # noqa: B008
+    gpu_link: GpuLink | None = None,
 ) -> str:
     """The folder of a sweep measured on a node of that many GPUs, by that version of vLLM with those engine
     arguments."""
-    view = ClusterView(nodes=(ClusterNode(id="a", gpu_type=gpu, gpus=gpus, head=True, nic=nic),))
+    node = ClusterNode(id="a", gpu_type=gpu, gpus=gpus, head=True, nic=nic, gpu_link=gpu_link)
+    view = ClusterView(nodes=(node,))
     deployment = Deployment(model=model, topology=parse_label(label), engine_kwargs=dict(arguments or {}))
     versions = {"vllm": version, "ray": "2.60.0"}
     made = write(
