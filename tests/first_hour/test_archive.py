@@ -128,7 +128,7 @@ def test_what_helps_is_kept(out: Path, tmp_path: Path) -> None:
         "TTFT p50 120 ms, TPOT 8.1 ms", "3 of 3 prompts give the same tokens", "http://127.0.0.1:8000/v1",
         '"tokenizer": "/models/gpt-oss"', "keyed on max_concurrency",
         "mean_time_per_output_token: 0.0123456", '"token_ids": [128000, 791, 4062]', "per_token_latency_ms=12.34567",
-        "--api-key-file /root/.cache/pdlab/api-key", "RAY_AUTH_TOKEN_PATH=/tmp/ray/auth_token", "keyword: throughput",
+        "--api-key-file /keys/api-key", "RAY_AUTH_TOKEN_PATH=/tmp/ray/auth_token", "keyword: throughput",
         "time_per_token:\n  units: ms",
         "'max_num_batched_tokens': 8192, 'port': 8000",
         '{"ms_per_token": [12.34, null]}', '{"ms_per_token": [[12.34, NaN], [-Infinity, true]]}',

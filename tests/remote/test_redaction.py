@@ -86,8 +86,8 @@ def test_a_text_within_texts_loses_the_whole_value() -> None:
         (["vllm", "--api-key=two words", "x"], f"vllm --api-key={HIDDEN} x"),
         (["env", "HF_TOKEN=two words", "x"], f"env HF_TOKEN={HIDDEN} x"),
         (["sh", "-c", f"serve --api-key {SECRET} --port 80"], f"sh -c serve --api-key {HIDDEN} --port 80"),
-        (["serve", "--api-key-file", "/root/api-key", "--tokenizer", "gpt2-medium"],
-         "serve --api-key-file /root/api-key --tokenizer gpt2-medium"),
+        (["serve", "--api-key-file", "/keys/api-key", "--tokenizer", "gpt2-medium"],
+         "serve --api-key-file /keys/api-key --tokenizer gpt2-medium"),
     ],
 )  # fmt: skip
 def test_the_words_of_a_command_lose_their_secrets(words: list[str], shown: str) -> None:
