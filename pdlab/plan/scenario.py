@@ -131,6 +131,16 @@ class Scenario:
             whole = math.ceil(whole / node) * node
         return max(used, whole if gpus is None else min(whole, -(-gpus // node) * node))
 
+    @property
+    def throughput_gpus(self) -> int:
+        """The GPUs for which throughput in tokens/s is given: those of a node, or one if nodes differ in size."""
+        return self.hardware.common_node_gpus or 1
+
+    @property
+    def throughput_unit(self) -> str:
+        """The name of `throughput_gpus`."""
+        return "node" if self.hardware.common_node_gpus else "GPU"
+
     def planned_gpus(self, gpus: int) -> int:
         """GPUs of all types together, with ``gpus`` of each type."""
         return gpus * (1 + len(self.hardware.beside))
