@@ -911,4 +911,5 @@ def _plot(
         for curve in map(counted, curves(group))
     ]
     notes = curve_notes(predicted, hardware)
-    draw(curve_figure(drawn, View(count=count), bands=bands, notes=notes, selected=selected), path)
+    view = View(count=count, gpus_per_node=hardware.common_node_gpus or 1)
+    draw(curve_figure(drawn, view, bands=bands, notes=notes, selected=selected), path)

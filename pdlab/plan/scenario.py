@@ -121,9 +121,10 @@ class Scenario:
     def counted_gpus(self, deployment: Deployment, copies: int, gpus: int | None, *, filled: bool = True) -> float:
         """The GPUs by which the throughput of all copies is divided. They are the GPUs that the copies use, or the GPUs
         of their whole nodes (`whole_node_gpus`), at most those of the planned nodes. ``gpus``: the number of planned
-        GPUs (None: those of the copies). ``filled``: further copies fill the nodes."""
+        GPUs (None: those of the copies). ``filled``: further copies fill the nodes. Of two GPU types
+        the used GPUs count."""
         used = copies * deployment.gpus
-        if self.count == "used" or self.hardware.cpu:
+        if self.count == "used" or self.hardware.cpu or self.hardware.beside:
             return used
         node = self.hardware.gpus_per_node
         whole = copies * whole_node_gpus(deployment, node)

@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from support.plans import HARDWARE, MODEL, SHAPE, nodes, scenario
 
+from pdlab.analysis.curves import Curve
+from pdlab.analysis.view import View
 from pdlab.cli import plan as cli_plan
 from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Deployment, Disaggregated, Pool, Role, parse_label
@@ -26,6 +30,7 @@ from pdlab.plan.engine_arguments import measured_as_launched
 from pdlab.plan.pictures import candidate_curve
 from pdlab.plan.planned_nodes import nodes_of, planned_nodes
 from pdlab.plan.planner import Candidate, Plan, evaluate, plan, sized_deployment
+from pdlab.report import curve_figure
 from pdlab.sim.argument_effects import with_added
 from pdlab.sim.computed_hardware import beside, computed
 from pdlab.sim.engine_host import host_of
@@ -272,6 +277,42 @@ def test_throughput_is_per_node_only_if_all_nodes_are_alike(
     rate, per_node = (predicted[f"predicted_output_tokens_per_s{end}"] for end in ("", "_per_node"))
     assert (per_node == rate) if size == 8 else (not per_node and float(rate) > 0)
     assert ("throughput per node is not defined" in predicted["prediction_note"]) is (size == 4)
+
+
+@pytest.mark.usefixtures("tabulated")
+@pytest.mark.parametrize("load", [["--concurrency", "8"], ["--rate", "3"]], ids=str)
+def test_a_plan_of_two_types_names_no_flag_that_it_refuses(load: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    types = ["--p-hardware", "H100", "--d-hardware", "H200", "--gpus", "8", *load]
+    assert cli_plan.main(types) == 0
+    out = capsys.readouterr().out
+    assert "nodes are rented whole." in out and "--count-gpus" not in out
+    assert cli_plan.main([*types, "--count-gpus", "nodes"]) == 2
+
+
+@pytest.mark.usefixtures("tabulated")
+@pytest.mark.parametrize(
+    ("words", "gpus"),
+    [
+        (["--hardware", "H200"], 8),
+        (["--hardware", "GB200"], 4),
+        (["--p-hardware", "H100", "--d-hardware", "H200"], 8),
+        (["--p-hardware", "H100", "--d-hardware", "GB200"], 1),
+    ],
+)
+def test_a_picture_is_per_node_of_the_hardware(
+    words: list[str], gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[int] = []
+    figure = curve_figure.curve_figure
+
+    def kept(curves: Sequence[Curve], view: View, **given: Any) -> curve_figure.CurveFigure:
+        drawn.append(view.gpus_per_node)
+        return figure(curves, view, **given)
+
+    monkeypatch.setattr(curve_figure, "curve_figure", kept)
+    picture = tmp_path / "plan.svg"
+    assert cli_plan.main([*words, "--gpus", "4", "--concurrency", "8", "--plot", str(picture)]) == 0
+    assert drawn == [gpus] and picture.exists()
 
 
 def test_what_a_plan_does_not_take_from_a_file_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
