@@ -301,7 +301,7 @@ def curves(experiments: Sequence[Experiment], requests: Sequence[RequestsOf] = (
             model=model_of(experiment),
             workload=workload_name(experiment),
             points=tuple(_points(experiment.runs, columns)),
-            splits=_splits(experiment.runs),
+            splits=_splits(experiment),
             searches=experiment.searches,
             tuning=experiment.manifest.tuning,
             origin=experiment.manifest.origin,
@@ -436,10 +436,11 @@ def without_tails(point: Point) -> Point:
     return point.model_copy(update={"latency_ms": kept})
 
 
-def _splits(runs: Iterable[Run]) -> dict[tuple[LoadKind, float], TtftSplit]:
+def _splits(experiment: Experiment) -> dict[tuple[LoadKind, float], TtftSplit]:
     by_load: dict[tuple[LoadKind, float], list[TtftSplit]] = {}
-    for run in runs:
-        if run.validity.valid and (one := split(run)):
+    early = experiment.manifest.early_tokens
+    for run in experiment.runs:
+        if run.validity.valid and (one := split(run, early=early)):
             by_load.setdefault((run.key.kind, run.key.value), []).append(one)
     return {key: mean_split(repeats) for key, repeats in by_load.items()}
 

@@ -629,6 +629,14 @@ class Manifest(Frozen):
         """Whether its Ray nodes were started on this machine."""
         return self.local or self.rehearsal is not None
 
+    @property
+    def early_tokens(self) -> bool:
+        """Whether clients may have got prefill's first token before the KV cache moved. TTFT then ends before the
+        hand-over to decode, which no figure of a level has. Simulated engines send decode's."""
+        if self.deployment is None or self.origin == "simulated" or self.rehearsal is not None:
+            return False
+        return self.deployment.transport is not None and self.deployment.serving.early_token
+
 
 class VisitRecord(Frozen):
     """One start and measurement of one deployment in an experiment of several.
