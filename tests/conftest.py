@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from importlib.abc import MetaPathFinder
 from pathlib import Path
@@ -126,7 +128,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=place)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    # What this machine's cache folder holds, as step times of tables that are not installed, stands in for nothing.
+    # All processes of a run have one folder: the lock of clusters on this machine is in it.
+    if not hasattr(config, "workerinput"):
+        folder = os.environ["PDLAB_CACHE_DIR"] = tempfile.mkdtemp(prefix="pdlab-tests-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     # A shell without job control has what runs in its background ignore an interrupt, and every child inherits that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from pdlab.core.deployment import FLAG_PREFIX, Deployment
 from pdlab.core.errors import UsageError
+from pdlab.core.named_values import engine_arg
 from pdlab.core.request_lengths import ARGUMENT, configured_length, length_flag
 from pdlab.core.text import choices
 
@@ -30,6 +31,8 @@ KINDS = {
 }
 MOST_LISTED = 160  # characters
 LARGEST = 2**53  # of a whole number: larger ones are none that engines count
+# Argument of vLLM that turns its engines' statistics off.
+NO_STATISTICS = "disable_log_stats"
 LIMITS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 
 
@@ -48,6 +51,12 @@ def check_engine_arguments(deployment: Deployment) -> None:
         flag = f"--{FLAG_PREFIX[role]}engine-arg"
         check(pool.engine_kwargs, flag)
         both = deployment.engine_kwargs_of(pool)
+        if both.get(NO_STATISTICS):
+            given = flag if NO_STATISTICS in pool.engine_kwargs else "--engine-arg"
+            raise UsageError(
+                f"{given} {engine_arg(NO_STATISTICS, both[NO_STATISTICS])}: must be false, because the timelines of "
+                "requests and the engines' metrics are made of these statistics: leave it out"
+            )
         tokens, sequences = both.get("max_num_batched_tokens"), both.get("max_num_seqs")
         if tokens is not None and sequences is not None and int(tokens) < int(sequences):
             raise UsageError(

@@ -164,6 +164,7 @@ def test_step_times_of_nvlink_say_nothing_of_engines_over_pcie() -> None:
     assert named(hardware=nvlink) == ["GPU link"]
 
 
+@pytest.mark.usefixtures("tabulated")
 def test_tables_of_nvlink_have_no_band_over_pcie(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tables = ["--hardware", "H100", "--engine-version", "0.29", "--without-ray"]
     words = [*tables, "--explain", "collocated-2xtp4", "--concurrency", "8", "--node"]

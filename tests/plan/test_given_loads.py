@@ -191,6 +191,7 @@ def test_nodes_of_a_file_have_their_own_cpus(
 NODE = "- {{id: {}, gpu_type: {}, gpus: {}, cpus: 96, nic: {{kind: efa, count: 32, gbit_per_s: 100}}}}\n"
 
 
+@pytest.mark.usefixtures("tabulated")
 @pytest.mark.parametrize(
     ("nodes", "words", "refusal"),
     [
