@@ -588,7 +588,7 @@ class Tuning(Frozen):
     over_second: tuple[float, float, float] | None = None
     resolved: bool = False
     compared: tuple[str, ...] | None = None
-    invalid: dict[str, tuple[dict[str, bool | int], ...]] = Field(default_factory=dict)
+    invalid: dict[str, tuple[dict[str, bool | int], ...]] | None = None
     folder: str
 
 
