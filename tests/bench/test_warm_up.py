@@ -56,6 +56,17 @@ def test_a_fault_of_every_level_ends_the_sweep(oracle: Oracle, cache: Path, faul
     assert not list((cache / "bm").glob("*/concurrency*"))
 
 
+def test_a_sweep_that_measured_nothing_leaves_the_folder_to_the_corrected_command(oracle: Oracle, cache: Path) -> None:
+    done, _ = sweep(oracle, cache, {"prompt_tokens_off": 1}, 64)
+    assert done.returncode == 1
+    for _ in range(2):  # the level that is there then is kept, and pins the lengths
+        done, measured = sweep(oracle, cache, {}, 32, "--resume")
+        assert done.returncode in (0, 3), done.stderr
+        assert len(measured) == 20
+    done, _ = sweep(oracle, cache, {}, 64, "--resume")
+    assert done.returncode == 2 and "was measured with workload output_tokens 32, now it is 64" in done.stderr
+
+
 def test_a_short_answer_in_one_piece_is_noted_and_measured(oracle: Oracle, cache: Path) -> None:
     """Ray Serve LLM hands tokens on every 50 ms."""
     done, measured = sweep(oracle, cache, {"buffered": 1}, 8)
