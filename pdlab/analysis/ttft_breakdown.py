@@ -18,6 +18,9 @@ the means of the buckets' lower and upper ends. Every part is therefore a range,
 
 The engines' means are over every request that finished in the level, the client's TTFT is over the level's window.
 During ramp-up requests queue longer, so parts can exceed the whole; the rest is then below 0.
+
+If clients may get prefill's first token before decode has begun, their TTFT contains decode's part of some requests
+only. The rest is then unknown.
 """
 
 from __future__ import annotations
@@ -51,7 +54,8 @@ class TtftSplit(Frozen):
     ``engine``: the prefill (or collocated) engine's whole part, which contains ``queue`` and ``prefill``.
     ``decode_engine``: the decode engine's, which contains ``kv_transfer``, ``decode_wait`` (its queue without the
     transfer: waiting for a free place and for KV blocks) and ``first_step``. ``rest_low_s`` and ``rest_high_s``: range
-    of the client's time outside the engines (None: unknown end).
+    of the client's time outside the engines (None: unknown end). ``early``: clients may get prefill's first token
+    before decode has begun.
     """
 
     ttft_s: float
@@ -64,13 +68,14 @@ class TtftSplit(Frozen):
     first_step: MeanRange | None = None
     rest_low_s: float | None = None
     rest_high_s: float | None = None
+    early: bool = False
 
 
 PARTS = ("engine", "queue", "prefill", "decode_engine", "kv_transfer", "decode_wait", "first_step")
 
 
-def split(run: Run) -> TtftSplit | None:
-    """The split of one level; None without the engines' counters or without a TTFT."""
+def split(run: Run, *, early: bool = False) -> TtftSplit | None:
+    """The split of one level; None without the engines' counters or without a TTFT. ``early``: see `TtftSplit`."""
     # The whole run: the counters cover all of its requests.
     if run.whole.ttft is None or run.whole.ttft.mean_s is None or not run.engines_after:
         return None
@@ -91,7 +96,7 @@ def split(run: Run) -> TtftSplit | None:
         parts["first_step"] = _mean(run, "decode", "prefill", "prefill_count")
     if all(part is None for part in parts.values()):
         return None
-    return _with_rest(TtftSplit(ttft_s=run.whole.ttft.mean_s, **parts))
+    return _with_rest(TtftSplit(ttft_s=run.whole.ttft.mean_s, **parts, early=early and pool == "prefill"))
 
 
 def mean_split(repeats: Sequence[TtftSplit]) -> TtftSplit:
@@ -108,7 +113,11 @@ def mean_split(repeats: Sequence[TtftSplit]) -> TtftSplit:
         return MeanRange(low_s=fmean(part_range.low_s for part_range in ranges), high_s=high_s)
 
     return _with_rest(
-        TtftSplit(ttft_s=fmean(repeat.ttft_s for repeat in repeats), **{part: mean(part) for part in PARTS})
+        TtftSplit(
+            ttft_s=fmean(repeat.ttft_s for repeat in repeats),
+            **{part: mean(part) for part in PARTS},
+            early=any(repeat.early for repeat in repeats),
+        )
     )
 
 
@@ -116,7 +125,7 @@ def _with_rest(breakdown: TtftSplit) -> TtftSplit:
     prefill_side = breakdown.engine or _sum(breakdown.queue, breakdown.prefill)
     decode_side = breakdown.decode_engine or _sum(breakdown.kv_transfer, breakdown.decode_wait, breakdown.first_step)
     engines = _sum(prefill_side, decode_side)
-    if engines is None:
+    if engines is None or breakdown.early:
         return breakdown
     low_s = None if engines.high_s is None else breakdown.ttft_s - engines.high_s
     return breakdown.model_copy(update={"rest_low_s": low_s, "rest_high_s": breakdown.ttft_s - engines.low_s})

@@ -322,13 +322,7 @@ _OTHER_MODES: Mapping[Mode, tuple[tuple[tuple[str, ...], str], ...]] = {
     ),
     "pd-pack": ((("pool",), "use --p-... for prefill and --d-... for decode"),),
     "pd-spread": ((("pool",), "use --p-... for prefill and --d-... for decode"),),
-    "pd-fluid": (
-        (("prefill", "decode"), "its engines are identical: use --num, --tp, --pp and --engine-arg"),
-        (
-            ("deployment.serving.early_token",),
-            "the roles of --pd-fluid are chosen by when decode has its first token: use --pd-pack or --pd-spread",
-        ),
-    ),
+    "pd-fluid": ((("prefill", "decode"), "its engines are identical: use --num, --tp, --pp and --engine-arg"),),
 }
 
 
@@ -414,8 +408,14 @@ def _without_length(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_first_token(deployment: Deployment) -> None:
-    """Where decode could not take prefill's first token, or would never be given one."""
+    """Where decode could not take prefill's first token, or would never be given one; and where the time of decode's
+    own first token is needed."""
     topology = deployment.topology
+    if isinstance(topology, Fluid) and deployment.serving.early_token:
+        raise UsageError(
+            "--early-token does not apply to pd-fluid: its engines' roles follow how long decode takes to its first "
+            "token, which is then sent before; use --pd-pack or --pd-spread, or give --no-early-token"
+        )
     if not isinstance(topology, Disaggregated) or not topology.transport.reuse_first_token:
         return
     if not deployment.serving.tokenize_once:

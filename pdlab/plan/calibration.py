@@ -56,6 +56,7 @@ LONGEST_STEP = 0.5  # of one constant's logarithm
 STEP_SHARES = 1.0, 0.5, 0.25  # shares of a step that are tried
 LEAST_GAIN = 0.01  # of a step, as a share of the loss
 IMPOSSIBLE = "with impossible figures"
+EARLY = "with early tokens (--early-token), whose TTFT lacks the hand-over to decode"
 SATURATED = 0.8  # served share of the offered rate; below, the client's limit on requests in flight sets the TTFT
 
 
@@ -66,9 +67,9 @@ def measured_sweep(
 
     Open-loop levels far below their offered rate are left out. ``prompts``: of closed loops (None: repeated if others
     measured them, as in the published runs, else fresh); open loops have fresh prompts. ``trace``: the requests that
-    the experiment replayed. ``fitted``: constants are fitted to the levels, so those with impossible figures or
-    speculative decoding are left out too. Raises StoreError if the experiment does not record its deployment, or if its
-    lengths come from a file, which is not kept.
+    the experiment replayed. ``fitted``: constants are fitted to the levels, so those with impossible figures,
+    speculative decoding or early tokens are left out too. Raises StoreError if the experiment does not record its
+    deployment, or if its lengths come from a file, which is not kept.
     """
     manifest = experiment.manifest
     if manifest.deployment is None:
@@ -76,7 +77,8 @@ def measured_sweep(
             f"{experiment.name}: its deployment is not recorded, so it cannot be simulated; "
             f"measure it with {BENCH}, which records it"
         )
-    left_out = [_left_out(run, fitted=fitted) for run in experiment.runs]
+    early = fitted and manifest.early_tokens
+    left_out = [EARLY if early else _left_out(run, fitted=fitted) for run in experiment.runs]
     runs = [run for run, reason in zip(experiment.runs, left_out, strict=True) if reason is None]
     if not runs:
         reasons = Counter(reason for reason in left_out if reason is not None)
@@ -147,6 +149,11 @@ def assumed_prompts(sweeps: Sequence[MeasuredSweep]) -> str | None:
 
 def _doubts(experiment: Experiment, left_out: Sequence[str | None]) -> Iterator[str]:
     """The levels that are left out or have impossible figures, and why, as sentences."""
+    if experiment.manifest.early_tokens:
+        yield (
+            f"{experiment.name} was measured with --early-token: its TTFT lacks the hand-over to decode, and its TPOT "
+            "has it; in the predictions TTFT has it"
+        )
     for run, reason in zip(experiment.runs, left_out, strict=True):
         level = f"{experiment.name}, {name_of(run.load)}" + (f", repeat {run.key.repeat + 1}" if run.key.repeat else "")
         why = impossible_figures(run) if reason in (None, IMPOSSIBLE) else ""

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, computed_field, model_validator
 
 from pdlab.core.bounds import Metric
 from pdlab.core.deployment import Deployment
-from pdlab.core.findings import Finding
+from pdlab.core.findings import CODES, Finding
 from pdlab.core.nodes import ClusterView, Placement
 from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.schema import Frozen, OneLine
@@ -179,6 +179,10 @@ class Summary(Frozen):
         return {metric: latency for metric, latency in every.items() if latency is not None}
 
 
+ABOVE_CAPACITY = ("in_flight_grows", "answers_take_longer")
+"""Findings on an open loop that the deployment does not keep up with."""
+
+
 class Validity(Frozen):
     """The gates that a level failed (docs/methodology.md); without ``findings`` the level is valid.
 
@@ -204,6 +208,13 @@ class Validity(Frozen):
     @property
     def valid(self) -> bool:
         return not self.findings
+
+    @property
+    def above_capacity(self) -> bool:
+        """Whether it is invalid only because its rate is above the capacity of the deployment."""
+        return any(finding.code in ABOVE_CAPACITY for finding in self.findings) and set(self.failed_gates) == {
+            CODES[code].gate for code in ABOVE_CAPACITY
+        }
 
     def failing(self, *findings: Finding) -> Validity:
         """The same with these findings added, each once."""
@@ -626,6 +637,14 @@ class Manifest(Frozen):
     def on_local_nodes(self) -> bool:
         """Whether its Ray nodes were started on this machine."""
         return self.local or self.rehearsal is not None
+
+    @property
+    def early_tokens(self) -> bool:
+        """Whether clients may have got prefill's first token before the KV cache moved. TTFT then ends before the
+        hand-over to decode, which no figure of a level has. Simulated engines send decode's."""
+        if self.deployment is None or self.origin == "simulated" or self.rehearsal is not None:
+            return False
+        return self.deployment.transport is not None and self.deployment.serving.early_token
 
 
 class VisitRecord(Frozen):

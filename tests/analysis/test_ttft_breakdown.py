@@ -9,7 +9,7 @@ from support import records as made
 
 from pdlab.analysis.curves import curves
 from pdlab.analysis.ttft_breakdown import PARTS, MeanRange, TtftSplit, mean_split, split
-from pdlab.core.deployment import Deployment, parse_label
+from pdlab.core.deployment import Deployment, Serving, parse_label
 from pdlab.core.workload import Closed, Workload
 from pdlab.report import sections
 from pdlab.results.schema import Distribution, EngineCounters, Experiment, Manifest, Run, Summary
@@ -74,6 +74,36 @@ def test_prefill_decode() -> None:
         {"queue": 0.05, "prefill": 0.2, "kv_transfer": 0.06, "decode_wait": 0.02, "first_step": 0.01}
     )
     assert breakdown is not None and breakdown.rest_low_s == breakdown.rest_high_s == pytest.approx(0.06)
+
+
+def test_of_early_tokens_the_time_outside_the_engines_is_unknown() -> None:
+    """The client's TTFT of 300 ms ends before decode's 90 ms: outside the engines it has 50 ms, and not -40 ms."""
+    level = pd_run().model_copy(update={"whole": run({}, {}, ttft_s=0.3).whole})
+    breakdown = split(level, early=True)
+    assert breakdown is not None and (breakdown.rest_low_s, breakdown.rest_high_s) == (None, None)
+    mean = mean_split([breakdown, breakdown])
+    assert (mean.rest_low_s, mean.rest_high_s) == (None, None)
+    assert exact(breakdown) == exact(mean) == exact(split(level)), "the engines' own figures stay"
+
+
+@pytest.mark.parametrize(
+    ("label", "more", "unknown"),
+    [
+        ("pd-pack-p1xtp1-d1xtp1", {}, True),
+        ("pd-pack-p1xtp1-d1xtp1", {"origin": "simulated"}, False),
+        ("collocated-1xtp1", {}, False),
+    ],
+)
+def test_the_manifest_says_whether_first_tokens_were_early(label: str, more: dict[str, str], unknown: bool) -> None:
+    deployment = Deployment(topology=parse_label(label), serving=Serving(early_token=True))
+    level = pd_run() if label.startswith("pd") else run({}, {"collocated": PREFILL})
+    manifest = Manifest.model_validate(
+        {"origin": "measured", "label": label, "deployment": deployment, "gpus": 2, **more}
+    )
+    (curve,) = curves([Experiment(name="x", manifest=manifest, runs=(level,))])
+    assert [each.rest_high_s is None for each in curve.splits.values()] == [unknown]
+    section = sections.split_section([curve])
+    assert section is not None and ("unknown with --early-token" in section.title) == unknown
 
 
 def test_an_engine_s_own_time_to_first_token_is_the_whole_of_its_part() -> None:

@@ -16,7 +16,7 @@ from support.validity import failing
 
 from pdlab.cli import calibrate as cli_calibrate
 from pdlab.cli import plan as cli_plan
-from pdlab.core.deployment import Deployment, parse_label
+from pdlab.core.deployment import Deployment, Serving, parse_label
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.lengths import parse_lengths
 from pdlab.core.nodes import Nic
@@ -186,6 +186,25 @@ def test_speculative_decoding_of_unknown_length_is_noted_and_not_fitted(tmp_path
     assert len(sweep.doubts) == len(sweep.levels) == 2
     with pytest.raises(StoreError, match="2 with speculative decoding"):
         measured_sweep(experiment, None, fitted=True)
+
+
+def test_levels_with_early_tokens_are_compared_with_a_note_and_fit_nothing(tmp_path: Path) -> None:
+    """Their TTFT ends before the hand-over to decode: a fit to it would take the hand-over for shorter than it is."""
+    experiment = published_levels(tmp_path)
+    serving = Serving(early_token=True)
+    early = Deployment(topology=parse_label("pd-pack-p1xtp1-d1xtp1"), serving=serving)
+    without_pd = Deployment(topology=parse_label("collocated-1xtp2"), serving=serving)
+    for deployment, noted in ((early, True), (without_pd, False)):
+        manifest = experiment.manifest.model_copy(update={"deployment": deployment})
+        measured = experiment.model_copy(update={"manifest": manifest})
+        sweep = measured_sweep(measured, None)
+        assert ["its TTFT lacks the hand-over" in doubt for doubt in sweep.doubts] == [True] * noted
+        assert len(sweep.levels) == 2
+        if noted:
+            with pytest.raises(StoreError, match=r"2 with early tokens \(--early-token\)"):
+                measured_sweep(measured, None, fitted=True)
+        else:
+            assert len(measured_sweep(measured, None, fitted=True).levels) == 2
 
 
 def test_runs_of_another_engine_are_noted_and_fit_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

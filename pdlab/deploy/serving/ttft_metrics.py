@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pdlab.marks.request_parts import seconds_of
+from pdlab.marks.request_parts import after_early, seconds_of
 
 SECONDS, REQUESTS = "pdlab_ttft_seconds", "pdlab_ttft_requests"
 PART_SECONDS = "pdlab_ttft_part_seconds"
@@ -26,7 +26,10 @@ COUNTERS: Mapping[str, str] = {
     READ_BYTES: "Bytes of KV cache that this decode engine read from prefill for requests that were answered.",
     READS: "Reads of KV cache by this decode engine's ranks for requests that were answered.",
 }
-HISTOGRAMS: Mapping[str, str] = {PART_SECONDS: "Parts of the time to the first token in the server; total: all of it."}
+HISTOGRAMS: Mapping[str, str] = {
+    PART_SECONDS: "Parts of the time to the first token in the server (of an early token: to the second one); total: "
+    "all of the time to the first."
+}
 TOTAL = "total"
 WATCHED = (
     *(TOTAL, "queue", "prefill", "admission", "transfer"),
@@ -64,6 +67,10 @@ class CountsParts:
             self._sums[READ_BYTES, ()] += size
             self._sums[READS, ()] += reads
         parts[TOTAL] = sum(parts.values())
+        if record.get("early") and "second_byte" in record["t"]:
+            marks = record["t"]
+            # The first token did not wait for them, but decode spent the time all the same.
+            parts |= seconds_of(after_early(record), marks["second_byte"], marks["first_byte"])
         histogram = self._metric(PART_SECONDS, "Histogram")
         for name in WATCHED:
             if parts.get(name, 0) > 0:  # an observation costs CPU

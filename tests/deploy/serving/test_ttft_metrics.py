@@ -96,6 +96,23 @@ def test_a_tail_of_a_full_decode_or_of_lost_reads_has_percentiles(ray_metrics: M
     assert len(observed["total"]) == 3 and observed["transfer"] == 2 * [PD_MS["transfer"]]
 
 
+def test_of_an_early_token_the_parts_of_decode_have_percentiles_too(ray_metrics: Metrics) -> None:
+    """Its TTFT ends before they begin, and they take as long as without the flag."""
+    counts = CountsParts("r1", lambda publish: None)
+    later = ("queued", "admitted", "posted", "seen", "reported", "usable", "scheduled", "first", "second_byte")
+    t = {"call": 1.0, "answer": 50.0, "first_byte": 51.0}
+    t |= dict(zip(later, (52.0, 55.0, 56.0, 96.0, 103.0, 104.0, 109.0, 129.0, 140.0), strict=True))
+    timeline = RequestTimeline(id="r", path="pd", t=t, p={"total": 40.0, "queue": 10.0, "prefill": 25.0}, early=True)
+    counts.add(as_sent(timeline))
+    observed = {part: round(1e3 * seconds, 6) for part, seconds in ray_metrics.observed}
+    assert observed == {
+        **{"total": 51, "queue": 10, "prefill": 25},
+        **{"admission": 3, "transfer": 40, "step_lag": 7, "wait": 5, "first_step": 20},
+    }
+    counts.publish()
+    assert ray_metrics.of("pdlab_ttft_seconds", part="transfer") == 0, "no part of this TTFT"
+
+
 def test_a_timeline_without_a_first_byte_fails_nothing(ray_metrics: Metrics, caplog: pytest.LogCaptureFixture) -> None:
     counts = CountsParts("r1", lambda tell: None)
     counts.add({"t": {"queued": 1.0}, "path": "pd"})
