@@ -38,7 +38,7 @@ def sweep(
 @pytest.mark.parametrize(
     ("faults", "message"),
     [
-        ({"fail_every": 1}, 'is answered with HTTP 500: {"error": "planted"}'),
+        ({"fail_every": 1}, 'is answered with HTTP 500: {"error": "planted"} (3 of 3 times, before the warm-up)'),
         ({"no_model": 1}, 'is answered with HTTP 404: {"error": {"message": "The model `oracle` does not exist."}}'),
         ({"no_stream": 1}, "does not stream: a streamed completion is answered as application/json"),
         ({"buffered": 1}, "the 64 tokens of an answer arrive at once"),
