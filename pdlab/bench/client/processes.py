@@ -206,7 +206,8 @@ class _Process:
 
     def wait_ready(self, waiting: Callable[[], None] = lambda: None) -> None:
         while not self._ready:
-            while self._process and not select.select([self._process.stdout], [], [], BEAT_S)[0]:
+            stdout = self._process.stdout if self._process else None
+            while stdout and not select.select([stdout], [], [], BEAT_S)[0]:
                 waiting()
             message = self._receive()
             if message["event"] == "refused":
