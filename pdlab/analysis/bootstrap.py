@@ -57,6 +57,12 @@ class DrawnLine:
         """Highest y where every x is within its bound: (n, figures), or (n,) of one figure -> (1 + draws, n)."""
         return highest(self.x, self.y, bounds.reshape(len(bounds), -1))
 
+    def open_ended(self, bounds: Array) -> bool:
+        """Whether the last point is within the bounds (figures,), or is so in more than `MAX_UNREACHED` of the draws: y
+        may be higher beyond the line."""
+        within = np.all(self.x[:, -1] <= bounds, axis=1)
+        return bool(within[0] or within[1:].mean() > MAX_UNREACHED)
+
     def estimates(self, reached: Array) -> list[Estimate | None]:
         """One per column of the result of `reach` (or a function of it); None if the estimate is NaN."""
         estimates: list[Estimate | None] = []

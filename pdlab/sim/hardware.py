@@ -223,6 +223,17 @@ class Hardware(Frozen):
     constants: dict[str, Constant]
     error: FitError | None = None
 
+    @property
+    def types(self) -> tuple[Hardware, ...]:
+        """The hardware of every GPU type, this one first."""
+        return (self, *self.beside)
+
+    @property
+    def common_node_gpus(self) -> int | None:
+        """The GPUs of every node; None: nodes of the GPU types differ in size, so nothing is defined per node."""
+        sizes = {each.gpus_per_node for each in self.types}
+        return self.gpus_per_node if len(sizes) == 1 else None
+
     def typed(self, pool: Pool) -> Hardware:
         """The hardware of the pool's GPU type."""
         return next((each for each in self.beside if each.gpu_type == pool.gpu_type), self)
