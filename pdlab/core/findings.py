@@ -1120,6 +1120,10 @@ CODES: dict[str, FindingCode] = {
         "all pools are on GPUs of one type",
         "prefill is on {prefill}, decode and collocated engines are on {decode}; --gpus counts GPUs of each type",
     ),
+    "nodes_of_two_sizes": _of_plan(
+        "all nodes have the same number of GPUs",
+        "{sizes}, so throughput per node is not defined",
+    ),
     "network_not_fitted": _of_plan(
         "nodes have the network of the fitted hardware",
         "between nodes KV cache crosses {network} at {gb_per_s:.3g} GB/s per {of}, {why}; no run was fitted with this "

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, computed_field, model_validator
 
 from pdlab.core.bounds import Metric
 from pdlab.core.deployment import Deployment
-from pdlab.core.findings import Finding
+from pdlab.core.findings import CODES, Finding
 from pdlab.core.nodes import ClusterView, Placement
 from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.schema import Frozen, OneLine
@@ -179,6 +179,10 @@ class Summary(Frozen):
         return {metric: latency for metric, latency in every.items() if latency is not None}
 
 
+ABOVE_CAPACITY = ("in_flight_grows", "answers_take_longer")
+"""Findings on an open loop that the deployment does not keep up with."""
+
+
 class Validity(Frozen):
     """The gates that a level failed (docs/methodology.md); without ``findings`` the level is valid.
 
@@ -204,6 +208,13 @@ class Validity(Frozen):
     @property
     def valid(self) -> bool:
         return not self.findings
+
+    @property
+    def above_capacity(self) -> bool:
+        """Whether it is invalid only because its rate is above the capacity of the deployment."""
+        return any(finding.code in ABOVE_CAPACITY for finding in self.findings) and set(self.failed_gates) == {
+            CODES[code].gate for code in ABOVE_CAPACITY
+        }
 
     def failing(self, *findings: Finding) -> Validity:
         """The same with these findings added, each once."""
