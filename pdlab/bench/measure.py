@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pdlab.bench import gates, levels
 from pdlab.bench.client import protocol
@@ -426,7 +427,7 @@ class Driver:
             read = settled(scrape, complete, still_s) if due else SettledCounters[Snapshot](scrape(), "whole")
             late = _counted(before, read.counters) if read.settling == "late" and before else []
             self._uncounted = due - int(min(late, default=due))
-            self._snapshot, self._settling = read
+            self._snapshot, self._settling = read.counters, read.settling
             self._error = None
         except ClusterError as error:
             self._error = str(error)
@@ -448,7 +449,8 @@ def _counted(before: Snapshot, now: Snapshot) -> list[float]:
     return [finished(now, pool) - finished(before, pool) for pool in pools]
 
 
-class SettledCounters(NamedTuple, Generic[S]):
+@dataclass(frozen=True)
+class SettledCounters(Generic[S]):
     """The last counters, and whether they had stopped changing."""
 
     counters: S
