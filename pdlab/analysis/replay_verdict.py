@@ -1,7 +1,7 @@
 """Which of several deployments that replayed the same requests is best, by which figure, and why.
 
 One replay has no interval. Figures of two replays of one deployment are assumed to scatter as other single repeats do
-(`SINGLE_REPEAT_SD`). A lead counts only if equal deployments would show it by chance less than once in twenty.
+(`single_repeat_sd`). A lead counts only if equal deployments would show it by chance less than once in twenty.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Literal, NamedTuple
 
-from pdlab.analysis.power import CONFIDENCE, SINGLE_REPEAT_SD
+from pdlab.analysis.power import CONFIDENCE, ScatteredFigure, of_slo, single_repeat_sd
 from pdlab.analysis.replays import ReplayFacts
 from pdlab.analysis.ttft_parts import PartsAround, TtftParts
 from pdlab.core.findings import Finding, found
@@ -45,12 +45,14 @@ class ReplayedDeployment(NamedTuple):
 
 
 class ComparedFigure(NamedTuple):
-    """``of``: its value in a replay (None: unknown). ``why``: explains the best one's lead over another."""
+    """``of``: its value in a replay (None: unknown). ``why``: explains the best one's lead over another. ``scatters``:
+    it is taken to scatter from start to start as the one of these that scatters most."""
 
     name: str
     unit: str
     of: Callable[[Run, ReplayFacts], float | None]
     why: Callable[[ReplayedDeployment, ReplayedDeployment], Finding | None]
+    scatters: tuple[ScatteredFigure, ...]
     higher: bool = False
 
 
@@ -68,12 +70,12 @@ def verdict(workload: str, deployments: Sequence[ReplayedDeployment]) -> list[Fi
     judged = [each for each in deployments if each.replays]
     if len(judged) < 2:
         return []
-    limit = _limit(judged)
     leads: dict[str, list[str]] = {}
     details: list[Finding] = []
     for figure in figures(judged[0].replays[0][1]):
         standings = sorted(_standings(figure, judged), key=lambda each: -each.value if figure.higher else each.value)
         if len(standings) == len(judged) and max(each.value for each in standings) > 0:
+            limit = _limit(judged, figure)
             leads[figure.name] = [each.deployment.label for each in standings if _lead_factor(standings, each) < limit]
             details += _figure_findings(figure, standings, len(leads[figure.name]), limit)
     return [*_overall(workload, judged, leads), *failed, *details] if leads else failed
@@ -83,21 +85,27 @@ def figures(facts: ReplayFacts) -> Iterator[ComparedFigure]:
     """The compared figures: goodput of sessions under each SLO, TTFT, TPOT and normalised interactivity."""
     for index, slo in enumerate(facts.within):
         name = f"goodput of sessions ({bounds_of_one(slo.slo)})"
-        yield ComparedFigure(name, "sessions/s", _goodput(index), _why_goodput(index), higher=True)
-    yield ComparedFigure("TTFT p50", "ms", _percentile("ttft", "p50"), _why_ttft("p50"))
-    yield ComparedFigure("TTFT p90", "ms", _percentile("ttft", "p90"), _why_ttft("p90"))
-    yield ComparedFigure("TPOT p50", "ms", _percentile("tpot", "p50"), _why_tpot)
+        scatters: tuple[ScatteredFigure, ...] = ("throughput", *of_slo(slo.slo))
+        yield ComparedFigure(name, "sessions/s", _goodput(index), _why_goodput(index), scatters, higher=True)
+    yield ComparedFigure("TTFT p50", "ms", _percentile("ttft", "p50"), _why_ttft("p50"), ("ttft",))
+    yield ComparedFigure("TTFT p90", "ms", _percentile("ttft", "p90"), _why_ttft("p90"), ("ttft",))
+    yield ComparedFigure("TPOT p50", "ms", _percentile("tpot", "p50"), _why_tpot, ("tpot",))
     yield ComparedFigure(
-        "normalised interactivity at P90", "tokens/s", lambda _, each: each.interactivity_p90, _why_slow, higher=True
+        "normalised interactivity at P90",
+        "tokens/s",
+        lambda _, each: each.interactivity_p90,
+        _why_slow,
+        ("e2el",),
+        higher=True,
     )
 
 
-def _limit(deployments: Sequence[ReplayedDeployment]) -> float:
-    """The factor by which single starts of one deployment may differ; the widest of any two of these.
+def _limit(deployments: Sequence[ReplayedDeployment], figure: ComparedFigure) -> float:
+    """The factor by which the figure may differ in single starts of one deployment; the widest of any two of these.
 
     The others that the best one is compared with share the error.
     """
-    sd = max(SINGLE_REPEAT_SD[each.device] for each in deployments)
+    sd = max(single_repeat_sd(each.device, *figure.scatters) for each in deployments)
     least = sorted(len(each.replays) for each in deployments)[:2]
     error = sd * math.sqrt(sum(1 / count for count in least))
     tail = (1 - CONFIDENCE) / 2 / (len(deployments) - 1)

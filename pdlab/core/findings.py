@@ -595,6 +595,7 @@ CODES: dict[str, FindingCode] = {
         "a file with tokens or a rate of requests counts answered requests",
         "the file has tokens or a rate of requests, but counts no answered request: write it again with that client",
     ),
+    "file_nothing_answered": _file("a level has an answered request", "no request was answered"),
     "file_not_valid": _file(
         "a file does not mark its level as not valid", "marked as not valid in the file: {reasons}"
     ),
@@ -1119,6 +1120,10 @@ CODES: dict[str, FindingCode] = {
     "pools_of_two_types": _of_plan(
         "all pools are on GPUs of one type",
         "prefill is on {prefill}, decode and collocated engines are on {decode}; --gpus counts GPUs of each type",
+    ),
+    "nodes_of_two_sizes": _of_plan(
+        "all nodes have the same number of GPUs",
+        "{sizes}, so throughput per node is not defined",
     ),
     "network_not_fitted": _of_plan(
         "nodes have the network of the fitted hardware",

@@ -406,6 +406,9 @@ class SpeculativeDecoding(Frozen):
     guessed_tokens: float | None = Field(default=None, gt=0)
 
 
+NO_LENGTHS = Workload(input_tokens=1, output_tokens=1, mode="prefill-only")  # in place of unknown ones
+
+
 class Run(Frozen):
     """One measured or simulated level: whole-run and steady-state figures, validity, provenance.
 
@@ -457,6 +460,12 @@ class Run(Frozen):
     finished_at: str | None = None
     raw_sha256: str | None = None
     replaces: ReplacedLevel | None = None
+
+    @property
+    def has_lengths(self) -> bool:
+        """Whether ``workload`` has the lengths of the requests. They are unknown if no request of an imported level was
+        answered, and no name gives them."""
+        return self.origin != "imported" or self.completed > 0 or self.workload != NO_LENGTHS
 
 
 class SloPoint(Frozen):

@@ -65,29 +65,31 @@ def test_every_part_of_ttft_is_of_one_cause() -> None:
     assert sorted(every) == sorted(PARTS)
 
 
-# Two single starts with a standard deviation of 5 % each: exp(1.96 * 0.05 * sqrt(2)) is 1.149.
-@pytest.mark.parametrize(("factor", "timed"), [(1.14, False), (1.16, True)])
+# Two single starts with a standard deviation of TTFT of 8.49 % each: exp(1.96 * 0.0849 * sqrt(2)) is 1.265.
+@pytest.mark.parametrize(("factor", "timed"), [(1.25, False), (1.28, True)])
 def test_a_lead_within_what_single_starts_differ_by_is_none(factor: float, timed: bool) -> None:
     findings = verdict("w", [replayed("slow", ttft_s=0.5 * factor), replayed("fast")])
     figures = by_figure(findings)
     assert (figures["TTFT p50"].code == "replay_best_by") is timed and figures["TPOT p50"].code == "replay_figure_tie"
-    assert figures["TTFT p50"].numbers["limit"] == pytest.approx(1.1487, abs=1e-3)
+    assert figures["TTFT p50"].numbers["limit"] == pytest.approx(1.2654, abs=1e-3)
+    assert figures["TPOT p50"].numbers["limit"] == pytest.approx(1.1497, abs=1e-3), "5.03 %"
+    assert figures["normalised interactivity at P90"].numbers["limit"] == pytest.approx(1.2654, abs=1e-3), "of E2EL"
     assert findings[0].code == ("replay_best" if timed else "replay_tie")
     if timed:
         assert findings[0].numbers["best"] == "fast"
 
 
 def test_three_deployments_share_the_error() -> None:
-    """The best of three equal ones leads by chance more often: exp(2.241 * 0.05 * sqrt(2)) is 1.172."""
-    pair = [replayed("slow", ttft_s=0.58), replayed("fast")]
+    """The best of three equal ones leads by chance more often: exp(2.241 * 0.0849 * sqrt(2)) is 1.309."""
+    pair = [replayed("slow", ttft_s=0.64), replayed("fast")]
     assert by_figure(verdict("w", pair))["TTFT p50"].code == "replay_best_by"
-    three = by_figure(verdict("w", [*pair, replayed("slower", ttft_s=0.7)]))["TTFT p50"]
+    three = by_figure(verdict("w", [*pair, replayed("slower", ttft_s=0.8)]))["TTFT p50"]
     assert (three.code, three.numbers["names"]) == ("replay_figure_tie", "fast and slow")
-    assert three.numbers["limit"] == pytest.approx(1.1718, abs=1e-3)
+    assert three.numbers["limit"] == pytest.approx(1.3088, abs=1e-3)
 
 
 def test_repeats_make_a_smaller_lead_significant() -> None:
-    pair = [replayed(name, ttft_s=ttft_s, repeats=4) for name, ttft_s in (("slow", 0.55), ("fast", 0.5))]
+    pair = [replayed(name, ttft_s=ttft_s, repeats=4) for name, ttft_s in (("slow", 0.58), ("fast", 0.5))]
     assert verdict("w", pair)[0].code == "replay_best"
     assert verdict("w", [pair[0], replayed("fast")])[0].code == "replay_tie", "the fewest count"
 
