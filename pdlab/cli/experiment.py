@@ -150,6 +150,10 @@ def describe(plan: Schedule, folder: Path, *, resume: bool = False, until: StopT
             )
             load_text = "; ".join(filter(None, [loads, searches]))
             lines.append(f"  {part.folder}: {w.mode} {w.label}; {load_text} (about {minutes(seconds)})")
+    try:
+        earlier_record(folder, file, resume=True)
+    except StoreError as error:  # what is there says nothing on the time of this plan
+        return "\n".join([*lines, f"without --dry-run this is refused: {error}"])
     parts, local = [part for visit in plan.visits for part in visit.parts], file.where.local is not None
     lines += [
         f"KV pools: {words} (not in the times below)"

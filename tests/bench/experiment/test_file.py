@@ -83,7 +83,10 @@ def test_a_dry_run_prints_that_a_run_would_be_refused(tmp_path: Path, capsys: py
     fixed = file.model_copy(update={"workloads": (NamedWorkload(input_tokens=256, output_tokens=64),)})
     earlier = kept.model_copy(update={"experiment": schedule.settings_of(fixed)})
     write_record(done / file.name, earlier)
-    assert "was made with another workloads;" in last("--out", str(done), "--resume")
+    assert "was made with other workloads;" in last("--out", str(done), "--resume")
+    assert experiment.main(["local-pack-vs-spread", "--dry-run", "--out", str(done), "--resume"]) == 0
+    dry = capsys.readouterr().out
+    assert "in all" not in dry and "order" not in dry, "the levels there are of another experiment"
     assert "refused" not in last("--out", str(tmp_path))
     (tmp_path / "local-pack-vs-spread").mkdir()
     (tmp_path / "local-pack-vs-spread" / "notes.txt").touch()
