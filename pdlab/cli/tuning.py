@@ -8,6 +8,7 @@ from typing import NamedTuple
 from pdlab.bench.experiment.run import RunOptions, run
 from pdlab.bench.experiment.schedule import Schedule, earlier_record, visit_s
 from pdlab.bench.experiment.tuning import TuningSearch, search_of, tuned_plan
+from pdlab.cli.rehearsal_pace import paced
 from pdlab.core.bounds import parse_bounds
 from pdlab.core.errors import BenchError
 from pdlab.core.status_line import minutes
@@ -27,7 +28,7 @@ def tuned(plan: Schedule, options: RunOptions) -> Schedule:
     earlier = earlier_record(options.out / plan.file.name, plan.file, resume=options.resume)
     if earlier is not None and earlier.tuned:
         return tuned_plan(plan, earlier.tuned)  # the levels measured so far have these settings
-    done = run(search.plan, options)
+    done = run(paced(search.plan), options)
     tunings = {name: judged(search, name, done.folder, done.record) for name in search.deployments}
     for name, tuning in tunings.items():
         print(f"{name}: {tuning_text(tuning)}", *(f"  {tried_text(tried)}" for tried in tuning.tried), sep="\n")
@@ -75,7 +76,8 @@ def described(plan: Schedule, out: Path) -> Description:
     if search is None:
         return Description([], 0.0)
     folder = out / search.plan.file.name
-    seconds = sum(visit_s(search.plan, visit, folder) for visit in search.plan.visits)
+    search_plan = paced(search.plan)
+    seconds = sum(visit_s(search_plan, visit, folder) for visit in search_plan.visits)
     loads = ", ".join(title(load) for load in search.plan.visits[0].parts[0].loads)
     settings = counted(len(search.candidates), "setting")
     lines = [
