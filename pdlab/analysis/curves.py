@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Literal, NamedTuple, get_args
 
@@ -27,6 +27,7 @@ Rate = Literal["requests", "output", "input", "total"]
 RequestsOf = Mapping[RunKey, Requests]
 
 UNKNOWN_MODEL = "unknown"  # of a published folder whose files name none
+UNKNOWN_LENGTHS = "unknown"  # of one in which no request was answered, and whose names give no lengths
 
 
 class Gpus(Frozen):
@@ -417,7 +418,7 @@ def _point(kind: LoadKind, value: float, runs: list[Run], requests: RequestsOf) 
         valid=bool(valid),
         above_capacity=all(run.validity.above_capacity for run in runs),
         fresh=any(run.pool_age is not None and run.pool_age < 1 for run in used),
-        workloads=tuple(dict.fromkeys(run.workload for run in used)),
+        workloads=tuple(dict.fromkeys(_known_workloads(used))),
         requests_per_s=fmean(s.requests_per_s for s in summaries),
         input_tokens_per_s=fmean(s.input_tokens_per_s for s in summaries),
         output_tokens_per_s=fmean(s.output_tokens_per_s for s in summaries),
@@ -529,7 +530,11 @@ def _pool(pool: Pool) -> str:
 
 
 def workload_name(experiment: Experiment) -> str:
-    return workloads_name(run.workload for run in experiment.runs)
+    return workloads_name(_known_workloads(experiment.runs)) or UNKNOWN_LENGTHS
+
+
+def _known_workloads(runs: Iterable[Run]) -> Iterator[Workload]:
+    return (run.workload for run in runs if run.has_lengths)
 
 
 def workloads_name(workloads: Iterable[Workload]) -> str:

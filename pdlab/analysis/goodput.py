@@ -30,6 +30,7 @@ from pdlab.analysis.bootstrap import DrawnLine, LevelFigure, line
 from pdlab.analysis.comparable import groups
 from pdlab.analysis.curves import Curve, Figures, Point, rankable
 from pdlab.analysis.intervals import Estimate, Interval, blocks, compare, of_blocks, of_repeats
+from pdlab.analysis.power import of_slo
 from pdlab.analysis.ranking import LabelledEstimate, OpenEnd, Ranked, open_end, rank
 from pdlab.analysis.requests import Requests
 from pdlab.analysis.shrinkage import moderate_all
@@ -369,8 +370,8 @@ def _line(
     drawn = line(
         curve,
         points,
-        [LevelFigure(misses, each_misses)],
-        LevelFigure(rates, lambda p: [rate(s) for s in p.samples]),
+        [LevelFigure(misses, each_misses, of_slo(slo))],
+        LevelFigure(rates, lambda p: [rate(s) for s in p.samples], ("throughput",)),
         y_factor=factor,
     )
     assert drawn is not None, "a curve without points has no line"

@@ -22,7 +22,7 @@ from pdlab.analysis.intervals import (
     requests_for,
     undecided,
 )
-from pdlab.analysis.power import SINGLE_REPEAT_SD
+from pdlab.analysis.power import single_repeat_sd
 from pdlab.analysis.shrinkage import moderate_all
 from pdlab.analysis.view import View
 from pdlab.core.bounds import Bound, Bounds
@@ -207,12 +207,17 @@ def _over(first: Curve, second: Curve, kind: LoadKind, view: View) -> float:
 def line_of(curve: Curve, points: Sequence[Point], view: View) -> DrawnLine | None:
     """Throughput (y) against latency (x, lower is better in every view) with draws; points must be valid and known."""
     sign = 1.0 if view.lower_is_better else -1.0
-    metric = view.throughput_metric
     return line(
         curve,
         points,
-        [LevelFigure(lambda p: p.latency_estimate(view), lambda p: [s.latency(view) or 0.0 for s in p.samples])],
-        LevelFigure(lambda p: p.rate_estimate(metric), lambda p: [s.tokens_per_s(metric) for s in p.samples]),
+        [
+            LevelFigure(
+                lambda p: p.latency_estimate(view),
+                lambda p: [s.latency(view) or 0.0 for s in p.samples],
+                view.latency_metrics,
+            )
+        ],
+        _rates(view),
         sign,
         curve.scale(view),
     )
@@ -258,14 +263,13 @@ def throughput_within(curve: Curve, points: Sequence[Point], bounds: Bounds, vie
 
     Between two neighbouring valid levels the curve is straight; it is never extended beyond what was measured.
     """
-    metric = view.throughput_metric
     figures = [_bounded(bound) for bound in bounds.bounds]
     judged = [point for point in points if point.valid and bounds.known(point)]
     drawn = line(
         curve,
         judged,
         figures,
-        LevelFigure(lambda p: p.rate_estimate(metric), lambda p: [s.tokens_per_s(metric) for s in p.samples]),
+        _rates(view),
         y_factor=curve.scale(view),
     )
     limits = np.array([[bound.ms for bound in bounds.bounds]])
@@ -279,6 +283,14 @@ def _bounded(bound: Bound) -> LevelFigure:
     return LevelFigure(
         lambda p: p.ms_estimate(bound.metric, bound.statistic),
         lambda p: [s.ms(bound.metric, bound.statistic) or 0.0 for s in p.samples],
+        (bound.metric,),
+    )
+
+
+def _rates(view: View) -> LevelFigure:
+    metric = view.throughput_metric
+    return LevelFigure(
+        lambda p: p.rate_estimate(metric), lambda p: [s.tokens_per_s(metric) for s in p.samples], ("throughput",)
     )
 
 
@@ -461,16 +473,17 @@ def _may_reach(curve: Curve, points: Sequence[Point], bounds: Bounds, view: View
         return max((point.ms(bound.metric, bound.statistic) or 0.0) / bound.ms for bound in bounds.bounds)
 
     nearest = min(points, key=over)
-    start_sd = SINGLE_REPEAT_SD[curve.gpus.device]
+    device = curve.gpus.device
     for bound in bounds.bounds:
         latency = nearest.ms_estimate(bound.metric, bound.statistic)
         if latency is None:
             return False
-        with_starts = _with_starts(latency, start_sd)
+        with_starts = _with_starts(latency, single_repeat_sd(device, bound.metric))
         half = student_t((1 + view.confidence) / 2, with_starts.dof or math.inf) * (with_starts.standard_error or 0.0)
         if latency.value - half > bound.ms:
             return False
-    rate = _with_starts(nearest.rate_estimate(view.throughput_metric).scaled(curve.scale(view)), start_sd)
+    rate = nearest.rate_estimate(view.throughput_metric).scaled(curve.scale(view))
+    rate = _with_starts(rate, single_repeat_sd(device, "throughput"))
     comparison = _compared_with_best(ranking[0].estimate, rate, view.confidence)
     return comparison is None or comparison.verdict != "better"
 

@@ -1,7 +1,7 @@
 """Which of several deployments that replayed the same requests is best, by which figure, and why.
 
 A figure of several replays has their measured scatter. One replay has no scatter: it is assumed to be that of other
-single repeats (`SINGLE_REPEAT_SD`). A lead counts only if equal deployments would show any such lead by chance less
+single repeats (`single_repeat_sd`). A lead counts only if equal deployments would show any such lead by chance less
 than once in twenty. Every pair of deployments and every compared figure takes its share of this error (Bonferroni),
 because each of them could give the lead.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from pdlab.analysis.intervals import Basis, Estimate, compare, of_repeats
-from pdlab.analysis.power import CONFIDENCE, SINGLE_REPEAT_SD
+from pdlab.analysis.power import CONFIDENCE, ScatteredFigure, of_slo, single_repeat_sd
 from pdlab.analysis.replays import ReplayFacts
 from pdlab.analysis.ttft_parts import PartsAround, TtftParts
 from pdlab.core.findings import Finding, found
@@ -49,12 +49,14 @@ class ReplayedDeployment(NamedTuple):
 
 
 class ComparedFigure(NamedTuple):
-    """``of``: its value in a replay (None: unknown). ``why``: explains the best one's lead over another."""
+    """``of``: its value in a replay (None: unknown). ``why``: explains the best one's lead over another. ``scatters``:
+    it is taken to scatter from start to start as the one of these that scatters most."""
 
     name: str
     unit: str
     of: Callable[[Run, ReplayFacts], float | None]
     why: Callable[[ReplayedDeployment, ReplayedDeployment], Finding | None]
+    scatters: tuple[ScatteredFigure, ...]
     higher: bool = False
 
 
@@ -120,12 +122,18 @@ def figures(facts: ReplayFacts) -> Iterator[ComparedFigure]:
     """The compared figures: goodput of sessions under each SLO, TTFT, TPOT and normalised interactivity."""
     for index, slo in enumerate(facts.within):
         name = f"goodput of sessions ({bounds_of_one(slo.slo)})"
-        yield ComparedFigure(name, "sessions/s", _goodput(index), _why_goodput(index), higher=True)
-    yield ComparedFigure("TTFT p50", "ms", _percentile("ttft", "p50"), _why_ttft("p50"))
-    yield ComparedFigure("TTFT p90", "ms", _percentile("ttft", "p90"), _why_ttft("p90"))
-    yield ComparedFigure("TPOT p50", "ms", _percentile("tpot", "p50"), _why_tpot)
+        scatters: tuple[ScatteredFigure, ...] = ("throughput", *of_slo(slo.slo))
+        yield ComparedFigure(name, "sessions/s", _goodput(index), _why_goodput(index), scatters, higher=True)
+    yield ComparedFigure("TTFT p50", "ms", _percentile("ttft", "p50"), _why_ttft("p50"), ("ttft",))
+    yield ComparedFigure("TTFT p90", "ms", _percentile("ttft", "p90"), _why_ttft("p90"), ("ttft",))
+    yield ComparedFigure("TPOT p50", "ms", _percentile("tpot", "p50"), _why_tpot, ("tpot",))
     yield ComparedFigure(
-        "normalised interactivity at P90", "tokens/s", lambda _, each: each.interactivity_p90, _why_slow, higher=True
+        "normalised interactivity at P90",
+        "tokens/s",
+        lambda _, each: each.interactivity_p90,
+        _why_slow,
+        ("e2el",),
+        higher=True,
     )
 
 
@@ -136,7 +144,7 @@ def _scores(figure: ComparedFigure, deployments: Sequence[ReplayedDeployment]) -
         if len(values) > 1:
             yield ReplayScore(each, of_repeats(values))
         elif values:
-            error = SINGLE_REPEAT_SD[each.device] * values[0]
+            error = single_repeat_sd(each.device, *figure.scatters) * values[0]
             yield ReplayScore(each, Estimate(values[0], error, math.inf, "assumed"))
 
 

@@ -595,6 +595,7 @@ CODES: dict[str, FindingCode] = {
         "a file with tokens or a rate of requests counts answered requests",
         "the file has tokens or a rate of requests, but counts no answered request: write it again with that client",
     ),
+    "file_nothing_answered": _file("a level has an answered request", "no request was answered"),
     "file_not_valid": _file(
         "a file does not mark its level as not valid", "marked as not valid in the file: {reasons}"
     ),

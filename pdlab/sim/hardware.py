@@ -18,6 +18,7 @@ from pdlab.core.nodes import GpuLink, WireKind
 from pdlab.core.schema import Frozen, load_yaml
 from pdlab.core.text import choices, counted, version_numbers
 from pdlab.core.vllm_limits import default_utilization
+from pdlab.results.metrics import TO_SD
 from pdlab.sim.engine_host import DirectRouting, host_of, is_asynchronous
 from pdlab.sim.step_source import NO_CORRECTION, Correction
 
@@ -447,5 +448,4 @@ def load_hardware(name_or_path: str, others: Mapping[str, Sequence[str]] = Mappi
     return hardware.model_copy(update={"hybrid_kv": is_hybrid({}, version=steps.engine_version or steps.version)})
 
 
-TO_SD = 1.4826  # median absolute error -> standard deviation of a normal one
 TO_90 = TO_SD * 1.6449  # -> 90 % of cases

@@ -71,13 +71,16 @@ def limit_of(finding: Finding) -> float:
     return float(finding.numbers["limit"])
 
 
-# Two single starts with a standard deviation of 5 % each, and four figures: exp(2.498 * 0.05 * sqrt(2)) is 1.193.
-@pytest.mark.parametrize(("factor", "counts"), [(1.18, False), (1.20, True)])
+# Two single starts with a standard deviation of TTFT of 8.49 % each, and four figures: exp(2.498 * 0.0849 * sqrt(2))
+# is 1.350.
+@pytest.mark.parametrize(("factor", "counts"), [(1.34, False), (1.36, True)])
 def test_a_lead_within_what_single_starts_differ_by_is_none(factor: float, counts: bool) -> None:
     findings = verdict("w", [replayed("slow", ttft_s=0.5 * factor), replayed("fast")])
     figures = by_figure(findings)
     assert (figures["TTFT p50"].code == "replay_best_by") is counts and figures["TPOT p50"].code == "replay_figure_tie"
-    assert limit_of(figures["TTFT p50"]) == pytest.approx(1.193, abs=6e-3)
+    assert limit_of(figures["TTFT p50"]) == pytest.approx(1.350, abs=6e-3)
+    assert limit_of(figures["TPOT p50"]) == pytest.approx(1.194, abs=6e-3), "5.03 %"
+    assert limit_of(figures["normalised interactivity at P90"]) == pytest.approx(1.350, abs=6e-3), "of E2EL"
     assert "assumed scatter of single replays" in figures["TTFT p50"].text
     assert findings[0].code == ("replay_best" if counts else "replay_tie")
     if counts:
@@ -85,20 +88,20 @@ def test_a_lead_within_what_single_starts_differ_by_is_none(factor: float, count
 
 
 def test_figures_share_the_error() -> None:
-    """A fifth figure is one more look: exp(2.576 * 0.05 * sqrt(2)) is 1.200."""
-    pair = [replayed(name, slos=[Slo(ttft_s=5.0)], ttft_s=ttft_s) for name, ttft_s in (("slow", 0.598), ("fast", 0.5))]
+    """A fifth figure is one more look: exp(2.576 * 0.0849 * sqrt(2)) is 1.363."""
+    pair = [replayed(name, slos=[Slo(ttft_s=5.0)], ttft_s=ttft_s) for name, ttft_s in (("slow", 0.678), ("fast", 0.5))]
     assert by_figure(verdict("w", pair))["TTFT p50"].code == "replay_figure_tie"
-    without = [replayed("slow", ttft_s=0.598), replayed("fast")]
+    without = [replayed("slow", ttft_s=0.678), replayed("fast")]
     assert by_figure(verdict("w", without))["TTFT p50"].code == "replay_best_by"
 
 
 def test_three_deployments_share_the_error() -> None:
-    """Any two of three equal ones may differ by chance: exp(2.865 * 0.05 * sqrt(2)) is 1.225."""
-    pair = [replayed("slow", ttft_s=0.605), replayed("fast")]
+    """Any two of three equal ones may differ by chance: exp(2.865 * 0.0849 * sqrt(2)) is 1.411."""
+    pair = [replayed("slow", ttft_s=0.69), replayed("fast")]
     assert by_figure(verdict("w", pair))["TTFT p50"].code == "replay_best_by"
     three = by_figure(verdict("w", [*pair, replayed("slower", ttft_s=0.8)]))["TTFT p50"]
     assert (three.code, three.numbers["names"]) == ("replay_figure_tie", "fast and slow")
-    assert limit_of(three) == pytest.approx(1.225, abs=6e-3)
+    assert limit_of(three) == pytest.approx(1.411, abs=6e-3)
 
 
 def several(label: str, ttft_s: Sequence[float]) -> ReplayedDeployment:
@@ -121,7 +124,7 @@ def test_several_replays_have_their_measured_scatter() -> None:
 
 
 def test_the_scatter_of_a_single_replay_beside_several_is_assumed() -> None:
-    pair = [several("slow", (0.549, 0.55, 0.551)), replayed("fast")]
+    pair = [several("slow", (0.569, 0.57, 0.571)), replayed("fast")]
     tie = by_figure(verdict("w", pair))["TTFT p50"]
     assert tie.code == "replay_figure_tie" and "assumed scatter of single replays" in tie.text
     assert verdict("w", [pair[0], several("fast", (0.499, 0.5, 0.501))])[0].code == "replay_best"
