@@ -1170,7 +1170,7 @@ CODES: dict[str, FindingCode] = {
         "different deployments lead by different figures", "None is best for {workload} by every figure: {parts}"
     ),
     "replay_tie": _of_replay(
-        "no lead is larger than the difference between single replays",
+        "no lead is larger than equal deployments may have by chance",
         "The best for {workload} among {names} is not distinguishable: replay it again in each",
     ),
     "replay_sizes_differ": _of_replay(
@@ -1181,14 +1181,14 @@ CODES: dict[str, FindingCode] = {
         "a replay failed its checks", "{label} failed checks in a replay of {workload}, which is not compared"
     ),
     "replay_best_by": _of_replay(
-        "a figure differs by more than single replays of one deployment",
-        "{figure}: {best} is best ({values}); it leads {other} by a factor of {lead}, single replays of one deployment "
-        "may differ by {limit:.2f}",
+        "a figure differs by more than equal deployments may",
+        "{figure}: {best} is best ({values}); it leads {other} by a factor of {lead}, equal deployments may differ by "
+        "{limit} ({scatter})",
     ),
     "replay_figure_tie": _of_replay(
-        "a figure differs by less than single replays of one deployment",
-        "{figure}: {names} are not distinguishable ({values}); they differ by a factor of {lead:.2f}, single replays "
-        "of one deployment may differ by {limit:.2f}",
+        "a figure differs by no more than equal deployments may",
+        "{figure}: {names} are not distinguishable ({values}); they differ by a factor of {lead}, equal deployments "
+        "may differ by {limit} ({scatter})",
     ),
     "replay_parts_unknown": _of_replay(
         "not all replays have timelines", "{figure}: the reason is unknown, because not all have timelines"
