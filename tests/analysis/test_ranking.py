@@ -9,7 +9,7 @@ from support.curves import most, read
 
 from pdlab.analysis.curves import Curve, in_one_study
 from pdlab.analysis.intervals import Array, Estimate
-from pdlab.analysis.ranking import LabelledEstimate, estimate_at, frontier_points, frontiers, rank
+from pdlab.analysis.ranking import LabelledEstimate, frontier_points, frontiers, rank, throughput_within
 from pdlab.analysis.shrinkage import moderate_all
 from pdlab.analysis.view import View
 from pdlab.core.bounds import parse_bounds
@@ -143,9 +143,9 @@ def test_a_bound_on_ttft_makes_a_single_repeat_less_certain_than_one_on_tpot() -
     errors = []
     for metric in ("ttft", "tpot"):
         one = made.curve("a", *(made.point(load, made.sample(y, {metric: x})) for load, x, y in levels))
-        estimate = estimate_at(one, one.points, parse_bounds(f"{metric}_ms=130", "p50"), View())
-        assert estimate and estimate.relative_error
-        errors.append(estimate.relative_error)
+        found = throughput_within(one, one.points, parse_bounds(f"{metric}_ms=130", "p50"), View())
+        assert found and found.estimate.relative_error
+        errors.append(found.estimate.relative_error)
     assert 1.4 < errors[0] / errors[1] < 1.8
 
 
