@@ -150,10 +150,11 @@ def describe(plan: Schedule, folder: Path, *, resume: bool = False, until: StopT
             )
             load_text = "; ".join(filter(None, [loads, searches]))
             lines.append(f"  {part.folder}: {w.mode} {w.label}; {load_text} (about {minutes(seconds)})")
+    answered = [f"answered, too: who serves most at {parse_bounds(text, 'p50').label}" for text in file.at]
     try:
         earlier_record(folder, file, resume=True)
     except StoreError as error:  # what is there says nothing on the time of this plan
-        return "\n".join([*lines, f"without --dry-run this is refused: {error}"])
+        return "\n".join([*lines, *answered, f"without --dry-run this is refused: {error}"])
     parts, local = [part for visit in plan.visits for part in visit.parts], file.where.local is not None
     lines += [
         f"KV pools: {words} (not in the times below)"
@@ -171,7 +172,7 @@ def describe(plan: Schedule, folder: Path, *, resume: bool = False, until: StopT
     lines.append(
         f"about {minutes(total)} (minutes:seconds) in all: {launch_s(file):g} s a start, the rest by the file's expect"
     )
-    lines += [f"answered, too: who serves most at {parse_bounds(text, 'p50').label}" for text in file.at]
+    lines += answered
     lines += sight(plan, folder, until)
     try:
         earlier_record(folder, file, resume=resume)
