@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from pdlab.cli import viz
 from pdlab.deploy.serving.prefill_call import COUNTERS
 from pdlab.faults.kinds import KINDS
 from pdlab.faults.plan import FaultPlan
@@ -56,6 +57,18 @@ def test_simulated_tables_are_what_their_command_prints(name: str) -> None:
     script = DOCS.parent / "benchmarks" / f"{name}.py"
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=True)
     held(name, "model.md", done.stdout.strip())
+
+
+def test_the_page_of_the_demo_ends_as_its_command_does(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whole lines are quoted; the page shortens the table of the other pairs to one line."""
+    assert viz.main(["--exps", str(DOCS.parent / "bm_results" / "local-pack-vs-spread"), "--no-plot"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line.strip()]
+    quoted = (DOCS / "demo.md").read_text(encoding="utf-8").split("The last lines are:\n\n")[1].split("\n\n")[0]
+    ends = [" ".join(part.replace("\n>", " ").split()).removeprefix("> ") for part in quoted.split("\n>\n")]
+    whole = [end for end in ends if not end.startswith("Other pairs")]
+    begin = lines.index(whole[0])
+    assert [line for line in lines[begin:] if line in whole] == whole
+    assert whole[-1] == lines[-1]
 
 
 def test_the_page_of_the_timeline_has_every_part_in_the_order_of_time() -> None:

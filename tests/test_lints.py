@@ -196,6 +196,10 @@ def newer(tree: ast.Module) -> Iterator[str]:
                 yield f"{node.value.id}.{node.attr}"
         elif isinstance(node, ast.TryStar):
             yield "except*"
+        elif isinstance(node, ast.ClassDef):
+            bases = {name.id for base in node.bases for name in ast.walk(base) if isinstance(name, ast.Name)}
+            if bases >= {"NamedTuple", "Generic"}:
+                yield "NamedTuple and Generic"
 
 
 def test_nothing_is_newer_than_the_oldest_python() -> None:
@@ -214,6 +218,8 @@ def test_the_lints_find_what_they_are_for() -> None:
         "typing.Self", "tomllib", "asyncio.timeout",
     ]  # fmt: skip
     assert list(newer(ast.parse("if TYPE_CHECKING:\n    from typing import Self"))) == []
+    assert list(newer(ast.parse("class A(NamedTuple, Generic[S]):\n    a: S"))) == ["NamedTuple and Generic"]
+    assert list(newer(ast.parse("class A(NamedTuple):\n    a: int"))) == []
 
 
 # Texts of others, which nobody here can give a code -> whose they are.

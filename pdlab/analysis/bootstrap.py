@@ -20,7 +20,7 @@ import numpy as np
 from pdlab.analysis.curves import Curve, Point
 from pdlab.analysis.intervals import Array, Basis, Estimate, multipliers, resample
 from pdlab.analysis.polylines import highest
-from pdlab.analysis.power import SINGLE_REPEAT_SD
+from pdlab.analysis.power import ScatteredFigure, single_repeat_sd
 
 # The standard error of a standard error is then 1 / sqrt(2 * 500), 3 %.
 DRAWS = 500
@@ -33,10 +33,13 @@ RepeatValues = Callable[[Point], Sequence[float]]
 
 
 class LevelFigure(NamedTuple):
-    """A figure of a level: its estimate, and its values in the level's repeats."""
+    """A figure of a level: its estimate, and its values in the level's repeats.
+
+    ``scatters``: of a single repeat, it is taken to scatter as the one of these that scatters most."""
 
     estimate: PointFigure
     repeats: RepeatValues
+    scatters: tuple[ScatteredFigure, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +59,12 @@ class DrawnLine:
     def reach(self, bounds: Array) -> Array:
         """Highest y where every x is within its bound: (n, figures), or (n,) of one figure -> (1 + draws, n)."""
         return highest(self.x, self.y, bounds.reshape(len(bounds), -1))
+
+    def open_ended(self, bounds: Array) -> bool:
+        """Whether the last point is within the bounds (figures,), or is so in more than `MAX_UNREACHED` of the draws: y
+        may be higher beyond the line."""
+        within = np.all(self.x[:, -1] <= bounds, axis=1)
+        return bool(within[0] or within[1:].mean() > MAX_UNREACHED)
 
     def estimates(self, reached: Array) -> list[Estimate | None]:
         """One per column of the result of `reach` (or a function of it); None if the estimate is NaN."""
@@ -85,8 +94,8 @@ def line(
 ) -> DrawnLine | None:
     """The line through ``points``, all figures known at each; None without points.
 
-    If any level has a single repeat, an assumed scatter between repeats is added: one for the latencies and one for the
-    rates, common to all levels of the curve.
+    If any level has a single repeat, an assumed scatter between repeats is added: one draw for the latencies, scaled to
+    each, and one for the rates, common to all levels of the curve.
     """
     if not points:
         return None
@@ -94,13 +103,14 @@ def line(
     seed = (SEED, zlib.crc32(curve.label.encode()))
     weights = multipliers(seed, DRAWS, most_repeats)
     generator = np.random.default_rng([*seed, 1])
-    columns = [_draws(point, figure, values, weights, generator) for figure, values in (*x, y) for point in points]
+    columns = [_draws(point, each.estimate, each.repeats, weights, generator) for each in (*x, y) for point in points]
     single = min(point.repeats for point in points) < 2
     dof = math.inf if single else float(min(point.repeats for point in points) - 1)
     drawn = np.stack(columns, axis=1).reshape(-1, len(x) + 1, len(points))
     if single:  # Another start would shift all latencies together, and all rates.
-        starts = 1 + SINGLE_REPEAT_SD[curve.gpus.device] * generator.standard_normal((len(weights), 2))
-        drawn[1:] *= np.maximum(starts, 0.0)[:, [*(0 for _ in x), 1], None]
+        common = generator.standard_normal((len(weights), 2))[:, [*(0 for _ in x), 1]]
+        sd = np.array([single_repeat_sd(curve.gpus.device, *each.scatters) for each in (*x, y)])
+        drawn[1:] *= np.maximum(1 + sd * common, 0.0)[:, :, None]
     if not np.ptp(drawn, axis=0).any():
         drawn = drawn[:2]  # Without a known scatter all draws are equal.
     return DrawnLine(

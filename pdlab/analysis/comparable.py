@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import Literal, NamedTuple
 
-from pdlab.analysis.curves import Curve, Point, rankable, workloads_name
+from pdlab.analysis.curves import UNKNOWN_LENGTHS, Curve, Point, rankable, workloads_name
 from pdlab.analysis.view import View
 from pdlab.core.model_names import model_name, same_model
 from pdlab.core.text import counted, listed
@@ -72,7 +72,8 @@ def _workload_key(workloads: Iterable[Workload]) -> WorkloadKey:
 
 
 class ComparisonKey(NamedTuple):
-    """Decides with which other curves a curve may be compared. ``workloads``: None if no level has a workload."""
+    """Decides with which other curves a curve may be compared. ``workloads``: None if no level has a workload. A curve
+    of unknown lengths has no answers, so that no comparison uses it."""
 
     model: str | None
     workloads: WorkloadKey | None
@@ -90,7 +91,7 @@ class ComparisonKey(NamedTuple):
             "workload": (
                 not self.workloads.like(other.workloads)
                 if self.workloads is not None and other.workloads is not None
-                else self.workload != other.workload
+                else self.workload != other.workload and UNKNOWN_LENGTHS not in (self.workload, other.workload)
             ),
             "rehearsal": self.rehearsed != other.rehearsed,
             "device": self.device != other.device,

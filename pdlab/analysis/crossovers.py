@@ -59,11 +59,20 @@ class BestChange(Frozen):
         return self.kind == "crosses" and self.low is not None and self.high is not None
 
 
+class MeasuredEnd(Frozen):
+    """``throughput``: the highest of the valid levels of ``label``, below that of another."""
+
+    label: str
+    throughput: float
+
+
 class Crossovers(Frozen):
-    """The best configuration by increasing throughput, and its changes."""
+    """The best configuration by increasing throughput, and its changes. ``ends``: configurations that offer nothing at
+    the highest throughputs, because they were not measured there, or do not reach them."""
 
     reigns: tuple[BestRange, ...]
     takeovers: tuple[BestChange, ...]
+    ends: tuple[MeasuredEnd, ...] = ()
 
 
 class GroupCrossovers(NamedTuple):
@@ -138,7 +147,12 @@ def crossovers(curves: Sequence[Curve], view: View) -> Crossovers | None:
         )
         for i, (leader, first_step, last_step) in enumerate(pieces)
     )
-    return Crossovers(reigns=reigns, takeovers=tuple(changes.values()))
+    tops = {label: max(_range(line)[1] for line in its_lines) for label, its_lines in curve_lines}
+    return Crossovers(
+        reigns=reigns,
+        takeovers=tuple(changes.values()),
+        ends=tuple(MeasuredEnd(label=label, throughput=top) for label, top in tops.items() if top < high),
+    )
 
 
 def _range(line: DrawnLine) -> tuple[float, float]:

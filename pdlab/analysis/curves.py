@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Literal, NamedTuple, get_args
 
@@ -27,6 +27,7 @@ Rate = Literal["requests", "output", "input", "total"]
 RequestsOf = Mapping[RunKey, Requests]
 
 UNKNOWN_MODEL = "unknown"  # of a published folder whose files name none
+UNKNOWN_LENGTHS = "unknown"  # of one in which no request was answered, and whose names give no lengths
 
 
 class Gpus(Frozen):
@@ -115,8 +116,9 @@ class Point(Figures):
     If some repeats are valid, the means are over these and ``excluded`` counts the others. If none is valid, the means
     are over the invalid ones and ``valid`` is False. ``samples``: the repeats behind the means. ``study``: all levels
     beside it, which show how repeats scatter in general. ``first_reasons``: why the first results of repeats that were
-    measured twice were invalid. ``fresh``: some repeat began on a KV pool that had never been full. ``workloads``: the
-    workloads of its repeats, each once.
+    measured twice were invalid. ``above_capacity``: every repeat is invalid, and only because its rate is above the
+    capacity. ``fresh``: some repeat began on a KV pool that had never been full. ``workloads``: the workloads of its
+    repeats, each once.
     """
 
     kind: LoadKind
@@ -127,6 +129,7 @@ class Point(Figures):
     reasons: tuple[str, ...] = ()
     first_reasons: tuple[str, ...] = ()
     valid: bool = True
+    above_capacity: bool = False
     fresh: bool = False
     workloads: tuple[Workload, ...] = ()
     study: InstanceOf[RepeatStudy[Sample]] | None = Field(default=None, exclude=True, repr=False)
@@ -413,8 +416,9 @@ def _point(kind: LoadKind, value: float, runs: list[Run], requests: RequestsOf) 
         reasons=tuple(dict.fromkeys(reason for run in runs for reason in run.validity.reasons)),
         first_reasons=tuple(dict.fromkeys(r for run in runs if run.replaces for r in run.replaces.reasons)),
         valid=bool(valid),
+        above_capacity=all(run.validity.above_capacity for run in runs),
         fresh=any(run.pool_age is not None and run.pool_age < 1 for run in used),
-        workloads=tuple(dict.fromkeys(run.workload for run in used)),
+        workloads=tuple(dict.fromkeys(_known_workloads(used))),
         requests_per_s=fmean(s.requests_per_s for s in summaries),
         input_tokens_per_s=fmean(s.input_tokens_per_s for s in summaries),
         output_tokens_per_s=fmean(s.output_tokens_per_s for s in summaries),
@@ -526,7 +530,11 @@ def _pool(pool: Pool) -> str:
 
 
 def workload_name(experiment: Experiment) -> str:
-    return workloads_name(run.workload for run in experiment.runs)
+    return workloads_name(_known_workloads(experiment.runs)) or UNKNOWN_LENGTHS
+
+
+def _known_workloads(runs: Iterable[Run]) -> Iterator[Workload]:
+    return (run.workload for run in runs if run.has_lengths)
 
 
 def workloads_name(workloads: Iterable[Workload]) -> str:

@@ -30,7 +30,8 @@ from pdlab.analysis.bootstrap import DrawnLine, LevelFigure, line
 from pdlab.analysis.comparable import groups
 from pdlab.analysis.curves import Curve, Figures, Point, rankable
 from pdlab.analysis.intervals import Estimate, Interval, blocks, compare, of_blocks, of_repeats
-from pdlab.analysis.ranking import LabelledEstimate, Ranked, rank
+from pdlab.analysis.power import of_slo
+from pdlab.analysis.ranking import LabelledEstimate, OpenEnd, Ranked, open_end, rank
 from pdlab.analysis.requests import Requests
 from pdlab.analysis.shrinkage import moderate_all
 from pdlab.analysis.view import View
@@ -50,17 +51,17 @@ without both its requests and the SLO's percentile."""
 class Capacity(Frozen):
     """``throughput`` in tokens/s in the view's unit; ``requests_per_gpu_s``: good requests per GPU.
 
-    ``how``: share counted over requests, each bound against its percentile, or searched for. ``capped``: the highest
-    measured load still meets the SLO, so there may be more. ``searches``: one for each repeat that searched; the
-    figures are then at the mean of their best rates. ``throughput_of_one``: throughput in the view's unit per request/s
-    of the whole deployment.
+    ``how``: share counted over requests, each bound against its percentile, or searched for. ``end``: the highest valid
+    load still meets the SLO, so there may be more. ``searches``: one for each repeat that searched; the figures are
+    then at the mean of their best rates. ``throughput_of_one``: throughput in the view's unit per request/s of the
+    whole deployment.
     """
 
     label: str
     throughput: Estimate
     requests_per_gpu_s: Estimate
     how: How
-    capped: bool
+    end: OpenEnd | None = None
     searches: tuple[SloSearch, ...] = ()
     throughput_of_one: float = 0.0
 
@@ -209,8 +210,8 @@ def capacity(curve: Curve, slo: Slo, view: View, loop: Loop) -> Capacity | Liter
         most, rate = tokens.estimates(tokens.reach(bound))[0], requests.estimates(requests.reach(bound))[0]
         if most is None or rate is None:
             continue
-        capped = bool(tokens.x[0, -1, 0] <= bound[0])
-        capacities.append(Capacity(label=curve.label, throughput=most, requests_per_gpu_s=rate, how=how, capped=capped))
+        end = open_end(curve, points, valid, view) if tokens.open_ended(bound) else None
+        capacities.append(Capacity(label=curve.label, throughput=most, requests_per_gpu_s=rate, how=how, end=end))
     if capacities:
         return max(capacities, key=lambda each: each.throughput.value)
     if known:
@@ -233,7 +234,7 @@ def _searched(curve: Curve, searches: tuple[SloSearch, ...], view: View) -> Capa
         throughput=Estimate(value=rate * one),
         requests_per_gpu_s=Estimate(value=rate / curve.gpus.counted(view.count)),
         how="search",
-        capped=any(search.high_rps is None for search in searches),
+        end=OpenEnd(beyond="search") if any(search.high_rps is None for search in searches) else None,
         searches=searches,
         throughput_of_one=one,
     )
@@ -270,6 +271,7 @@ def slo_ranking(curves: Sequence[Curve], slo: Slo, view: View, loop: Loop, group
         [LabelledEstimate(each.label, each.throughput) for each in capacities],
         view.confidence,
         {each.label: each.interval for each in capacities if each.searches},
+        {each.label: each.end for each in capacities if each.end is not None},
     )
     missed = tuple(label for label, answer in answers if answer == "missed")
     unsure = tuple(
@@ -368,8 +370,8 @@ def _line(
     drawn = line(
         curve,
         points,
-        [LevelFigure(misses, each_misses)],
-        LevelFigure(rates, lambda p: [rate(s) for s in p.samples]),
+        [LevelFigure(misses, each_misses, of_slo(slo))],
+        LevelFigure(rates, lambda p: [rate(s) for s in p.samples], ("throughput",)),
         y_factor=factor,
     )
     assert drawn is not None, "a curve without points has no line"

@@ -78,13 +78,14 @@ class GoodputMap:
     cells: tuple[tuple[tuple[Cell, ...], ...], ...]
 
     def winners(self, row: int, column: int) -> tuple[int, ...]:
-        """Configurations with the most goodput there or within 5 % of it, best first; empty if none serves any."""
-        goodputs = [cells[row][column].goodput for cells in self.cells]
-        most = max(goodputs, default=0.0)
+        """Configurations with the most goodput there or within 5 % of it, best first, and those that may have as much
+        (`Cell.more`); empty if none serves any."""
+        here = [cells[row][column] for cells in self.cells]
+        most = max((each.goodput for each in here), default=0.0)
         if not most:
             return ()
-        order = sorted(range(len(goodputs)), key=lambda number: -goodputs[number])
-        return tuple(number for number in order if goodputs[number] >= (1 - ALIKE) * most)
+        order = sorted(range(len(here)), key=lambda number: -here[number].goodput)
+        return tuple(number for number in order if here[number].more or here[number].goodput >= (1 - ALIKE) * most)
 
     @property
     def winners_anywhere(self) -> frozenset[int]:
@@ -140,18 +141,30 @@ def crossing(levels: Sequence[ShareAtRate], quantile: float) -> tuple[float, boo
 
 
 def measured(loaded: Loaded) -> RateSweep | None:
-    """The valid open-loop levels of an experiment whose requests were kept; None if there is none. A level whose queue
-    grows is not valid."""
+    """The valid open-loop levels of an experiment whose requests were kept; None if there is none. With them are rates
+    above the capacity, which limit the goodput."""
     from pdlab.analysis.curves import gpus_of
 
     experiment = loaded.experiment
-    levels = [
-        RateLevel(requests.rate.value, requests.ttft_s, requests.tpot_s, requests.failed)
+    runs = [
+        (run, loaded.requests[run.key])
         for run in experiment.runs
-        if isinstance(run.load, Open) and run.validity.valid and (requests := loaded.requests.get(run.key)) is not None
+        if isinstance(run.load, Open) and run.key in loaded.requests
     ]
-    if not levels:
+    kept = {run.key.value for run, _ in runs if run.validity.valid}
+    if not kept:
         return None
+    levels = [
+        RateLevel(
+            requests.rate.value if run.validity.valid else run.key.value,
+            requests.ttft_s,
+            requests.tpot_s,
+            requests.failed,
+            behind_rps=None if run.validity.valid else run.whole.requests_per_s,
+        )
+        for run, requests in runs
+        if run.validity.valid or (run.validity.above_capacity and run.key.value not in kept)
+    ]
     workload = experiment.manifest.workload
     return RateSweep(
         label=experiment.manifest.label,

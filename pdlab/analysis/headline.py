@@ -26,7 +26,7 @@ from pdlab.analysis.bootstrap import MAX_UNREACHED, DrawnLine
 from pdlab.analysis.comparable import COMPARED_LOADS, alike_at, groups, nature, one_model
 from pdlab.analysis.curves import Curve, Point, Sample, rankable
 from pdlab.analysis.intervals import Array, Comparison, Estimate, compare, of_repeats
-from pdlab.analysis.power import SINGLE_REPEAT_SD
+from pdlab.analysis.power import single_repeat_sd
 from pdlab.analysis.ranking import line_of
 from pdlab.analysis.view import View
 from pdlab.core.schema import Frozen
@@ -518,5 +518,5 @@ def _over_loads(
     ]
     within = math.hypot(*((each.relative_error or 0.0) if each else 0.0 for each in estimates)) / len(estimates)
     # Another start would shift all levels together.
-    error = math.hypot(within, SINGLE_REPEAT_SD[curve.gpus.device])
+    error = math.hypot(within, single_repeat_sd(curve.gpus.device, figure))
     return Estimate(value, error * value, math.inf, "assumed")

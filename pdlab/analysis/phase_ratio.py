@@ -6,6 +6,9 @@ rate-matched ratio P:D is therefore r_D : r_P (DistServe, Zhong et al., OSDI 202
 and so on the accepted TPOT: one line per level. Neither phase includes the KV transfer, so this is an upper bound,
 printed beside measured deployments.
 
+r_P is the most of any prefill level. If that is the highest valid one, a higher one may serve more. P:D is then an
+upper bound, and what a deployment serves has none. r_D is of a level's own TPOT, so higher levels do not change it.
+
 Every figure is the mean over the valid repeats of a level (`pdlab.analysis.curves`). The phases and the deployments
 beside them must be comparable (`pdlab.analysis.comparable.phase_obstacles`).
 """
@@ -22,7 +25,7 @@ from pdlab.core.bounds import Metric
 from pdlab.core.deployment import Disaggregated, Pool
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen
-from pdlab.core.text import aligned, counted, listed, ms
+from pdlab.core.text import aligned, counted, listed, ms, percent
 from pdlab.core.workload import WorkloadMode
 from pdlab.results.schema import Experiment, note_texts
 
@@ -94,10 +97,18 @@ def _rates(curve: Curve, pool: Pool) -> tuple[PhaseRate, ...]:
 
 
 class ImpliedRatios(NamedTuple):
-    """The prefill rate of the best level, and the ratio at every decode level."""
+    """The prefill rate of the best level, and the ratio at every decode level. ``top``: see `TopLevel`; None if a
+    higher prefill level serves less."""
 
     prefill: PhaseRate
     levels: tuple[RatioAtLevel, ...]
+    top: TopLevel | None = None
+
+
+class TopLevel(NamedTuple):
+    """The best prefill level is the highest valid one. ``below``: the next lower one; None for a single level."""
+
+    below: PhaseRate | None
 
 
 def implied(prefill: Experiment, decode: Experiment) -> ImpliedRatios:
@@ -110,7 +121,9 @@ def implied(prefill: Experiment, decode: Experiment) -> ImpliedRatios:
         has = " and ".join(f"{each.name} ({property_words(each, obstacle)})" for each in (p_curve, d_curve))
         raise UsageError(f"{has}: the phases must be of one {PROPERTIES[obstacle]}; measure both with the same")
     p_pool, d_pool = _pool(prefill), _pool(decode)
-    best = max(_rates(p_curve, p_pool), key=lambda rate: rate.per_replica_rps)
+    prefill_rates = _rates(p_curve, p_pool)
+    best = max(prefill_rates, key=lambda rate: rate.per_replica_rps)
+    *lower, highest = sorted(prefill_rates, key=lambda rate: rate.value)
     levels = []
     for rate in _rates(d_curve, d_pool):
         quotient = rate.per_replica_rps / best.per_replica_rps
@@ -119,7 +132,8 @@ def implied(prefill: Experiment, decode: Experiment) -> ImpliedRatios:
         served = min(p * best.per_replica_rps, d * rate.per_replica_rps)
         gpus = p * p_pool.gpus_per_replica + d * d_pool.gpus_per_replica
         levels.append(RatioAtLevel(decode=rate, prefill_per_decode=quotient, ratio=ratio, rps_per_gpu=served / gpus))
-    return ImpliedRatios(best, tuple(levels))
+    top = TopLevel(lower[-1] if lower else None) if best is highest else None
+    return ImpliedRatios(best, tuple(levels), top)
 
 
 def nearest(prefill_per_decode: float) -> Fraction:
@@ -173,20 +187,19 @@ def measured(experiments: Iterable[Experiment], phases: tuple[Experiment, Experi
     return Measured(tuple(sorted(deployments, key=lambda m: -m.best_rps_per_gpu)), left_out)
 
 
-IMPLIED_HEAD = (
-    "concurrency", "TPOT p50 ms", "requests/s per replica", "P per D", "nearest P:D", "requests/s per GPU, at most"
-)  # fmt: skip
+IMPLIED_HEAD = ("concurrency", "TPOT p50 ms", "requests/s per replica", "P per D", "nearest P:D")
 MEASURED_HEAD = ("P:D", "requests/s per GPU", "at", "repeats", "TPOT p50 ms", "deployment")
 
 
 def report(prefill: Experiment, decode: Experiment, measured_experiments: Sequence[Experiment]) -> str:
     """Both phases, the ratios that they imply, and the measured ratios, as text."""
-    best, levels = implied(prefill, decode)
+    best, levels, top = implied(prefill, decode)
     lines = [
         f"prefill only ({prefill.name}): {best.per_replica_rps:.2f} requests/s per replica (concurrency "
         f"{best.value:g}, TTFT p50 {ms(best.ttft_p50_s)} ms, {counted(best.repeats, 'repeat')})",
         f"decode only ({decode.name}), and the rate-matched ratio",
     ]
+    per_gpu = "requests/s per GPU" + (", at most" if top is None else "")
     implied_rows = [
         (
             f"{item.decode.value:g}",
@@ -198,7 +211,7 @@ def report(prefill: Experiment, decode: Experiment, measured_experiments: Sequen
         )
         for item in levels
     ]
-    lines += [f"  {line}" for line in aligned([IMPLIED_HEAD, *implied_rows])]
+    lines += [f"  {line}" for line in aligned([(*IMPLIED_HEAD, per_gpu), *implied_rows])]
     deployments, left_out = measured(measured_experiments, (prefill, decode))
     measured_rows = [
         (
@@ -213,6 +226,8 @@ def report(prefill: Experiment, decode: Experiment, measured_experiments: Sequen
     ]
     if measured_rows:
         lines += ["measured", *(f"  {line}" for line in aligned([MEASURED_HEAD, *measured_rows], left=(0, 2, 5)))]
+    if top is not None:
+        lines.append(f"note: {_top_note(prefill.name, best, top)}")
     lines += [f"note: left out, {reason}: {listed(names)}" for reason, names in left_out.items()]
     whole = [f"{prefill.name} at concurrency {best.value:g}"] * best.whole
     whole += [f"{decode.name} at concurrency {item.decode.value:g}" for item in levels if item.decode.whole]
@@ -222,6 +237,21 @@ def report(prefill: Experiment, decode: Experiment, measured_experiments: Sequen
     lines += [f"note: {note}" for note in note_texts(decode.runs)]
     lines.append("note: neither phase includes the KV transfer, and real batches mix lengths")
     return "\n".join(lines)
+
+
+def _top_note(name: str, best: PhaseRate, top: TopLevel) -> str:
+    if top.below is None:
+        found = f"{name} has one valid level (concurrency {best.value:g})"
+    else:
+        more = percent(best.per_replica_rps / top.below.per_replica_rps - 1)
+        found = (
+            f"{name} serves the most at its highest valid level (concurrency {best.value:g}, {more} % above "
+            f"concurrency {top.below.value:g})"
+        )
+    return (
+        f"{found}, and may serve more at a higher one: P per D is an upper bound, and requests/s per GPU may be more; "
+        "measure higher levels"
+    )
 
 
 def _pool(experiment: Experiment) -> Pool:

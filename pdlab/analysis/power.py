@@ -1,26 +1,87 @@
-"""The difference that a number of repeats can resolve, and how several looks share the error.
+"""The scatter that a single repeat is taken to have, and the difference that a number of repeats can resolve.
 
-Pure, and without heavy imports: a dry run prints it.
+Without heavy imports: a dry run prints both.
+
+**On GPUs** the scatter comes from published repeats of one configuration of gpt-oss-120b on different days (H100). The
+median differences of two days are in the hardware file `pdlab.core.defaults.HARDWARE` (configs/catalog/), which
+predictions read too: 4.1 % in requests/s, 8.1 % in mean TTFT and 4.8 % in TPOT. `sd_of_pairs` converts them into the
+standard deviation of one repeat: 4.3, 8.5 and 5.0 %. Output tokens/s are taken to scatter as requests/s, and the
+percentiles of a latency as its mean.
+
+**On CPUs** engines share cores with everything else. The scatter is that of 24 levels with 2 or 3 repeats in
+bm_results/: the standard deviation of logarithms within a level, pooled.
+
+ITL on GPUs scatters as TPOT, which is the mean of a request's gaps. E2EL on GPUs was not measured. It is the sum of
+TTFT and of TPOT times the later tokens, so it scatters by no larger a share than the larger of these two.
 """
 
 from __future__ import annotations
 
 import math
 import random
+from functools import lru_cache
+from typing import Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from pdlab.core.schema import Frozen
-from pdlab.results.metrics import student_t
+from pdlab.core import defaults
+from pdlab.core.bounds import Metric
+from pdlab.core.catalog import find_config
+from pdlab.core.schema import Frozen, load_yaml
+from pdlab.core.workload import Slo
+from pdlab.results.metrics import sd_of_pairs, student_t
 
-# Repeats of one configuration on different days differed by 4 % in requests/s and 5 % in TPOT (medians,
-# published H100 runs of gpt-oss-120b). The median of |a - b| of two normal values is 0.954 standard
-# deviations of one, so a single repeat is taken as one draw with a standard deviation of 5 %. On CPUs, which
-# engines share with everything else: 9 % in output tokens/s and 15 % in median TPOT, pooled over the 24 levels of
-# three repeats in bm_results/; the larger is taken.
-SINGLE_REPEAT_SD: dict[str, float] = {"gpu": 0.05, "cpu": 0.15}
+ScatteredFigure = Literal["throughput"] | Metric
+
+# Standard deviations of logarithms; `tests/analysis/test_power.py` pools the repeats again.
+CPU_SD: dict[ScatteredFigure, float] = {"throughput": 0.12, "ttft": 0.10, "tpot": 0.17, "itl": 0.14, "e2el": 0.12}
 POWER, CONFIDENCE = 0.8, 0.95
 DRAWS, STEPS = 2000, 20
+
+
+class _DayDifferences(Frozen):
+    """Median differences of two days, in percent."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    requests_per_s_days_percent: float = Field(gt=0)
+    ttft_days_percent: float = Field(gt=0)
+    tpot_days_percent: float = Field(gt=0)
+
+
+class _PublishedRepeats(Frozen):
+    """The part of a hardware file that states how repeats differ."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    error: _DayDifferences
+
+
+def single_repeat_sd(device: Literal["gpu", "cpu"], *figures: ScatteredFigure) -> float:
+    """Standard deviation between starts of the logarithm of a figure with one repeat: the largest of ``figures``."""
+    of_device = CPU_SD if device == "cpu" else _gpu_sd()
+    return max(of_device[figure] for figure in figures)
+
+
+@lru_cache
+def _gpu_sd() -> dict[ScatteredFigure, float]:
+    days = load_yaml(find_config("catalog", defaults.HARDWARE, "hardware"), _PublishedRepeats).error
+    throughput, ttft, tpot = (
+        sd_of_pairs(percent / 100)
+        for percent in (days.requests_per_s_days_percent, days.ttft_days_percent, days.tpot_days_percent)
+    )
+    return {"throughput": throughput, "ttft": ttft, "tpot": tpot, "itl": tpot, "e2el": max(ttft, tpot)}
+
+
+def of_slo(slo: Slo) -> tuple[ScatteredFigure, ...]:
+    """The latencies that an SLO bounds."""
+    bounds: dict[ScatteredFigure, bool] = {
+        "ttft": slo.ttft_s is not None,
+        "tpot": slo.tpot_s is not None,
+        "e2el": slo.e2el_s is not None,
+        "itl": slo.of_gaps,
+    }
+    return tuple(figure for figure, bounded in bounds.items() if bounded)
 
 
 class LookSchedule(Frozen):
@@ -46,9 +107,15 @@ def detectable(sd: float, repeats: int, level: float, comparisons: int = 1) -> f
     because with three repeats the scatter of the scatter matters, which formulas with normal quantiles lack. With one
     repeat each, whose scatter is assumed, the quantiles are normal.
     """
+    return math.exp(min(sd * _detectable_sds(repeats, level, comparisons), 100.0))
+
+
+@lru_cache(maxsize=4096)
+def _detectable_sds(repeats: int, level: float, comparisons: int) -> float:
+    """The logarithm of that ratio, in standard deviations of one repeat."""
     tail = (1 - level) / 2 / max(1, comparisons)
     if repeats < 2:
-        return math.exp((student_t(1 - tail, math.inf) + student_t(POWER, math.inf)) * sd * math.sqrt(2))
+        return (student_t(1 - tail, math.inf) + student_t(POWER, math.inf)) * math.sqrt(2)
     dof = repeats - 1
     # Welch's degrees of freedom lie between those of one and of both; t is smooth in their reciprocal.
     grid = [student_t(1 - tail, dof / (1 - step / (2 * STEPS))) for step in range(STEPS + 1)]
@@ -62,7 +129,7 @@ def detectable(sd: float, repeats: int, level: float, comparisons: int = 1) -> f
         t = grid[low] + (grid[low + 1] - grid[low]) * (at - low)
         least.append(t * math.sqrt((first + second) / repeats) - draw.gauss(0, math.sqrt(2 / repeats)))
     least.sort()
-    return math.exp(min(sd * least[math.ceil(POWER * DRAWS) - 1], 100.0))
+    return least[math.ceil(POWER * DRAWS) - 1]
 
 
 def repeats_for(ratio: float, sd: float, level: float, comparisons: int = 1, most: int = 1000) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from pdlab.analysis.intervals import (
     requests_for,
     undecided,
 )
-from pdlab.analysis.power import SINGLE_REPEAT_SD
+from pdlab.analysis.power import single_repeat_sd
 from pdlab.analysis.shrinkage import moderate_all
 from pdlab.analysis.view import View
 from pdlab.core.bounds import Bound, Bounds
@@ -35,6 +35,11 @@ from pdlab.results.metrics import student_t
 
 # The interval of a figure at a level; None if its scatter is unknown.
 IntervalAt = Callable[[float], Interval | None]
+
+
+Beyond = Literal["unmeasured", "invalid", "unjudged", "search"]
+"""What is known of the loads above those that were judged: there are none; some are not valid; they lack a bounded
+figure; or a search found no rate that misses the SLO."""
 
 
 LevelKey = tuple[str, LoadKind, float]
@@ -202,12 +207,17 @@ def _over(first: Curve, second: Curve, kind: LoadKind, view: View) -> float:
 def line_of(curve: Curve, points: Sequence[Point], view: View) -> DrawnLine | None:
     """Throughput (y) against latency (x, lower is better in every view) with draws; points must be valid and known."""
     sign = 1.0 if view.lower_is_better else -1.0
-    metric = view.throughput_metric
     return line(
         curve,
         points,
-        [LevelFigure(lambda p: p.latency_estimate(view), lambda p: [s.latency(view) or 0.0 for s in p.samples])],
-        LevelFigure(lambda p: p.rate_estimate(metric), lambda p: [s.tokens_per_s(metric) for s in p.samples]),
+        [
+            LevelFigure(
+                lambda p: p.latency_estimate(view),
+                lambda p: [s.latency(view) or 0.0 for s in p.samples],
+                view.latency_metrics,
+            )
+        ],
+        _rates(view),
         sign,
         curve.scale(view),
     )
@@ -219,43 +229,90 @@ def lines_of(curve: Curve, view: View) -> list[DrawnLine]:
     return [curve_line for points in usable if (curve_line := line_of(curve, points, view))]
 
 
-def estimate_at(curve: Curve, points: Sequence[Point], bounds: Bounds, view: View) -> Estimate | None:
-    """Highest throughput of a line of levels within all bounds; None if no valid level is known to be within.
+class OpenEnd(Frozen):
+    """The highest valid load of a configuration is within the bounds, so its throughput within them may be higher than
+    measured.
+
+    ``beyond``: why it is not known. ``ceiling``: its throughput at a rate above its capacity, which is the most that it
+    may reach; None: without a known limit.
+    """
+
+    beyond: Beyond
+    ceiling: Estimate | None = None
+
+
+def open_end(curve: Curve, points: Sequence[Point], judged: Sequence[Point], view: View) -> OpenEnd:
+    """Of a line of levels. ``judged``: those of them that were compared with the bounds, by load."""
+    higher = [point for point in points if point.value > judged[-1].value]
+    if not higher:
+        return OpenEnd(beyond="unmeasured")
+    over = next((point for point in higher if point.above_capacity), None)
+    ceiling = None if over is None else over.rate_estimate(view.throughput_metric).scaled(curve.scale(view))
+    return OpenEnd(beyond="unjudged" if all(point.valid for point in higher) else "invalid", ceiling=ceiling)
+
+
+class WithinBounds(NamedTuple):
+    """The highest throughput of a line of levels within bounds."""
+
+    estimate: Estimate
+    end: OpenEnd | None
+
+
+def throughput_within(curve: Curve, points: Sequence[Point], bounds: Bounds, view: View) -> WithinBounds | None:
+    """None if no valid level is known to be within.
 
     Between two neighbouring valid levels the curve is straight; it is never extended beyond what was measured.
     """
-    metric = view.throughput_metric
     figures = [_bounded(bound) for bound in bounds.bounds]
+    judged = [point for point in points if point.valid and bounds.known(point)]
     drawn = line(
         curve,
-        [point for point in points if point.valid and bounds.known(point)],
+        judged,
         figures,
-        LevelFigure(lambda p: p.rate_estimate(metric), lambda p: [s.tokens_per_s(metric) for s in p.samples]),
+        _rates(view),
         y_factor=curve.scale(view),
     )
     limits = np.array([[bound.ms for bound in bounds.bounds]])
-    return drawn.estimates(drawn.reach(limits))[0] if drawn else None
+    estimate = drawn.estimates(drawn.reach(limits))[0] if drawn else None
+    if drawn is None or estimate is None:
+        return None
+    return WithinBounds(estimate, open_end(curve, points, judged, view) if drawn.open_ended(limits[0]) else None)
 
 
 def _bounded(bound: Bound) -> LevelFigure:
     return LevelFigure(
         lambda p: p.ms_estimate(bound.metric, bound.statistic),
         lambda p: [s.ms(bound.metric, bound.statistic) or 0.0 for s in p.samples],
+        (bound.metric,),
+    )
+
+
+def _rates(view: View) -> LevelFigure:
+    metric = view.throughput_metric
+    return LevelFigure(
+        lambda p: p.rate_estimate(metric), lambda p: [s.tokens_per_s(metric) for s in p.samples], ("throughput",)
     )
 
 
 class Ranked(Frozen):
     """One configuration at the bound. ``best_over_it``: the first of the ranking over this one (None for the first
-    itself). All of these comparisons together hold at the level of confidence."""
+    itself). All of these comparisons together hold at the level of confidence. ``end``: its throughput may be higher
+    than ``estimate``, which scatter cannot bound: the comparison is then undecided, unless a ceiling decides it."""
 
     label: str
     estimate: Estimate
     best_over_it: Comparison | None = None
+    end: OpenEnd | None = None
 
     @property
     def tied(self) -> bool:
         """Whether it is not distinguishable from the best."""
         return self.best_over_it is None or self.best_over_it.verdict != "better"
+
+    @property
+    def at_least(self) -> bool:
+        """Whether it is behind the best only as far as it was measured."""
+        return self.best_over_it is not None and self.tied and self.end is not None
 
 
 class BoundsRanking(Frozen):
@@ -263,8 +320,7 @@ class BoundsRanking(Frozen):
 
     ``group``: distinguishes these experiments from others that they may not be compared with. ``single_repeat``: a
     scatter between repeats is assumed, not measured. ``missed``: meet the bounds at no level. ``unsure``: the same, but
-    the bounds are within the noise of their best level. ``capped``: meet them at all levels, so their throughput may be
-    higher than measured. ``unknown``: no level has every bounded figure.
+    the bounds are within the noise of their best level. ``unknown``: no level has every bounded figure.
     """
 
     bounds: Bounds
@@ -274,7 +330,6 @@ class BoundsRanking(Frozen):
     single_repeat: bool
     missed: tuple[str, ...] = ()
     unsure: tuple[str, ...] = ()
-    capped: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
 
     @property
@@ -291,19 +346,25 @@ class LabelledEstimate(NamedTuple):
 
 
 def rank(
-    estimates: Sequence[LabelledEstimate], confidence: float, searched: Mapping[str, IntervalAt] | None = None
+    estimates: Sequence[LabelledEstimate],
+    confidence: float,
+    searched: Mapping[str, IntervalAt] | None = None,
+    ends: Mapping[str, OpenEnd] | None = None,
 ) -> tuple[Ranked, ...]:
     """Highest first, each compared with the first; the comparisons share the error (Bonferroni).
 
-    ``searched``: figures known by the bracket of a search, by label; they are compared by their ends.
+    ``searched``: figures known by the bracket of a search, by label; they are compared by their ends. ``ends``: of
+    figures that may be higher than measured, by label.
     """
     ordered = sorted(estimates, key=lambda each: -each.estimate.value)
     if not ordered:
         return ()
     (best, most), *challengers = ordered
-    brackets = searched or {}
+    brackets, open_ends = searched or {}, ends or {}
 
     def ahead_of(label: str, value: Estimate) -> Comparison:
+        if label in open_ends:
+            return _ahead_of_open(most, value, open_ends[label].ceiling, confidence, len(challengers))
         if best not in brackets and label not in brackets:
             return _compared(_compared_with_best(most, value, confidence, len(challengers)), most, value, confidence)
         level = 1 - (1 - confidence) / len(challengers)
@@ -319,9 +380,25 @@ def rank(
         return _compared(comparison, most, value, confidence)
 
     return (
-        Ranked(label=best, estimate=most),
-        *(Ranked(label=label, estimate=value, best_over_it=ahead_of(label, value)) for label, value in challengers),
+        Ranked(label=best, estimate=most, end=open_ends.get(best)),
+        *(
+            Ranked(label=label, estimate=value, best_over_it=ahead_of(label, value), end=open_ends.get(label))
+            for label, value in challengers
+        ),
     )
+
+
+def _ahead_of_open(
+    best: Estimate, candidate: Estimate, ceiling: Estimate | None, confidence: float, comparisons: int
+) -> Comparison:
+    """The best over one that may give more: the lead is known only if the best is also ahead of the ceiling."""
+    unknown = undecided(_ratio(best, candidate), confidence)
+    if ceiling is None:
+        return unknown
+    least, most = (_compared_with_best(best, each, confidence, comparisons) for each in (ceiling, candidate))
+    if least is None or most is None or least.verdict != "better":
+        return unknown
+    return most.model_copy(update={"low": min(least.low, most.low), "verdict": "better"})
 
 
 def _compared_with_best(
@@ -361,13 +438,16 @@ def _reading(
     if not measured:
         return None
     known = [(curve, usable) for curve, valid in measured if (usable := [p for p in valid if bounds.known(p)])]
-    estimates = moderate_all([estimate_at(curve, points, bounds, view) for curve, points in known])
+    every = {curve.label: points for curve, points in lines}
+    found = [throughput_within(curve, every[curve.label], bounds, view) for curve, _ in known]
+    estimates = moderate_all([within.estimate if within else None for within in found])
     values = [
         LabelledEstimate(curve.label, value)
         for (curve, _), value in zip(known, estimates, strict=True)
         if value is not None
     ]
-    ranking = rank(values, view.confidence)
+    ends = {curve.label: within.end for (curve, _), within in zip(known, found, strict=True) if within and within.end}
+    ranking = rank(values, view.confidence, ends=ends)
     beyond = [item for item, value in zip(known, estimates, strict=True) if value is None]
     unsure = tuple(curve.label for curve, points in beyond if _may_reach(curve, points, bounds, view, ranking))
     answered = {curve.label for curve, _ in known}
@@ -379,7 +459,6 @@ def _reading(
         single_repeat=any(ranked.estimate.basis == "assumed" for ranked in ranking),
         missed=tuple(curve.label for curve, _ in beyond if curve.label not in unsure),
         unsure=unsure,
-        capped=tuple(curve.label for curve, points in known if all(bounds.hold(point) for point in points)),
         unknown=tuple(curve.label for curve, _ in measured if curve.label not in answered),
     )
 
@@ -394,16 +473,17 @@ def _may_reach(curve: Curve, points: Sequence[Point], bounds: Bounds, view: View
         return max((point.ms(bound.metric, bound.statistic) or 0.0) / bound.ms for bound in bounds.bounds)
 
     nearest = min(points, key=over)
-    start_sd = SINGLE_REPEAT_SD[curve.gpus.device]
+    device = curve.gpus.device
     for bound in bounds.bounds:
         latency = nearest.ms_estimate(bound.metric, bound.statistic)
         if latency is None:
             return False
-        with_starts = _with_starts(latency, start_sd)
+        with_starts = _with_starts(latency, single_repeat_sd(device, bound.metric))
         half = student_t((1 + view.confidence) / 2, with_starts.dof or math.inf) * (with_starts.standard_error or 0.0)
         if latency.value - half > bound.ms:
             return False
-    rate = _with_starts(nearest.rate_estimate(view.throughput_metric).scaled(curve.scale(view)), start_sd)
+    rate = nearest.rate_estimate(view.throughput_metric).scaled(curve.scale(view))
+    rate = _with_starts(rate, single_repeat_sd(device, "throughput"))
     comparison = _compared_with_best(ranking[0].estimate, rate, view.confidence)
     return comparison is None or comparison.verdict != "better"
 

@@ -1,22 +1,23 @@
 """Which of several deployments that replayed the same requests is best, by which figure, and why.
 
-One replay has no interval. Figures of two replays of one deployment are assumed to scatter as other single repeats do
-(`SINGLE_REPEAT_SD`). A lead counts only if equal deployments would show it by chance less than once in twenty.
+A figure of several replays has their measured scatter. One replay has no scatter: it is assumed to be that of other
+single repeats (`single_repeat_sd`). A lead counts only if equal deployments would show any such lead by chance less
+than once in twenty. Every pair of deployments and every compared figure takes its share of this error (Bonferroni),
+because each of them could give the lead.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from statistics import fmean
 from typing import Literal, NamedTuple
 
-from pdlab.analysis.power import CONFIDENCE, SINGLE_REPEAT_SD
+from pdlab.analysis.intervals import Basis, Estimate, compare, of_repeats
+from pdlab.analysis.power import CONFIDENCE, ScatteredFigure, of_slo, single_repeat_sd
 from pdlab.analysis.replays import ReplayFacts
 from pdlab.analysis.ttft_parts import PartsAround, TtftParts
 from pdlab.core.findings import Finding, found
 from pdlab.core.text import listed, number
-from pdlab.results.metrics import student_t
 from pdlab.results.schema import Distribution, Run
 from pdlab.results.slo import bounds_of_one
 
@@ -30,6 +31,9 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
 }
 # A difference in prefill time is due to cache hits if the computed tokens explain at least this share of it.
 DUE_TO_HITS = 0.5
+# A larger factor between equal deployments is not informative.
+WIDE = 10.0
+SCATTER = {"repeats": "measured scatter of the replays", "assumed": "assumed scatter of single replays"}
 
 
 class ReplayedDeployment(NamedTuple):
@@ -45,20 +49,54 @@ class ReplayedDeployment(NamedTuple):
 
 
 class ComparedFigure(NamedTuple):
-    """``of``: its value in a replay (None: unknown). ``why``: explains the best one's lead over another."""
+    """``of``: its value in a replay (None: unknown). ``why``: explains the best one's lead over another. ``scatters``:
+    it is taken to scatter from start to start as the one of these that scatters most."""
 
     name: str
     unit: str
     of: Callable[[Run, ReplayFacts], float | None]
     why: Callable[[ReplayedDeployment, ReplayedDeployment], Finding | None]
+    scatters: tuple[ScatteredFigure, ...]
     higher: bool = False
 
 
 class ReplayScore(NamedTuple):
-    """A deployment's figure: the geometric mean over its replays."""
+    """A deployment's figure: the mean over its replays. The scatter of a single one is assumed."""
 
     deployment: ReplayedDeployment
-    value: float
+    figure: Estimate
+
+
+class ReplayLead(NamedTuple):
+    """Of the best deployment over ``other``. ``factor``: infinite over 0. ``limit``: the factor by which equal
+    deployments may differ with this scatter. ``counts``: the lead is beyond it."""
+
+    other: ReplayScore
+    factor: float
+    limit: float
+    counts: bool
+    basis: Basis
+
+
+class Standings(NamedTuple):
+    """The deployments by one figure: the best, and its lead over each of the others, best first."""
+
+    figure: ComparedFigure
+    best: ReplayScore
+    leads: tuple[ReplayLead, ...]
+
+    @property
+    def tied(self) -> list[ReplayLead]:
+        return [lead for lead in self.leads if not lead.counts]
+
+    @property
+    def behind(self) -> list[ReplayLead]:
+        return [lead for lead in self.leads if lead.counts]
+
+    @property
+    def leaders(self) -> list[str]:
+        """The best one, and those that are not distinguishable from it."""
+        return [self.best.deployment.label, *(lead.other.deployment.label for lead in self.tied)]
 
 
 def verdict(workload: str, deployments: Sequence[ReplayedDeployment]) -> list[Finding]:
@@ -68,77 +106,85 @@ def verdict(workload: str, deployments: Sequence[ReplayedDeployment]) -> list[Fi
     judged = [each for each in deployments if each.replays]
     if len(judged) < 2:
         return []
-    limit = _limit(judged)
-    leads: dict[str, list[str]] = {}
-    details: list[Finding] = []
-    for figure in figures(judged[0].replays[0][1]):
-        standings = sorted(_standings(figure, judged), key=lambda each: -each.value if figure.higher else each.value)
-        if len(standings) == len(judged) and max(each.value for each in standings) > 0:
-            leads[figure.name] = [each.deployment.label for each in standings if _lead_factor(standings, each) < limit]
-            details += _figure_findings(figure, standings, len(leads[figure.name]), limit)
-    return [*_overall(workload, judged, leads), *failed, *details] if leads else failed
+    known = {
+        figure: scores
+        for figure in figures(judged[0].replays[0][1])
+        if len(scores := list(_scores(figure, judged))) == len(judged) and max(each.figure.value for each in scores) > 0
+    }
+    looks = len(known) * math.comb(len(judged), 2)
+    standings = [_standings(figure, scores, looks) for figure, scores in known.items()]
+    leaders = {each.figure.name: each.leaders for each in standings}
+    details = [finding for each in standings for finding in _figure_findings(each)]
+    return [*_overall(workload, judged, leaders), *failed, *details] if leaders else failed
 
 
 def figures(facts: ReplayFacts) -> Iterator[ComparedFigure]:
     """The compared figures: goodput of sessions under each SLO, TTFT, TPOT and normalised interactivity."""
     for index, slo in enumerate(facts.within):
         name = f"goodput of sessions ({bounds_of_one(slo.slo)})"
-        yield ComparedFigure(name, "sessions/s", _goodput(index), _why_goodput(index), higher=True)
-    yield ComparedFigure("TTFT p50", "ms", _percentile("ttft", "p50"), _why_ttft("p50"))
-    yield ComparedFigure("TTFT p90", "ms", _percentile("ttft", "p90"), _why_ttft("p90"))
-    yield ComparedFigure("TPOT p50", "ms", _percentile("tpot", "p50"), _why_tpot)
+        scatters: tuple[ScatteredFigure, ...] = ("throughput", *of_slo(slo.slo))
+        yield ComparedFigure(name, "sessions/s", _goodput(index), _why_goodput(index), scatters, higher=True)
+    yield ComparedFigure("TTFT p50", "ms", _percentile("ttft", "p50"), _why_ttft("p50"), ("ttft",))
+    yield ComparedFigure("TTFT p90", "ms", _percentile("ttft", "p90"), _why_ttft("p90"), ("ttft",))
+    yield ComparedFigure("TPOT p50", "ms", _percentile("tpot", "p50"), _why_tpot, ("tpot",))
     yield ComparedFigure(
-        "normalised interactivity at P90", "tokens/s", lambda _, each: each.interactivity_p90, _why_slow, higher=True
+        "normalised interactivity at P90",
+        "tokens/s",
+        lambda _, each: each.interactivity_p90,
+        _why_slow,
+        ("e2el",),
+        higher=True,
     )
 
 
-def _limit(deployments: Sequence[ReplayedDeployment]) -> float:
-    """The factor by which single starts of one deployment may differ; the widest of any two of these.
-
-    The others that the best one is compared with share the error.
-    """
-    sd = max(SINGLE_REPEAT_SD[each.device] for each in deployments)
-    least = sorted(len(each.replays) for each in deployments)[:2]
-    error = sd * math.sqrt(sum(1 / count for count in least))
-    tail = (1 - CONFIDENCE) / 2 / (len(deployments) - 1)
-    return math.exp(student_t(1 - tail, math.inf) * error)
-
-
-def _standings(figure: ComparedFigure, deployments: Sequence[ReplayedDeployment]) -> Iterator[ReplayScore]:
+def _scores(figure: ComparedFigure, deployments: Sequence[ReplayedDeployment]) -> Iterator[ReplayScore]:
+    """Of the deployments whose figure is known."""
     for each in deployments:
         values = [value for run, facts in each.replays if (value := figure.of(run, facts)) is not None]
-        if values:
-            whole = all(value > 0 for value in values)
-            yield ReplayScore(each, math.exp(fmean(map(math.log, values))) if whole else 0.0)
+        if len(values) > 1:
+            yield ReplayScore(each, of_repeats(values))
+        elif values:
+            error = single_repeat_sd(each.device, *figure.scatters) * values[0]
+            yield ReplayScore(each, Estimate(values[0], error, math.inf, "assumed"))
 
 
-def _lead_factor(standings: Sequence[ReplayScore], each: ReplayScore) -> float:
-    """The factor by which the best one leads this one."""
-    low, high = sorted((standings[0].value, each.value))
-    return high / low if low > 0 else 1.0 if low == high else math.inf
+def _standings(figure: ComparedFigure, scores: Sequence[ReplayScore], looks: int) -> Standings:
+    """``looks``: the number of comparisons that share the error."""
+    best, *others = sorted(scores, key=lambda each: -each.figure.value if figure.higher else each.figure.value)
+    return Standings(figure, best, tuple(_lead(figure, best, other, looks) for other in others))
 
 
-def _figure_findings(
-    figure: ComparedFigure, standings: Sequence[ReplayScore], leaders: int, limit: float
-) -> Iterator[Finding]:
-    best, behind = standings[0], standings[leaders:]
-    values = listed([f"{each.deployment.label} {number(each.value)} {figure.unit}" for each in standings])
-    if leaders > 1:
-        names = listed([each.deployment.label for each in standings[:leaders]])
-        lead = _lead_factor(standings, standings[leaders - 1])
-        yield found("replay_figure_tie", figure=figure.name, names=names, lead=lead, limit=limit, values=values)
+def _lead(figure: ComparedFigure, best: ReplayScore, other: ReplayScore, looks: int) -> ReplayLead:
+    high, low = (best.figure, other.figure) if figure.higher else (other.figure, best.figure)
+    compared = compare(high, low, CONFIDENCE, looks)
+    if compared is not None:
+        limit = compared.ratio / compared.low if compared.low else math.inf
+        return ReplayLead(other, compared.ratio, limit, compared.verdict == "better", compared.basis)
+    # The lower figure is 0 in every replay: is the higher one above 0?
+    interval = high.interval(1 - (1 - CONFIDENCE) / looks)
+    if interval is None or not interval.low:
+        return ReplayLead(other, math.inf if high.value else 1.0, math.inf, False, high.basis or "assumed")
+    return ReplayLead(other, math.inf, high.value / interval.low, True, interval.basis)
+
+
+def _figure_findings(standings: Standings) -> Iterator[Finding]:
+    figure, best, leads = standings.figure, standings.best, standings.leads
+    scores = [best, *(lead.other for lead in leads)]
+    values = listed([f"{each.deployment.label} {number(each.figure.value)} {figure.unit}" for each in scores])
+    # Of those that are tied, the one whose figure is worst; of those behind, the nearest.
+    lead = standings.tied[-1] if standings.tied else standings.behind[0]
+    numbers = {
+        "figure": figure.name,
+        "lead": "without limit" if math.isinf(lead.factor) else number(lead.factor),
+        "limit": f"more than {WIDE:g}" if lead.limit > WIDE else number(lead.limit),
+        "scatter": SCATTER["repeats" if lead.basis == "repeats" else "assumed"],
+        "values": values,
+    }
+    if standings.tied:
+        yield found("replay_figure_tie", names=listed(standings.leaders), **numbers)
     else:
-        lead = _lead_factor(standings, behind[0])
-        yield found(
-            "replay_best_by",
-            figure=figure.name,
-            best=best.deployment.label,
-            lead="without limit" if math.isinf(lead) else f"{lead:.2f}",
-            other=behind[0].deployment.label,
-            limit=limit,
-            values=values,
-        )
-    if behind and (why := figure.why(best.deployment, behind[0].deployment)) is not None:
+        yield found("replay_best_by", best=best.deployment.label, other=lead.other.deployment.label, **numbers)
+    if standings.behind and (why := figure.why(best.deployment, standings.behind[0].other.deployment)) is not None:
         yield why
 
 

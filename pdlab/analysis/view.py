@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from pdlab.core.bounds import Statistic
+from pdlab.core.bounds import Metric, Statistic
 from pdlab.core.gpu_count import COUNT_HELP, DEFAULT_COUNT, Count
 from pdlab.core.schema import Frozen
 from pdlab.core.settings import Positive, Share, setting
@@ -76,6 +76,16 @@ class View(Frozen):
     def lower_is_better(self) -> bool:
         """Direction of `pdlab.analysis.curves.Point.latency`: interactivity is better when higher."""
         return not self.use_interactivity
+
+    @property
+    def latency_metrics(self) -> tuple[Metric, ...]:
+        """The latencies that the latency axis is made of."""
+        of: dict[LatencyMode, tuple[Metric, ...]] = {
+            "token": ("tpot",),
+            "first_token": ("ttft",),
+            "chunk": ("ttft", "tpot"),
+        }
+        return of[self.latency_mode]
 
     @property
     def latency_name(self) -> str:

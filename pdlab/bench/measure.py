@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pdlab.bench import gates, levels
 from pdlab.bench.client import protocol
@@ -40,6 +41,8 @@ SETTLE_POLL_S = 0.5
 # Counters that do not come out even may have requests to come that Ray has not exported: so long they must stand still.
 LOCAL_EXPORT_S, CLUSTER_EXPORT_S = 2.0, 11.0
 MANY_FAILED = 0.5
+# Completions before the warm-up: one may fail at a server that is not warm.
+PROBES, PROBE_PAUSE_S = 3, 0.5
 
 S = TypeVar("S")
 
@@ -103,17 +106,20 @@ class Driver:
         """Send the warm-up's prompts and detect which metrics the engines export.
 
         Raises BenchError when none is answered, and when every level would be invalid: an answer has a wrong token
-        count, or the server does not stream.
+        count, or the server does not stream. A server that answers no completion is known before the load generator has
+        started, which takes 10 s, or a minute on a busy machine.
         """
         warmup = self.warmup_level(attempt)
         self._watch.require_replicas()
         self._progress.level("warm-up, after the load generator's start", warmup.num_requests, counts=False)
+        if (why := self._refusal()) is not None:
+            self._require_server()
+            raise BenchError(f"{why} ({PROBES} of {PROBES} times, before the warm-up)")
         self._read_counters(0)
         answer = self._run(warmup)
         failed = [record.error for record in answer.records if not record.ok]
         if len(failed) == warmup.num_requests:
-            require_answering(self._target.base_url)
-            self._watch.require_replicas(HEALTH_LAG_S)
+            self._require_server()
             why = completion_error(self._target.base_url, self._target.model_id)
             raise BenchError(f"no warm-up request was answered (first: {failed[0]}){f'; {why}' if why else ''}")
         self.warm_e2el_s = min((r.e2el_s for r in answer.records if r.ok and r.e2el_s is not None), default=None)
@@ -124,6 +130,21 @@ class Driver:
             self._snapshot.finished is not None or self._snapshot.nixl.transfers is not None
         )
         self._progress.level_done(f"{len(failed)} of {len(answer.records)} failed" if failed else "done")
+
+    def _refusal(self) -> str | None:
+        """The server's answer to short completions, if it refuses each of `PROBES`; None: it may answer others."""
+        for number in range(PROBES):
+            if number:
+                time.sleep(PROBE_PAUSE_S)
+            why = completion_error(self._target.base_url, self._target.model_id)
+            if why is None:
+                return None
+        return why
+
+    def _require_server(self) -> None:
+        """Raises DeploymentDied if the server or a replica is gone."""
+        require_answering(self._target.base_url)
+        self._watch.require_replicas(HEALTH_LAG_S)
 
     def require_alive(self) -> None:
         """Raises DeploymentDied if Ray Serve has found a replica dead, or finds one within `HEALTH_LAG_S`."""
@@ -312,6 +333,7 @@ class Driver:
         slow_down = self._rehearsal.slow_down if self._rehearsal else None
         self._sent, self.timelines = (), ()
         with self._watch.beside(self._client.stop):
+            self._client.wait_ready(lambda: self._progress.update(0, 0))
             if slow_down is None:
                 answer = self._client.run(level, update)
             else:
@@ -405,7 +427,7 @@ class Driver:
             read = settled(scrape, complete, still_s) if due else SettledCounters[Snapshot](scrape(), "whole")
             late = _counted(before, read.counters) if read.settling == "late" and before else []
             self._uncounted = due - int(min(late, default=due))
-            self._snapshot, self._settling = read
+            self._snapshot, self._settling = read.counters, read.settling
             self._error = None
         except ClusterError as error:
             self._error = str(error)
@@ -427,7 +449,8 @@ def _counted(before: Snapshot, now: Snapshot) -> list[float]:
     return [finished(now, pool) - finished(before, pool) for pool in pools]
 
 
-class SettledCounters(NamedTuple, Generic[S]):
+@dataclass(frozen=True)
+class SettledCounters(Generic[S]):
     """The last counters, and whether they had stopped changing."""
 
     counters: S

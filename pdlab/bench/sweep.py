@@ -403,7 +403,11 @@ def same_experiment(earlier: Manifest, current: Manifest, folder: Path) -> None:
 
 
 def _start_manifest(target: Target, earlier: Manifest | None, options: SweepOptions, store: Store) -> Manifest:
-    """The manifest of this start. Levels that the folder has keep their model, known or not."""
+    """The manifest of this start. Levels that the folder has keep their model, known or not. A start that measured
+    nothing leaves its command line only.
+
+    Raises StoreError if the folder has measurements of another experiment.
+    """
     commit, dirty = git_state()
     command = options.command
     manifest = target.manifest.model_copy(
@@ -419,17 +423,18 @@ def _start_manifest(target: Target, earlier: Manifest | None, options: SweepOpti
     )
     if earlier is None:
         return manifest
-    same_experiment(earlier, manifest, store.folder)
-    models = earlier if any(True for _ in store.runs()) else manifest
     launches = tuple(line for line in target.manifest.commands if line not in earlier.commands)
+    manifest = manifest.model_copy(update={"commands": (*earlier.commands, *launches, command)})
+    if not store.has_measurements:
+        return manifest
+    same_experiment(earlier, manifest, store.folder)
     return manifest.model_copy(
         update={
-            "commands": (*earlier.commands, *launches, command),
             "started_at": earlier.started_at,
             "canaries_after": earlier.canaries_after,
             "gpus": manifest.gpus or earlier.gpus,
-            "model": models.model,
-            "tokenizer": models.tokenizer,
+            "model": earlier.model,
+            "tokenizer": earlier.tokenizer,
         }
     )
 

@@ -27,6 +27,7 @@ PROBE = 2 * (
     "Disaggregated prefill, naïve Straße: λ=0.25/s; def f(x):\n    return x**2  # 1234567890\n"
     '日本語のテキスト и ещё немного слов, مرحبا بالعالم, 🙂 {"key": [1.5e-9, null]}\n'
 )
+SHORT = "x"  # a prompt that fills no block of a prefix cache
 SPECIAL_TOKENS = 2
 TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json", "vocab.json"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,127}")
@@ -294,7 +295,7 @@ def completion_error(url: str, model: str) -> str | None:
     """The server's answer to one short streamed completion, if it is not a stream of tokens; None: it is one, or there
     is no answer within TIMEOUT_S.
     """
-    request = {"model": model, "prompt": "x", "max_tokens": 2, "stream": True}
+    request = {"model": model, "prompt": SHORT, "max_tokens": 2, "stream": True}
     try:
         with http_client.streamed(url, request, key_of(url), TIMEOUT_S):
             return None

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
+from pdlab.bench.experiment.file import Configuration
 from pdlab.bench.experiment.run import EXPERIMENT, WHERE, RunOptions, RunResult, run
 from pdlab.bench.experiment.schedule import (
     Schedule,
@@ -21,6 +22,7 @@ from pdlab.bench.experiment.schedule import (
     visit_s,
 )
 from pdlab.bench.fill import planned
+from pdlab.cli.rehearsal_pace import paced
 from pdlab.cli.tuning import described, tuned
 from pdlab.cli.until import DEFAULT_CAP, Stopping, StopTargets, check, parse_until, sight
 from pdlab.core.arguments import MAX_REPEATS
@@ -93,13 +95,13 @@ def _run(settings: ExperimentSettings, argv: Sequence[str]) -> int:
         check(until, plan)
     folder = settings.out / plan.file.name
     if settings.dry_run:
-        print(describe(plan, folder, resume=settings.resume, until=until))
+        print(describe(paced(plan), folder, resume=settings.resume, until=until))
         return 0
     if any(visit_s(plan, visit, folder) for visit in plan.visits):
         require_installed("ray")
     stopping = Stopping(until, plan, folder) if until else None
     options = settings.passed_to(RunOptions, command=typed("experiment", *argv))
-    result = run(_started(tuned(plan, options)), options, enough=stopping)
+    result = run(paced(_started(tuned(plan, options))), options, enough=stopping)
     print(summary(plan, result))
     if stopping is not None:
         if stopping.repeats < len({visit.repeat for visit in result.record.visits}):
@@ -132,13 +134,15 @@ def describe(plan: Schedule, folder: Path, *, resume: bool = False, until: StopT
     for configuration in plan.configurations:
         count = configuration.deployment.gpus
         unit = "engine rank" if file.where.local else "GPU"
-        lines.append(f"  {configuration.name}: {configuration.deployment.label}, {count} {unit}{'s' * (count != 1)}")
+        size = f"{count} {unit}{'s' * (count != 1)}{_pace(plan, configuration)}"
+        lines.append(f"  {configuration.name}: {configuration.deployment.label}, {size}")
         lines.append(f"    {typed('launch', *to_words(configuration.settings), *flag_words('launch', detach=True))}")
     lines.append("measured on them")
     for visit in plan.visits[: len(plan.configurations)]:
         for part in visit.parts:
             w = part.workload
-            seconds = part_s(file, part, part.loads, part.searches)
+            slow_down = plan.slow_down(visit.configuration) or 1.0
+            seconds = part_s(file, part, part.loads, part.searches, slow_down)
             loads = ", ".join(title(load) for load in part.loads)
             searches = ", ".join(
                 f"highest rate under {search.slo.label}{', from what the simulator finds' * bool(search.start_from)}"
@@ -146,6 +150,11 @@ def describe(plan: Schedule, folder: Path, *, resume: bool = False, until: StopT
             )
             load_text = "; ".join(filter(None, [loads, searches]))
             lines.append(f"  {part.folder}: {w.mode} {w.label}; {load_text} (about {minutes(seconds)})")
+    answered = [f"answered, too: who serves most at {parse_bounds(text, 'p50').label}" for text in file.at]
+    try:
+        earlier_record(folder, file, resume=True)
+    except StoreError as error:  # what is there says nothing on the time of this plan
+        return "\n".join([*lines, *answered, f"without --dry-run this is refused: {error}"])
     parts, local = [part for visit in plan.visits for part in visit.parts], file.where.local is not None
     lines += [
         f"KV pools: {words} (not in the times below)"
@@ -163,13 +172,23 @@ def describe(plan: Schedule, folder: Path, *, resume: bool = False, until: StopT
     lines.append(
         f"about {minutes(total)} (minutes:seconds) in all: {launch_s(file):g} s a start, the rest by the file's expect"
     )
-    lines += [f"answered, too: who serves most at {parse_bounds(text, 'p50').label}" for text in file.at]
+    lines += answered
     lines += sight(plan, folder, until)
     try:
         earlier_record(folder, file, resume=resume)
     except StoreError as error:
         lines.append(f"without --dry-run this is refused: {error}")
     return "\n".join(lines)
+
+
+def _pace(plan: Schedule, configuration: Configuration) -> str:
+    """What a simulated second takes; empty without a rehearsal."""
+    if configuration.request.rehearsal is None:
+        return ""
+    slow_down = plan.slow_down(configuration)
+    if slow_down is None:
+        return ", simulated; its levels are estimated in simulated seconds"
+    return f", simulated; a simulated second takes {slow_down:g} s"
 
 
 def summary(plan: Schedule, result: RunResult) -> str:

@@ -474,6 +474,7 @@ def _network(settings: PlanSettings, hardware: Hardware, gpus: int = 1, *, sprea
     UsageError for nodes that the hardware does not describe."""
     from pdlab.core.nodes import common_network
     from pdlab.plan.planned_nodes import nodes_of, planned_nodes, without_network
+    from pdlab.sim.kv_transfer import networked
 
     _refuse_node_of_cpus(settings, hardware)
     if "node" not in settings.model_fields_set:
@@ -481,7 +482,7 @@ def _network(settings: PlanSettings, hardware: Hardware, gpus: int = 1, *, sprea
     planned_nodes(hardware, gpus, settings.node, spread=spread)
     if note := without_network(settings.node):
         print(f"note: --node {settings.node}: {note}", file=sys.stderr)
-    return common_network(nodes_of(settings.node))
+    return common_network(networked(hardware, nodes_of(settings.node)))
 
 
 def _refuse_node_of_cpus(settings: PlanSettings, hardware: Hardware) -> None:
@@ -611,6 +612,7 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
     from pdlab.plan.next_steps import commands
     from pdlab.plan.planned_nodes import nodes_of, not_of_the_file, planned_nodes, without_network
     from pdlab.plan.planner import plan
+    from pdlab.sim.kv_transfer import networked
 
     if settings.plot:
         check_picture(settings.plot, "--plot")
@@ -638,7 +640,8 @@ def _rank(settings: PlanSettings, hardware: Hardware, shape: ModelShape) -> int:
     node = _node(settings, hardware)
     view = planned_nodes(hardware, settings.gpus, node, spread=settings.placement == "spread")
     if node is not None:
-        scenario = replace(scenario, network=None if hardware.cpu else common_network(nodes_of(node)))
+        network = None if hardware.cpu else common_network(networked(hardware, nodes_of(node)))
+        scenario = replace(scenario, network=network)
         for note in filter(None, (without_network(node), *not_of_the_file(node, view))):
             print(f"note: --node {node}: {note}", file=sys.stderr)
     progress = _PlanProgress()
@@ -908,4 +911,5 @@ def _plot(
         for curve in map(counted, curves(group))
     ]
     notes = curve_notes(predicted, hardware)
-    draw(curve_figure(drawn, View(count=count), bands=bands, notes=notes, selected=selected), path)
+    view = View(count=count, gpus_per_node=hardware.common_node_gpus or 1)
+    draw(curve_figure(drawn, view, bands=bands, notes=notes, selected=selected), path)

@@ -8,13 +8,13 @@ from typing import NamedTuple
 from pdlab.bench.experiment.run import RunOptions, run
 from pdlab.bench.experiment.schedule import Schedule, earlier_record, visit_s
 from pdlab.bench.experiment.tuning import TuningSearch, search_of, tuned_plan
+from pdlab.cli.rehearsal_pace import paced
 from pdlab.core.bounds import parse_bounds
 from pdlab.core.errors import BenchError
 from pdlab.core.status_line import minutes
 from pdlab.core.text import counted
 from pdlab.core.workload import title
 from pdlab.results.schema import ExperimentRecord, TriedSettings, Tuning
-from pdlab.results.store import Store
 
 
 def tuned(plan: Schedule, options: RunOptions) -> Schedule:
@@ -28,7 +28,7 @@ def tuned(plan: Schedule, options: RunOptions) -> Schedule:
     earlier = earlier_record(options.out / plan.file.name, plan.file, resume=options.resume)
     if earlier is not None and earlier.tuned:
         return tuned_plan(plan, earlier.tuned)  # the levels measured so far have these settings
-    done = run(search.plan, options)
+    done = run(paced(search.plan), options)
     tunings = {name: judged(search, name, done.folder, done.record) for name in search.deployments}
     for name, tuning in tunings.items():
         print(f"{name}: {tuning_text(tuning)}", *(f"  {tried_text(tried)}" for tried in tuning.tried), sep="\n")
@@ -40,48 +40,27 @@ def judged(search: TuningSearch, name: str, folder: Path, record: ExperimentReco
 
     If no settings are within the bounds, the deployment keeps its own. Raises BenchError without a valid level.
     """
-    from pdlab.analysis.curves import curves
-    from pdlab.analysis.loading import load
-    from pdlab.analysis.ranking import bounds_rankings
-    from pdlab.analysis.view import View
+    from pdlab.analysis.tuning import judged as compared
 
     candidates, bounds = search.of(name), parse_bounds(search.at, "p50")
-    errors = {visit.deployment: visit.error for visit in record.visits if visit.error}
-    measured = [each for each in candidates if next(Store(folder / each.name).levels(), None) is not None]
-    loaded = load([folder / each.name for each in measured], {})
-    made = curves([each.experiment for each in loaded], [each.requests for each in loaded])
-    named = [curve.model_copy(update={"label": each.name}) for curve, each in zip(made, measured, strict=True)]
-    valid = {curve.label for curve in named if any(point.valid for point in curve.points)}
-    if not valid:
-        why = next(iter(errors.values()), "no level is valid")
-        raise BenchError(f"{folder}: nothing was measured of {name}, which tune_baseline is for: {why}")
-    rankings_by_bounds = bounds_rankings(named, bounds, View(normalized=False))
-    ranking = {ranked.label: ranked for bounds_ranking in rankings_by_bounds for ranked in bounds_ranking.ranking}
-    tried = {
-        each.name: TriedSettings(
-            settings=each.settings,
-            tokens_per_s=ranking[each.name].estimate.value if each.name in ranking else None,
-            error=None if each.name in valid else errors.get(each.name) or "no level is valid",
-        )
-        for each in candidates
-    }
-    order = [*ranking, *(label for label in tried if label not in ranking and label in valid)]
-    order += [label for label in tried if label not in order]
     visit = next(each for each in search.plan.visits if each.configuration.name == candidates[0].name)
-    launched = ranking.get(candidates[0].name)
-    ahead = launched.best_over_it if launched else None
-    return Tuning(
+    unjudged = Tuning(
         grid=dict(search.tune.grid),
         bounds=bounds.label,
         workload=search.workload.label,
         loads=tuple(title(each) for each in visit.parts[0].loads),
         repeats=search.plan.file.repeats,
-        tried=tuple(tried[label] for label in order),
-        settings=tried[order[0]].settings if ranking else {},
-        over_launched=(ahead.ratio, ahead.low, ahead.high) if ahead and ahead.high < float("inf") else None,
-        resolved=ahead is not None and ahead.verdict != "not distinguishable",
+        tried=tuple(TriedSettings(settings=each.settings) for each in candidates),
         folder=folder.name,
     )
+    tuning = compared(unjudged, name, folder, bounds, record)
+    if all(tried.error for tried in tuning.tried):
+        errors = [visit.error for visit in record.visits if visit.error]
+        raise BenchError(
+            f"{folder}: nothing was measured of {name}, which tune_baseline is for: {[*errors, 'no level is valid'][0]}"
+        )
+    best = tuning.tried[0]
+    return tuning if best.tokens_per_s is None else tuning.model_copy(update={"settings": best.settings})
 
 
 class Description(NamedTuple):
@@ -97,7 +76,8 @@ def described(plan: Schedule, out: Path) -> Description:
     if search is None:
         return Description([], 0.0)
     folder = out / search.plan.file.name
-    seconds = sum(visit_s(search.plan, visit, folder) for visit in search.plan.visits)
+    search_plan = paced(search.plan)
+    seconds = sum(visit_s(search_plan, visit, folder) for visit in search_plan.visits)
     loads = ", ".join(title(load) for load in search.plan.visits[0].parts[0].loads)
     settings = counted(len(search.candidates), "setting")
     lines = [

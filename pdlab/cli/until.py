@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from pdlab.analysis.power import CONFIDENCE, POWER, SINGLE_REPEAT_SD, LookSchedule, detectable, repeats_for
+from pdlab.analysis.power import CONFIDENCE, POWER, LookSchedule, detectable, repeats_for, single_repeat_sd
 from pdlab.bench.experiment.file import ExperimentFile
 from pdlab.bench.experiment.schedule import Schedule
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen
-from pdlab.core.text import counted
+from pdlab.core.text import counted, listed
 from pdlab.core.workload import Closed
 
 if TYPE_CHECKING:
@@ -138,49 +138,76 @@ def headlines_of(plan: Schedule, folder: Path) -> list[Headline]:
     return compared
 
 
+class KnownScatter(NamedTuple):
+    """Figure -> standard deviation between starts of its logarithm, and where these are from."""
+
+    log_sds: dict[Figure, float]
+    source: str
+
+
 def sight(plan: Schedule, folder: Path, until: StopTargets | None) -> list[str]:
-    """Which difference the experiment can detect, from the scatter between starts."""
+    """Which differences the experiment can detect, from the scatter between starts."""
     count = comparisons(plan)
     if not count:
         return []
-    sd, source = _scatter(plan, folder)
+    sds, source = _scatter(plan, folder)
     among = f", {counted(count, 'comparison')} sharing the error" if count > 1 else ""
 
-    def percent_text(repeats: int, level: float) -> str:
-        return f"{float(f'{100 * (detectable(sd, repeats, level, count) - 1):.2g}'):,g} %"
+    def differences(repeats: int, level: float) -> str:
+        ratios = {figure: detectable(sd, repeats, level, count) for figure, sd in sds.items()}
+        return listed(
+            [f"{float(f'{100 * (ratio - 1):.2g}'):,g} % in {SHOWN[figure]}" for figure, ratio in ratios.items()]
+        )
 
     sure = f"{100 * POWER:g} % of cases at {100 * CONFIDENCE:g} % confidence{among}"
-    repeats = plan.file.repeats if until is None else until.looks.first
-    lines = [
-        f"detectable: with {counted(repeats, 'repeat')} a difference of {percent_text(repeats, CONFIDENCE)} "
-        f"between two deployments over all loads, in {sure}, if starts scatter by {100 * sd:.2g} % ({source})"
-    ]
+    scatters = f"if starts scatter by {listed([f'{100 * sd:.2g} %' for sd in sds.values()])} ({source})"
     if until is None:
-        return lines
+        repeats = counted(plan.file.repeats, "repeat")
+        return [
+            f"detectable: with {repeats} a difference of {differences(plan.file.repeats, CONFIDENCE)} between two "
+            f"deployments over all loads, in {sure}, {scatters}"
+        ]
     level = until.looks.level(CONFIDENCE)
-    lines[0] = (
-        f"detectable: {percent_text(repeats, level)} between two deployments over all loads after {repeats} repeats, "
-        f"{percent_text(until.looks.cap, level)} after {until.looks.cap}, in {sure}, shared by "
-        f"{counted(until.looks.count, 'look')}, if starts scatter by {100 * sd:.2g} % ({source})"
-    )
+    lines = [
+        f"detectable: a difference of {differences(until.looks.first, level)} between two deployments over all loads "
+        f"after {until.looks.first} repeats, {differences(until.looks.cap, level)} after {until.looks.cap}, in {sure}, "
+        f"shared by {counted(until.looks.count, 'look')}, {scatters}"
+    ]
     for figure, target in until.targets.items():
-        needed = repeats_for(1 + target, sd, level, count)
+        needed = repeats_for(1 + target, sds[figure], level, count) if figure in sds else None
         takes = "more than 1,000 repeats" if needed is None else f"about {counted(needed, 'repeat')}"
         if needed is None or needed > until.looks.cap:
             lines.append(f"  a difference of {100 * target:g} % in {SHOWN[figure]} would take {takes}: --max-repeats")
     return lines
 
 
-def _scatter(plan: Schedule, folder: Path) -> tuple[float, str]:
+def _scatter(plan: Schedule, folder: Path) -> KnownScatter:
+    """Measured in the folder for every figure, or assumed for every one."""
     from pdlab.results.store import read_record
 
+    figures = _figures(plan)
     if read_record(folder) is not None:
         from pdlab.analysis.sequential import scatter
 
-        measured = scatter(headlines_of(plan, folder))
-        if measured is not None and measured.log_sd:
-            return measured.log_sd, f"output tokens/s measured in {folder}, {measured.dof} degrees of freedom"
+        headlines = headlines_of(plan, folder)
+        measured = {figure: found for figure in figures if (found := scatter(headlines, figure)) and found.log_sd}
+        if len(measured) == len(figures):
+            dof = counted(min(each.dof for each in measured.values()), "degree") + " of freedom"
+            sds = {figure: each.log_sd for figure, each in measured.items()}
+            return KnownScatter(sds, f"measured in {folder}, {dof}")
     local = plan.file.where.local is not None
     where = "this machine" if local else "this cluster"
     known = "levels measured on CPUs" if local else "published H100 runs on different days"
-    return SINGLE_REPEAT_SD["cpu" if local else "gpu"], f"assumed from {known}; the scatter of {where} was not measured"
+    return KnownScatter(
+        {figure: single_repeat_sd("cpu" if local else "gpu", figure) for figure in figures},
+        f"assumed from {known}; the scatter of {where} was not measured",
+    )
+
+
+def _figures(plan: Schedule) -> tuple[Figure, ...]:
+    """Those that tell deployments apart: output tokens/s of closed loops, TPOT of answers of two tokens or more."""
+    parts = plan.parts.values()
+    closed = any(isinstance(load, Closed) for part in parts for load in part.loads)
+    later = any(part.workload.workload(plan.file.seed).mean_tokens[1] > 1 for part in parts)
+    of_plan = {"throughput": closed, "ttft": True, "tpot": later}
+    return tuple(figure for figure in NAMES.values() if of_plan[figure])

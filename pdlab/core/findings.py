@@ -595,6 +595,7 @@ CODES: dict[str, FindingCode] = {
         "a file with tokens or a rate of requests counts answered requests",
         "the file has tokens or a rate of requests, but counts no answered request: write it again with that client",
     ),
+    "file_nothing_answered": _file("a level has an answered request", "no request was answered"),
     "file_not_valid": _file(
         "a file does not mark its level as not valid", "marked as not valid in the file: {reasons}"
     ),
@@ -1120,6 +1121,10 @@ CODES: dict[str, FindingCode] = {
         "all pools are on GPUs of one type",
         "prefill is on {prefill}, decode and collocated engines are on {decode}; --gpus counts GPUs of each type",
     ),
+    "nodes_of_two_sizes": _of_plan(
+        "all nodes have the same number of GPUs",
+        "{sizes}, so throughput per node is not defined",
+    ),
     "network_not_fitted": _of_plan(
         "nodes have the network of the fitted hardware",
         "between nodes KV cache crosses {network} at {gb_per_s:.3g} GB/s per {of}, {why}; no run was fitted with this "
@@ -1165,7 +1170,7 @@ CODES: dict[str, FindingCode] = {
         "different deployments lead by different figures", "None is best for {workload} by every figure: {parts}"
     ),
     "replay_tie": _of_replay(
-        "no lead is larger than the difference between single replays",
+        "no lead is larger than equal deployments may have by chance",
         "The best for {workload} among {names} is not distinguishable: replay it again in each",
     ),
     "replay_sizes_differ": _of_replay(
@@ -1176,14 +1181,14 @@ CODES: dict[str, FindingCode] = {
         "a replay failed its checks", "{label} failed checks in a replay of {workload}, which is not compared"
     ),
     "replay_best_by": _of_replay(
-        "a figure differs by more than single replays of one deployment",
-        "{figure}: {best} is best ({values}); it leads {other} by a factor of {lead}, single replays of one deployment "
-        "may differ by {limit:.2f}",
+        "a figure differs by more than equal deployments may",
+        "{figure}: {best} is best ({values}); it leads {other} by a factor of {lead}, equal deployments may differ by "
+        "{limit} ({scatter})",
     ),
     "replay_figure_tie": _of_replay(
-        "a figure differs by less than single replays of one deployment",
-        "{figure}: {names} are not distinguishable ({values}); they differ by a factor of {lead:.2f}, single replays "
-        "of one deployment may differ by {limit:.2f}",
+        "a figure differs by no more than equal deployments may",
+        "{figure}: {names} are not distinguishable ({values}); they differ by a factor of {lead}, equal deployments "
+        "may differ by {limit} ({scatter})",
     ),
     "replay_parts_unknown": _of_replay(
         "not all replays have timelines", "{figure}: the reason is unknown, because not all have timelines"

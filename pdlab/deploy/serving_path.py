@@ -38,6 +38,8 @@ HAPROXY = {
 # (ray.serve._private.constants of 2.60).
 HAPROXY_PORTS = (9101, 8404)
 REPLICA_PORTS = range(30_000, 31_001)
+# Ray Serve's processes start with the path in their environment, and then the launch reads which nodes are free.
+_BEFORE_PLACEMENT = "the path is chosen before the nodes are known"
 DIRECT = {"RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING": "1"}
 
 
@@ -72,8 +74,9 @@ def refuse_unreachable(serving: Mapping[str, Any], host: str, *, local: bool) ->
             "would not listen; leave --host out, give --host 0.0.0.0, or give --no-direct-streaming"
         )
     raise UsageError(
-        f"--direct-streaming with --host {host}: replicas on other nodes could not be reached; "
-        "give --host 0.0.0.0 (whoever reaches the nodes can then use the model), or leave it out"
+        f"--direct-streaming with --host {host}: {_BEFORE_PLACEMENT}, and replicas on other nodes than the head node "
+        f"could not be reached; give --host {EVERYWHERE} (whoever reaches the nodes can then use the model), or leave "
+        "it out"
     )
 
 
@@ -105,8 +108,8 @@ def describe(deployment: Deployment, host: str, *, local: bool) -> str:
         return f"{through} behind HAProxy (by --no-direct-streaming)"
     if host in AT_HAPROXY:
         return (
-            f"{through} behind HAProxy (at --host {host} engine replicas on other nodes could not be reached; "
-            f"--host {EVERYWHERE} gives direct streaming)"
+            f"{through} behind HAProxy ({_BEFORE_PLACEMENT}, and at --host {host} HAProxy reaches engine replicas on "
+            f"the head node only; --host {EVERYWHERE} gives direct streaming)"
         )
     return (
         f"{through} behind Ray Serve's proxy (at --host {host} HAProxy would not reach its servers; "

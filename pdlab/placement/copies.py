@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pdlab.core.deployment import Deployment
 from pdlab.core.nodes import ClusterNode, ClusterView
 from pdlab.placement.place import fits, place
@@ -32,17 +34,19 @@ def copies_of(deployment: Deployment, view: ClusterView, gpus: int) -> int:
     """The number of copies that fit on ``gpus`` GPUs of the view, placed one after another.
 
     For each copy only the emptiest partly used nodes and a few free ones are tried, because trying every node of a
-    large cluster would take long.
+    large cluster would take long. If pools are bound to a GPU type, the free ones are a few of each type.
     """
-    free, partial = list(view.engine_nodes), list[ClusterNode]()
-    node_gpus = max((len(node.slots) for node in free), default=1)
-    window = -(-deployment.gpus // node_gpus) + len(deployment.pools)
-    if any(pool.gpu_type for pool in deployment.pools.values()):
-        window *= len({node.gpu_type for node in free})  # some nodes have another GPU type than the pool needs
+    bound = any(pool.gpu_type for pool in deployment.pools.values())
+    free, partial = _by_type(view.engine_nodes, bound), list[ClusterNode]()
+    windows = {
+        gpu_type: -(-deployment.gpus // max(1, *(len(node.slots) for node in nodes))) + len(deployment.pools)
+        for gpu_type, nodes in free.items()
+    }
     copies = 0
     while copies < gpus // deployment.gpus:
         partial.sort(key=lambda node: (-len(node.slots), node.id))
-        looked_at = partial[:WINDOW] + free[:window]
+        tried = [node for gpu_type, nodes in free.items() for node in nodes[: windows[gpu_type]]]
+        looked_at = partial[:WINDOW] + tried
         if not looked_at or not fits(deployment, narrowed := ClusterView(nodes=tuple(looked_at))):
             break
         copies += 1
@@ -59,11 +63,21 @@ def copies_of(deployment: Deployment, view: ClusterView, gpus: int) -> int:
             _without(node, used_slots[node.id], used_cpus[node.id]) if node.id in used_slots else node
             for node in looked_at
         ]
-        untouched = {node.id for node in free[:window]} - used_slots.keys()
-        free = [node for node in remaining if node.id in untouched] + free[window:]
+        untouched = {node.id for node in tried} - used_slots.keys()
+        for gpu_type, nodes in free.items():
+            window = windows[gpu_type]
+            free[gpu_type] = [node for node in nodes[:window] if node.id in untouched] + nodes[window:]
         partly_used = partial[WINDOW:] + [node for node in remaining if node.id not in untouched]
         partial = [node for node in partly_used if node.slots]
     return copies
+
+
+def _by_type(nodes: Iterable[ClusterNode], bound: bool) -> dict[str | None, list[ClusterNode]]:
+    """The nodes of each GPU type. ``bound``: pools need a type; else all nodes are alike (None)."""
+    by_type: dict[str | None, list[ClusterNode]] = {}
+    for node in nodes:
+        by_type.setdefault(node.gpu_type if bound else None, []).append(node)
+    return by_type
 
 
 def _without(node: ClusterNode, slots: set[int], cpus: int) -> ClusterNode:

@@ -33,8 +33,8 @@ from pdlab.core.catalog import ModelShape
 from pdlab.core.commands import BENCH
 from pdlab.core.errors import StoreError, UsageError
 from pdlab.core.nodes import GpuLink
-from pdlab.core.text import listed
-from pdlab.core.workload import Level, Open
+from pdlab.core.text import counted, listed
+from pdlab.core.workload import Level, LoadKind, Open
 from pdlab.plan.accuracy import METRICS, LevelFigures, MeasuredSweep, PredictedPoint, name_of
 from pdlab.plan.extrapolation import Platform, in_flight_per_gpu
 from pdlab.plan.prediction_intervals import SEEDS, scatter
@@ -154,14 +154,25 @@ def _doubts(experiment: Experiment, left_out: Sequence[str | None]) -> Iterator[
             f"{experiment.name} was measured with --early-token: its TTFT lacks the hand-over to decode, and its TPOT "
             "has it; in the predictions TTFT has it"
         )
+    of_load = Counter((run.key.kind, run.key.value) for run in experiment.runs)
+    gone: Counter[tuple[LoadKind, float, str]] = Counter()
     for run, reason in zip(experiment.runs, left_out, strict=True):
-        level = f"{experiment.name}, {name_of(run.load)}" + (f", repeat {run.key.repeat + 1}" if run.key.repeat else "")
-        why = impossible_figures(run) if reason in (None, IMPOSSIBLE) else ""
         if reason is not None:
-            yield f"{level} is left out: {reason}" + (f" ({why})" if why else "")
-        elif why:
+            why = impossible_figures(run) if reason == IMPOSSIBLE else ""
+            gone[run.key.kind, run.key.value, reason + (f" ({why})" if why else "")] += 1
+    for run, reason in zip(experiment.runs, left_out, strict=True):
+        kind, value = run.key.kind, run.key.value
+        for words in [each for each in gone if each[:2] == (kind, value)]:
+            out, of = gone.pop(words), of_load[kind, value]
+            some = "" if out == of else f"{out} of {counted(of, 'repeat')} of "
+            verb = "is" if out == of or out == 1 else "are"
+            yield f"{experiment.name}, {some}{name_of(run.load)} {verb} left out: {words[2]}"
+        if reason is not None:
+            continue
+        level = f"{experiment.name}, {name_of(run.load)}" + (f", repeat {run.key.repeat + 1}" if run.key.repeat else "")
+        if why := impossible_figures(run):
             yield f"{level} has impossible figures ({why})"
-        if reason is None and run.speculation is not None and run.speculation.accepted_tokens is None:
+        if run.speculation is not None and run.speculation.accepted_tokens is None:
             yield f"{level} has speculative decoding of unknown tokens per step: give --acceptance-length"
 
 

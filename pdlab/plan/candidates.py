@@ -61,21 +61,25 @@ class SizedDeployment:
     replica_rps: float = 0.0
 
 
-def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Workload) -> list[Pool]:
+def engine_shapes(
+    hardware: Hardware, shape: ModelShape, gpus: int, workload: Workload, *, whole_nodes: bool = False
+) -> list[Pool]:
     """One replica of every kind of engine that holds at least one request. Raises UsageError.
 
     For hardware of two GPU types: the kinds on the first type, for prefill, then the kinds on the second.
+    ``whole_nodes``: the kinds on at least a whole node of their type.
     """
     if hardware.beside:
         each = [(own, own.gpu_type) for own in (hardware.model_copy(update={"beside": ()}), *hardware.beside)]
         return [
             pool.model_copy(update={"gpu_type": gpu_type})
             for own, gpu_type in each
-            for pool in engine_shapes(own, shape, gpus, workload)
+            for pool in engine_shapes(own, shape, gpus, workload, whole_nodes=whole_nodes)
         ]
     request = sum(workload.longest)
     check_request_fits(shape, request)
     node = hardware.gpus_per_node
+    gpus = max(gpus, node) if whole_nodes else gpus
     within = [Pool(tp=tp) for tp in TP_DEGREES if tp <= node]
     if shape.experts > 1 and shape.kv_latent and hardware.steps is not None:
         # TP ranks of latent attention all have the whole KV cache. Data parallel ranks have a part each.
@@ -113,14 +117,15 @@ def engine_shapes(hardware: Hardware, shape: ModelShape, gpus: int, workload: Wo
     )
 
 
-def units(shapes: Sequence[Pool], gpus: int, node: int, shape: ModelShape) -> Iterator[ReplicaUnit]:
+def units(shapes: Sequence[Pool], gpus: int, hardware: Hardware, shape: ModelShape) -> Iterator[ReplicaUnit]:
     """Every unit that fits the GPUs and that vLLM accepts, collocated ones first. ``gpus``: the number of GPUs of each
     type in ``shapes``. With two types, prefill is on the first one, and all other pools are on the second one.
-    ``node``: the GPUs of a node."""
+    Collocated pools fill a node of their type."""
     mixed = shapes[0].gpu_type != shapes[-1].gpu_type
     prefills_on = [pool for pool in shapes if pool.gpu_type == shapes[0].gpu_type]
     decodes_on = [pool for pool in shapes if pool.gpu_type == shapes[-1].gpu_type]
     for pool in decodes_on:
+        node = hardware.typed(pool).gpus_per_node
         fill = node if gpus % node == 0 and pool.gpus <= node else gpus
         yield ReplicaUnit(pool, fill // pool.gpus, None, 0)
     for prefill in prefills_on:
@@ -204,7 +209,7 @@ def shortlist(
     `PER_SHAPES` of each pair of kinds; and the best unit of each pair of kinds that serves at least `SERVES_ENOUGH` of
     what the best unit serves. ``rate_rps``: the requested rate, over all GPUs; if they may serve it, the units of P:D
     are those with the most requests/s on the fewest GPUs that may, and on up to `SIZES_TO` times as many, or
-    ``sizes_to``. ``shapes_of_node``: the kinds of engines if the planned GPUs were a node (empty: ``shapes``).
+    ``sizes_to``. ``shapes_of_node``: the kinds of engines if the planned GPUs were whole nodes (empty: ``shapes``).
     ``count``: the GPUs that divide the requests/s. Unless these are the used ones, they are all planned ones.
     ``otherwise``: rates if scattered KV blocks are copied in the other way. The best units by these are taken too,
     and the best one of those that serve more then.
@@ -214,7 +219,7 @@ def shortlist(
     def holding(kinds: Sequence[Pool], most_gpus: int) -> list[ReplicaUnit]:
         return [
             unit
-            for unit in units(kinds, most_gpus, node, matcher.shape)
+            for unit in units(kinds, most_gpus, matcher.hardware, matcher.shape)
             if unit.decode is None or ((matcher.placement != "pack" or unit.gpus <= node) and matcher.hold_apart(unit))
         ]
 
@@ -392,7 +397,7 @@ def _sized(
             rps, in_flight = matcher.serves(placed, tpot_s or math.inf)
             if unit.decode is not None:
                 return SizedDeployment(deployment, copies, rps, in_flight)
-            fills = max(matcher.hardware.gpus_per_node // unit.prefill.gpus, 1)
+            fills = max(matcher.hardware.typed(unit.prefill).gpus_per_node // unit.prefill.gpus, 1)
             of_node_rps = matcher.serves(unit._replace(prefills=fills), tpot_s or math.inf).rps
             return SizedDeployment(deployment, copies, rps, in_flight, fills, of_node_rps / fills)
     return None

@@ -102,7 +102,7 @@ def _other_stack(row: RequestedRow, hardware: Hardware, shapes: Mapping[str, Mod
     shape = shapes[model]
     if isinstance(shape, str):
         return f"model {model!r} has no shape: {shape}"
-    types = [each.gpu_type for each in (hardware, *hardware.beside)]
+    types = [each.gpu_type for each in hardware.types]
     if stated.hardware and hardware.beside and not stated.is_gpus(types):
         return (
             f"hardware {stated.hardware!r}: prefill is on {types[0]} and decode on {types[1]}; name both as "
@@ -340,6 +340,7 @@ def _columns(
     ]
     rps = statistics.fmean(rates)
     output_tokens_per_s = rps * statistics.fmean(statistics.fmean(level.output_tokens) for level in levels)
+    node_gpus = hardware.common_node_gpus
     tpot_ms = 1e3 * statistics.fmean(tpots_s) if tpots_s else None
     ttft_ms = 1e3 * statistics.fmean(ttfts_s)
     merged_tpots_s = [each.tpot_s for each in merged_means if each.tpot_s is not None]
@@ -351,7 +352,7 @@ def _columns(
         statistics.fmean(values[min(int(0.99 * len(values)), len(values) - 1)] for values in sorted_ttfts_ms),
         rps,
         output_tokens_per_s,
-        output_tokens_per_s * hardware.gpus_per_node / deployment.gpus,
+        None if node_gpus is None else output_tokens_per_s * node_gpus / deployment.gpus,
         *_interval("TPOT", tpot_ms, tpots_s, merged_tpots_s, error),
         *_interval("mean TTFT", ttft_ms, ttfts_s, [each.ttft_s for each in merged_means], error),
         *_interval("requests/s", rps, rates, [each.requests_per_s for each in merged_means], error),

@@ -115,9 +115,9 @@ class PlanVerdict:
 
 
 class RankedRow(NamedTuple):
-    """A row of the ranking. ``output_tokens_per_s``: per node. ``gain``: over the best collocated candidate.
-    ``experimental``: prefill TP is above decode TP. ``depends``: its figures depend on how scattered blocks are
-    copied."""
+    """A row of the ranking. ``output_tokens_per_s``: per `Scenario.throughput_unit`. ``gain``: over the best collocated
+    candidate. ``experimental``: prefill TP is above decode TP. ``depends``: its figures depend on how scattered blocks
+    are copied."""
 
     number: int
     candidate: Candidate
@@ -272,7 +272,7 @@ def ranking_text(plan: Plan, scenario: Scenario, view: ClusterView) -> str:
 
 
 def _row(number: int, candidate: Candidate, base: Candidate | None, scenario: Scenario) -> RankedRow:
-    scale = candidate.copies * scenario.hardware.gpus_per_node / candidate.total_gpus
+    scale = candidate.copies * scenario.throughput_gpus / candidate.total_gpus
     over = None if base is None or candidate.collocated else gain(candidate, base, scenario)
     return RankedRow(
         number,
@@ -648,8 +648,8 @@ def regimes(candidates: Sequence[Candidate], scenario: Scenario) -> list[Regime]
 
 
 def curve_of(candidate: Candidate, scenario: Scenario) -> ThroughputCurve:
-    """Throughput per node and TPOT of the candidate's loads that are not extrapolated."""
-    scale = candidate.copies * scenario.hardware.gpus_per_node / candidate.total_gpus
+    """Throughput per `Scenario.throughput_unit` and TPOT of the candidate's loads that are not extrapolated."""
+    scale = candidate.copies * scenario.throughput_gpus / candidate.total_gpus
     ttft_slo = Slo(ttft_s=scenario.slo.ttft_s, quantile=scenario.slo.quantile)
     return sorted(
         ThroughputPoint(outcome.output_tokens_per_s * scale, outcome.tpot_s)

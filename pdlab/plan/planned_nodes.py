@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pdlab.core.catalog import gpu_name, has_gpu, known_gpus, load_cluster, node_types
@@ -41,28 +42,40 @@ def planned_nodes(hardware: Hardware, gpus: int, node: str | None, *, spread: bo
     ``node``: a node type of configs/clusters/, or a cluster file; None: nodes as the hardware describes them.
     Raises UsageError for nodes that the hardware does not describe.
     """
-    types = (hardware, *hardware.beside)
+    types = hardware.types
     if node is None:
         there = [[_node_of(each)] for each in types]
-        kind = f"node of {hardware.gpus_per_node} {' and of '.join(each.gpu_type or '' for each in types)}"
     else:
         there = [_required_nodes(each, node, of_type=len(types) > 1) for each in types]
-        kind = "local Ray node" if hardware.cpu else Path(node).stem if is_yaml_path(node) else node
     if hardware.cpu:
         there = [[each.model_copy(update={"gpus": hardware.gpus_per_node}) for each in alike] for alike in there]
-    count = -(-gpus // there[0][0].gpus)
+    counts = [-(-gpus // alike[0].gpus) for alike in there]
     if spread and len(types) == 1:
-        count = max(count, 2)
+        counts = [max(*counts, 2)]
     nodes: list[ClusterNode] = []
-    for number in range(count):
-        for alike in there:
+    for number in range(max(counts)):
+        for alike in (each for each, count in zip(there, counts, strict=True) if number < count):
             model = alike[min(number, len(alike) - 1)]
             name = f"node-{len(nodes) + 1}"
             free = model.gpus if spread else min(model.gpus, gpus - number * model.gpus)
             changes = {"id": name, "head": not nodes, "labels": {"pdlab/node": name}, "free_cpus": None}
             changes["free_gpus"] = tuple(range(free))
             nodes.append(model.model_copy(update=changes))
-    return ClusterView(name=f"{len(nodes)} x {kind}", nodes=tuple(nodes))
+    return ClusterView(name=_name_of(hardware, node, counts), nodes=tuple(nodes))
+
+
+def _name_of(hardware: Hardware, node: str | None, counts: Sequence[int]) -> str:
+    """The number and the kind of the planned nodes. ``counts``: the nodes of each GPU type."""
+    if node is not None:
+        kind = "local Ray node" if hardware.cpu else Path(node).stem if is_yaml_path(node) else node
+        return f"{sum(counts)} x {kind}"
+    of_size: dict[int, list[tuple[int, str]]] = {}
+    for each, count in zip(hardware.types, counts, strict=True):
+        of_size.setdefault(each.gpus_per_node, []).append((count, each.gpu_type or ""))
+    return " and ".join(
+        f"{sum(count for count, _ in alike)} x node of {size} {' and of '.join(name for _, name in alike)}"
+        for size, alike in of_size.items()
+    )
 
 
 def without_network(node: str) -> str | None:

@@ -283,8 +283,8 @@ def plan(
     """
     shapes = engine_shapes(scenario.hardware, scenario.shape, gpus, scenario.longest)
     of_node: list[Pool] = []
-    if rate_rps is not None and gpus < scenario.hardware.gpus_per_node:
-        of_node = engine_shapes(scenario.hardware, scenario.shape, scenario.hardware.gpus_per_node, scenario.longest)
+    if rate_rps is not None and any(gpus < each.gpus_per_node for each in scenario.hardware.types):
+        of_node = engine_shapes(scenario.hardware, scenario.shape, gpus, scenario.longest, whole_nodes=True)
     in_other_way = replace(scenario, scattered=not scenario.scattered)
     listed = partial(
         shortlist, matcher_of(scenario, placement), model, view, gpus, shapes, scenario.slo.tpot_s, rate_rps, of_node,

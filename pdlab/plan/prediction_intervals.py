@@ -21,7 +21,8 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pdlab.sim.hardware import TO_90, TO_SD, ErrorParts, FitError
+from pdlab.results.metrics import TO_SD, sd_of_pairs
+from pdlab.sim.hardware import TO_90, ErrorParts, FitError
 
 # The uncertainty of the cost of a block that is copied alone: the two levels with a wrapped pool fit 0.7 and 1.5 times
 # the value that is used.
@@ -87,8 +88,8 @@ def half_width(
 ) -> float:
     """Of the interval, in logarithms: errors on runs left out, median difference between days, and the `scatter`.
     ``predicted_ms``: the figure, where the errors have a fixed time."""
-    days = TO_SD * days_percent / math.sqrt(2)
-    shares = (parts.common_percent / 100, parts.level_percent / 100, days / 100, parts.fixed_ms / predicted_ms)
+    days = sd_of_pairs(days_percent / 100)
+    shares = (parts.common_percent / 100, parts.level_percent / 100, days, parts.fixed_ms / predicted_ms)
     return NORMAL_90 * math.hypot(*shares, known)
 
 

@@ -121,15 +121,26 @@ class Scenario:
     def counted_gpus(self, deployment: Deployment, copies: int, gpus: int | None, *, filled: bool = True) -> float:
         """The GPUs by which the throughput of all copies is divided. They are the GPUs that the copies use, or the GPUs
         of their whole nodes (`whole_node_gpus`), at most those of the planned nodes. ``gpus``: the number of planned
-        GPUs (None: those of the copies). ``filled``: further copies fill the nodes."""
+        GPUs (None: those of the copies). ``filled``: further copies fill the nodes. Of two GPU types
+        the used GPUs count."""
         used = copies * deployment.gpus
-        if self.count == "used" or self.hardware.cpu:
+        if self.count == "used" or self.hardware.cpu or self.hardware.beside:
             return used
         node = self.hardware.gpus_per_node
         whole = copies * whole_node_gpus(deployment, node)
         if not filled:
             whole = math.ceil(whole / node) * node
         return max(used, whole if gpus is None else min(whole, -(-gpus // node) * node))
+
+    @property
+    def throughput_gpus(self) -> int:
+        """The GPUs for which throughput in tokens/s is given: those of a node, or one if nodes differ in size."""
+        return self.hardware.common_node_gpus or 1
+
+    @property
+    def throughput_unit(self) -> str:
+        """The name of `throughput_gpus`."""
+        return "node" if self.hardware.common_node_gpus else "GPU"
 
     def planned_gpus(self, gpus: int) -> int:
         """GPUs of all types together, with ``gpus`` of each type."""

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Sequence
 from pdlab.core.catalog import ModelShape, encoder_not_counted, format_only_in_name
 from pdlab.core.deployment import Deployment, Disaggregated, Pool
 from pdlab.core.findings import Finding, found
+from pdlab.core.text import counted
 from pdlab.core.version import STACK
 from pdlab.core.vllm_limits import redundant_experts
 from pdlab.plan.extrapolation import major_minor, packs_over_nodes, unlike_gpu_link
 from pdlab.sim.aic import literal_version
-from pdlab.sim.hardware import Hardware, NodeWires, TableMode, routers_count_ends
+from pdlab.sim.hardware import Hardware, TableMode, routers_count_ends
 from pdlab.sim.kv_transfer import LinkKind, link_of, wire_rate
 from pdlab.sim.level import SimulatedLevel
 from pdlab.sim.step_source import Correction
@@ -43,7 +44,7 @@ def step_findings(
     planned = list(deployments)
     findings += {each.text: each for deployment in planned for each in _assumptions(deployment, hardware)}.values()
     pools = list(dict.fromkeys(pool for deployment in planned for pool in deployment.pools.values()))
-    for each in (hardware, *hardware.beside):
+    for each in hardware.types:
         if each.steps is not None:
             findings += _of_tables(each, shape, [pool for pool in pools if hardware.typed(pool) is each], planned)
     predicted = list(levels)
@@ -52,9 +53,14 @@ def step_findings(
         findings.append(found("step_times_extrapolated", times=beyond))
     for each in hardware.beside:
         findings.append(found("pools_of_two_types", prefill=hardware.gpu_type, decode=each.gpu_type))
+    if hardware.common_node_gpus is None:
+        sizes = [f"nodes of {each.gpu_type} have {counted(each.gpus_per_node, 'GPU')}" for each in hardware.types]
+        findings.append(found("nodes_of_two_sizes", sizes=" and ".join(sizes)))
     links = {link_of(each) if link is None or each.mode == "collocated" else link for each in planned}
     if hardware.wires is not None and (not planned or links - {"nvlink"}):
-        findings += _of_network(hardware, hardware.wires)
+        alike = len({wire_rate(each, "srd") for each in hardware.types}) == 1
+        for each in (hardware,) if alike else hardware.types:
+            findings += _of_network(each, "" if alike else f" of {each.gpu_type}")
     elif "srd" in links and hardware.wires is None and hardware.steps is not None:
         findings.append(found("network_assumed", gb_per_s=wire_rate(hardware, "srd").gb_per_s))
     if hardware.speculation is not None:
@@ -76,14 +82,19 @@ def _assumptions(deployment: Deployment, hardware: Hardware) -> Iterable[Finding
     """What is predicted of a deployment that no node may have, or that is not simulated."""
     if (unlike := unlike_gpu_link(hardware, deployment)) is not None:
         yield found("steps_of_another_gpu_link", nodes=unlike.nodes, steps=unlike.steps)
-    node = hardware.gpus_per_node
     if packs_over_nodes(deployment, hardware):
-        yield found("pack_over_nodes", gpus=deployment.gpus, node=node)
-    elif (largest_tp := max(pool.tp for pool in deployment.pools.values())) > node:
+        yield found("pack_over_nodes", gpus=deployment.gpus, node=hardware.gpus_per_node)
+    else:
+        largest: dict[int, int] = {}  # TP by the GPUs of a node
+        for pool in deployment.pools.values():
+            node = hardware.typed(pool).gpus_per_node
+            largest[node] = max(largest.get(node, 0), pool.tp)
         link = "as if NVLink joined them"
         if hardware.steps is not None:
             link = f"with the link that the tables have between nodes of {hardware.gpu}"
-        yield found("tp_over_nodes", tp=largest_tp, node=node, link=link)
+        for node, tp in largest.items():
+            if tp > node:
+                yield found("tp_over_nodes", tp=tp, node=node, link=link)
     for pool in deployment.pools.values():
         arguments = deployment.engine_kwargs_of(pool)
         if arguments.get("enable_eplb"):
@@ -111,8 +122,11 @@ def launched_stack(hardware: Hardware) -> tuple[Finding, ...]:
     )
 
 
-def _of_network(hardware: Hardware, wires: NodeWires) -> Iterable[Finding]:
-    """About the network of the planned nodes, if it is not EFA at the rate of the constants."""
+def _of_network(hardware: Hardware, of_type: str) -> Iterable[Finding]:
+    """About the network of the hardware's nodes, if it is not EFA at the rate of the constants. ``of_type``: words that
+    name its GPU type; empty: the nodes of all types are alike."""
+    wires = hardware.wires
+    assert wires is not None
     rate, line = wire_rate(hardware, "srd"), wires.node_gb_per_s
     share = line if line is None or rate.per_node else line / hardware.gpus_per_node
     if wires.network == "efa" and rate.gb_per_s == hardware.value("srd_gb_per_s"):
@@ -123,7 +137,7 @@ def _of_network(hardware: Hardware, wires: NodeWires) -> Iterable[Finding]:
         why = "as published for TCP without GPUDirect"
     else:
         why = "as over EFA, because the nodes' file gives no gbit_per_s"
-    of = "node" if rate.per_node else "GPU"
+    of = f"{'node' if rate.per_node else 'GPU'}{of_type}"
     yield found("network_not_fitted", network=wires.network.upper(), gb_per_s=rate.gb_per_s, of=of, why=why)
 
 

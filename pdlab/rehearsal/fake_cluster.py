@@ -63,6 +63,11 @@ class RehearsalSubstitutes:
         self._slow_down: float = slow_down
         self._rehearsal: Rehearsal = request.rehearsal.model_copy(update={"slow_down": slow_down})
 
+    @property
+    def slow_down(self) -> float:
+        """Real seconds per simulated second, as requested or chosen for this machine."""
+        return self._slow_down
+
     def describe(self) -> str:
         """One line with the simulated hardware and the slow-down."""
         return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 HIDDEN = "[removed]"
 LEAST_SECRET = 6  # characters; a shorter value is a word or a number
@@ -22,11 +22,8 @@ _NUMBER = (
 )
 _NUMBERS = re.compile(rf"(?i)[\s\[]*{_NUMBER}(?:[\s,\[\]]+{_NUMBER})*[\s\]]*")
 
-# A list with lists in it, a quoted text to its last quote (an escaped quote is one of a text within a text), or a word.
-_VALUE = (
-    r"(?:(?P<list>\[(?:[^\[\]]|\[[^\[\]]{0,1000}\])*)"
-    r"""|(?P<quote>\\*["'])(?P<quoted>[^\n]*?)(?:(?<!\\)(?P=quote)|$)|(?P<bare>[^\s"',}\]]+))"""
-)
+# A quoted text to its last quote (an escaped quote is one of a text within a text), or a word.
+_VALUE = r"""(?:(?P<quote>\\*["'])(?P<quoted>[^\n]*?)(?:(?<!\\)(?P=quote)|$)|(?P<bare>[^\s"',\[{}\]][^\s"',}\]]*))"""
 _QUOTE = re.compile(r"""\\*["']""")
 _NAMED = rf"[\w-]*(?:{WORDS})[\w-]{{0,64}}"  # bounded: a long word with many of the words is read once
 # As in an environment, JSON, YAML, a header or Python; then as on a command line or in a list of its words.
@@ -36,6 +33,30 @@ _ASSIGNED = re.compile(
 _FLAG = re.compile(
     rf"""(?im)(?<![\w-])(?P<name>--?(?=[a-z]){_NAMED})(?P<end>(?:\\*["'])?),?\s+(?!\\*["']?-)(?P<value>{_VALUE})"""
 )
+# The same two, before the bracket of a list or of a mapping.
+_OPENED = re.compile(
+    rf"""(?im)(?<![\w-])(?P<name>(?P<flag>--?(?=[a-z]))?{_NAMED})(?P<end>\\*["']?)"""
+    rf"""(?:\s*(?:[=:]|[=-]{{1,2}}>)\s*|(?(flag),?\s+|(?!)))(?!{re.escape(HIDDEN)})(?=[\[{{])"""
+)
+_PIECE = re.compile(
+    rf"""(?m)(?P<shown>{re.escape(HIDDEN)})|(?P<open>[\[{{])|(?P<close>[\]}}])"""
+    r"""|(?P<quote>\\*["'])(?P<quoted>[^\n]*?)(?:(?<!\\)(?P=quote)|$)|(?P<bare>[^\s"',:\[\]{}\\](?:[^\n"',:\[\]{}\\]|:(?!\s))*)"""
+)
+_AFTER_KEY = re.compile(r"\s*:")
+# Lists and mappings without an end that are searched to the end of the text, and how many characters of others are. A
+# text with many of them is else read as often.
+MOST_UNCLOSED, LONGEST_THEN = 10, 1_000
+# Of a mapping that has the name of a secret: what its other values are of, and the name of a secret that is elsewhere.
+_OF_A_DESCRIPTION = re.compile(r"(?i)(?:^|_|-)(?:units?|kind|type|mode|format|source|description)$")
+_REFERENCE = re.compile(r"(?:Ref|_ref|-ref)$")
+# As in a list of variables: the name of a secret is a value itself, and its value is beside it.
+_BESIDE = re.compile(
+    rf"""(?im)(?<![\w-])(?:name|key)(?P<quoted_key>\\*["']?)\s*[:=]\s*(?:\\*["'])?(?P<name>{_NAMED})"""
+    rf"""(?P<end>\\*["']?)\s*,?\s*(?:\\*["'])?value(?P=quoted_key)\s*[:=]\s*(?P<value>{_VALUE})"""
+)
+# Of YAML in lines: a name whose value is in the lines below, which are further to the right or items of a list.
+_HEADING = re.compile(r"""(?P<before>[ ]*(?:-[ ]+)*)["']?(?P<name>[\w.-]+)["']?:[ ]*(?:[|>][-+\d]*)?\s*""")
+_LINE = re.compile(r"""[ ]*(?:-[ ]+)*(?:["']?(?P<key>[\w.-]+)["']?:[ ]+)?(?P<quote>["']?)(?P<value>.*?)(?P=quote)\s*""")
 _KNOWN = (
     re.compile(r"(?i)(?P<before>\b(?:bearer|basic)\s+)[\w.~+/=-]{6,}"),
     re.compile(r"(?P<before>\b)(?:hf_[A-Za-z0-9]{16,}|(?:AKIA|ASIA)[A-Z0-9]{16}|gh[pousr]_[A-Za-z0-9]{20,}|sk-[\w-]{20,})"),
@@ -77,10 +98,18 @@ def hidden_in_text(name: str, value: str) -> bool:
     return not (names_a_path(name) or value.endswith(":") or is_count(name, value))
 
 
+def _hidden_below(names: Iterable[str], key: str, value: str) -> bool:
+    """As `hidden_in_text`, for a value at any depth below these names, which has its own ``key`` (empty: an item)."""
+    if names_a_path(key) or _OF_A_DESCRIPTION.search(key):
+        return False
+    return any(hidden_in_text(name, value) for name in names)
+
+
 def redacted(text: str) -> str:
     """The text without values that are or look like secrets."""
     for known in _KNOWN:
         text = known.sub(lambda match: match["before"] + HIDDEN, text)
+    text = _BESIDE.sub(_without_value, "".join(_without_blocks("".join(_without_nested(text)))))
     return _FLAG.sub(_without_value, _ASSIGNED.sub(_without_value, text))
 
 
@@ -100,20 +129,81 @@ def _redacted_word(word: str) -> str:
     return redacted(word)
 
 
+def _without_nested(text: str) -> Iterator[str]:
+    """The text in pieces, without the values at any depth of lists and mappings that have the name of a secret."""
+    done = past = unclosed = 0
+    for opened in _OPENED.finditer(text):
+        if opened.start() < past or _REFERENCE.search(opened["name"]) or not is_secret(opened["name"]):
+            continue
+        start, end = opened.end(), opened["end"]
+        most = len(text) if unclosed < MOST_UNCLOSED else min(start + LONGEST_THEN, len(text))
+        values, past = _values_within(text, start, most, opened["name"], len(end))
+        unclosed += past == most or text[past] not in "]}\"'\\"
+        inner = text[start + 1 : past]
+        if text[start] == "[" and "{" not in inner:
+            hidden = [slice(start + 1, past)] if hidden_in_text(opened["name"], inner) else []
+            end = quoted[0] if (quoted := _QUOTE.search(inner)) else end
+        else:
+            hidden = values
+        for each in hidden:
+            # What has a quoted name is JSON or Python, and stays it.
+            quote = "" if _QUOTE.search(text, max(each.start - 1, 0), each.start) else end
+            yield f"{text[done : each.start]}{quote}{HIDDEN}{quote}"
+            done = each.stop
+    yield text[done:]
+
+
+def _values_within(text: str, start: int, most: int, name: str, quote: int) -> tuple[list[slice], int]:
+    """Where the values are that are to be hidden between the bracket at ``start``, which has the ``name``, and its end;
+    and where that end is: at the closing bracket, or where a quote is shorter than ``quote``, which ends the text
+    around. Without either before ``most`` it is the end of the line if that has a part of the value, else ``most``."""
+    found: list[slice] = []
+    names: list[tuple[str, ...]]
+    names, key = [(name,)], ""  # of each bracket that is open, and around
+    for piece in _PIECE.finditer(text, start, most):
+        kind, at = "quoted" if piece["quote"] else "bare", piece.start()
+        if piece["open"]:
+            names.append((*names[-1], key) if is_secret(key) and key not in names[-1] else names[-1])
+        elif piece["close"]:
+            names.pop()
+            key = ""
+            if len(names) == 1:
+                return found, at
+        elif piece["quote"] and len(piece["quote"]) < quote:
+            return found, at
+        elif not piece["shown"] and _AFTER_KEY.match(text, piece.end()):
+            key = piece[kind]
+        elif not piece["shown"] and _hidden_below(names[-1], key, piece[kind]):
+            found.append(slice(*piece.span(kind)))
+    line = text.find("\n", start)
+    past = most if not 0 <= line < most or not text[start + 1 : line].strip() else line
+    return [each for each in found if each.start < past], past
+
+
+def _without_blocks(text: str) -> Iterator[str]:
+    """The text in lines, without the values at any depth of YAML's lists and mappings that have the name of a
+    secret."""
+    above: list[tuple[int, str]] = []  # column and name of each secret that the line is below
+    for line in text.splitlines(keepends=True):
+        at = len(line) - len(line.lstrip(" "))
+        while above and line.strip() and not (at > above[-1][0] or (at == above[-1][0] and line[at : at + 2] == "- ")):
+            above.pop()
+        if ":" in line[-8:] and (heading := _HEADING.fullmatch(line)):
+            if is_secret(heading["name"]) and not _REFERENCE.search(heading["name"]):
+                above.append((len(heading["before"]), heading["name"]))
+        elif above and HIDDEN not in line:
+            parts, names = _LINE.fullmatch(line), [name for _, name in above]
+            if parts is not None and _hidden_below(names, parts["key"] or "", parts["value"]):
+                start, stop = parts.span("value")
+                line = line[:start] + HIDDEN + line[stop:]
+        yield line
+
+
 def _without_value(match: re.Match[str]) -> str:
-    kind = next(kind for kind in ("list", "quoted", "bare") if match[kind] is not None)
-    value = match[kind]
-    if value == HIDDEN.removesuffix("]"):
-        return match[0]
-    if not hidden_in_text(match["name"], value.removeprefix("[") if kind == "list" else value):
+    kind = "bare" if match["quoted"] is None else "quoted"
+    if not hidden_in_text(match["name"], match[kind]):
         return match[0]
     start, end = (place - match.start() for place in match.span(kind))
     # What has a quoted name is JSON or Python, and stays it.
-    quote = match["end"]
-    if kind == "list":
-        inner = _QUOTE.search(value)
-        quote = inner[0] if inner else quote
-    elif kind == "quoted":
-        quote = ""
-    opened = "[" if kind == "list" else ""
-    return f"{match[0][:start]}{opened}{quote}{HIDDEN}{quote}{match[0][end:]}"
+    quote = match["end"] if kind == "bare" else ""
+    return f"{match[0][:start]}{quote}{HIDDEN}{quote}{match[0][end:]}"

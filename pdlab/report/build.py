@@ -20,6 +20,7 @@ from pdlab.analysis.goodput import SloRanking
 from pdlab.analysis.headline import Compared, compared
 from pdlab.analysis.ranking import BoundsRanking, Frontier, bounds_rankings, frontiers
 from pdlab.analysis.ttft_parts import TtftParts
+from pdlab.analysis.tuning import judged_again
 from pdlab.analysis.view import View
 from pdlab.core.arguments import SLO_QUANTILE
 from pdlab.core.bounds import Bounds, parse_bounds
@@ -197,7 +198,11 @@ def _unmarked_repeats(results: Results) -> Iterator[Finding]:
 
 def _curves(results: Results, published: Sequence[Path], notes: list[Finding]) -> list[Curve]:
     """The measured curves, one for each measurement, and the published ones."""
-    every = analysis.curves(results.experiments, [each.requests for each in results.loaded])
+    made = analysis.curves(results.experiments, [each.requests for each in results.loaded])
+    every = [
+        curve.model_copy(update={"tuning": judged_again(each)})
+        for curve, each in zip(made, results.loaded, strict=True)
+    ]
     kept = analysis.drawn_once(every)
     if len(kept) < len(every):
         names = [curve.label for curve in kept if curve not in every]

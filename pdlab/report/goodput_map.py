@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from pdlab.analysis.goodput_map import GoodputMap
+from pdlab.analysis.goodput_map import ALIKE, GoodputMap
 from pdlab.core.text import counted
 from pdlab.report.figure import Axis, Block, Figure, PlotPanel
 from pdlab.report.paper import quiet_import
@@ -86,10 +86,13 @@ def _winners(goodputs: GoodputMap, letters: dict[int, str]) -> PlotPanel:
         best = goodputs.winners(row, column)
         if not best:
             return NOBODY, "-", False
-        names = [letters[number] for number in best]
+        most = goodputs.cells[best[0]][row][column].goodput
+        here = {number: goodputs.cells[number][row][column].goodput for number in best}
+        names = [("" if here[number] >= (1 - ALIKE) * most else "≥") + letters[number] for number in best]
         lines = [names[i : i + LETTERS_ABREAST] for i in range(0, len(names), LETTERS_ABREAST)]
         simulated = any(goodputs.served[number].origin == "simulated" for number in best)
         return hue(first.index(best[0])), "\n".join(map(" ".join, lines)), simulated
 
     of = counted(len(goodputs.served), "configuration")
-    return _panel(goodputs, f"most goodput per GPU of {of},\nthen those within 5 % of it", tile)
+    or_more = ", and ≥ those that may have more" if any("≥" in tile(*cell)[1] for cell in cells) else ""
+    return _panel(goodputs, f"most goodput per GPU of {of},\nthen those within 5 % of it{or_more}", tile)

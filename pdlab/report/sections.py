@@ -9,12 +9,13 @@ from pdlab.analysis.comparable import groups
 from pdlab.analysis.crossovers import GroupCrossovers
 from pdlab.analysis.curves import Curve, LevelCost
 from pdlab.analysis.goodput import SloRanking, goodput_at, share_at
+from pdlab.analysis.ranking import Ranked, bounds_rankings
 from pdlab.analysis.ttft_breakdown import PARTS
 from pdlab.analysis.view import View
 from pdlab.core.bounds import Bounds
 from pdlab.report import tables
 from pdlab.report.section import Section, of_macro
-from pdlab.report.verdicts import LOOPS, SERVED, lead_factor
+from pdlab.report.verdicts import LOOPS, SERVED, lead_factor, short_ratio
 from pdlab.results.slo import bounds_text
 
 
@@ -22,6 +23,7 @@ class SectionFacts(tables.TableFacts):
     """`TableFacts` with the words for a lead."""
 
     lead_factor = staticmethod(lead_factor)
+    short_ratio = staticmethod(short_ratio)
 
 
 def slo_section(ranked: SloRanking, curves: Sequence[Curve], view: View) -> Section:
@@ -57,10 +59,18 @@ def split_section(curves: Sequence[Curve]) -> Section | None:
 
 
 class CostRow(NamedTuple):
-    """``cheapest``: for each of the bounds, whether it is its group's cheapest valid level within them."""
+    """``cheapest``: for each of the bounds, whether it is its group's cheapest valid level within them, and no other
+    deployment of the group might cost less."""
 
     cost: LevelCost
     cheapest: list[bool]
+
+
+class OpenCost(NamedTuple):
+    """``rivals``: might cost less within the bounds than the cheapest level, at loads that are not known."""
+
+    bounds: Bounds
+    rivals: list[Ranked]
 
 
 def cost_section(
@@ -68,20 +78,36 @@ def cost_section(
 ) -> Section:
     """Cost per million tokens by level, with the cheapest valid level within each of ``at`` marked.
 
-    Without a bound the cheapest level is always one of those with the longest waits.
+    Without a bound the cheapest level is always one of those with the longest waits. A group has no mark where another
+    deployment might cost less.
     """
     number = {curve.label: i for i, group in enumerate(groups(curves, view)) for curve in group.curves}
-    rows = [CostRow(each, []) for each in costs]
+    rows, open_costs = [CostRow(each, []) for each in costs], []
     for bounds in at:
-        cheapest: dict[int | None, float] = {}
+        cheapest: dict[int | None, tuple[float, str]] = {}
         held = [each.point.valid and each.curve.published is None and bounds.hold(each.point) for each in costs]
         for (curve, _, per_million), within in zip(costs, held, strict=True):
             if within:
                 value, group = per_million[view.throughput_metric].value, number.get(curve.label)
-                cheapest[group] = min(value, cheapest.get(group, value))
+                cheapest[group] = min((value, curve.label), cheapest.get(group, (value, curve.label)))
+        open_ends = [
+            ranked
+            for answer in bounds_rankings(curves, bounds, view)
+            for ranked in answer.ranking
+            if ranked.end is not None and ranked.tied
+        ]
+        rivals = [
+            ranked
+            for ranked in open_ends
+            if (least := cheapest.get(number.get(ranked.label))) is not None and least[1] != ranked.label
+        ]
+        undecided = {number.get(ranked.label) for ranked in rivals}
+        if rivals:
+            open_costs.append(OpenCost(bounds, rivals))
         for row, within in zip(rows, held, strict=True):
-            least = cheapest.get(number.get(row.cost.curve.label))
-            row.cheapest.append(within and row.cost.per_million[view.throughput_metric].value == least)
+            group = number.get(row.cost.curve.label)
+            value = row.cost.per_million[view.throughput_metric].value
+            row.cheapest.append(within and group not in undecided and value == cheapest[group][0])
     on_gpus = any(curve.gpus.device == "gpu" for curve in curves)
     paid_for = "the whole deployment" if not on_gpus else "whole nodes" if view.count == "nodes" else "the GPUs used"
-    return of_macro("cost", rows, SectionFacts(curves, view), price_per_gpu_hour, at, paid_for)
+    return of_macro("cost", rows, SectionFacts(curves, view), price_per_gpu_hour, at, paid_for, open_costs)

@@ -233,9 +233,15 @@ def _doubt_code(ahead: Comparison | None) -> DoubtCode:
 
 
 def deciding_doubt(ranking: Sequence[Ranked]) -> LeadLimit | None:
-    """Of the first that is tied with the best, else of the second; None with fewer than two."""
-    close = next((ranked for ranked in ranking[1:] if ranked.tied), ranking[1] if len(ranking) > 1 else None)
+    """Of the first that is tied with the best by its scatter, else of the second; None with fewer than two."""
+    tied = (ranked for ranked in ranking[1:] if ranked.tied and not ranked.at_least)
+    close = next(tied, ranking[1] if len(ranking) > 1 else None)
     return None if close is None else doubt_of(close.best_over_it, close.label)
+
+
+def unnamed_ends(ranking: Sequence[Ranked], code: AnswerCode) -> list[Ranked]:
+    """Those that may give more than measured, which the verdict of that code does not say."""
+    return [each for each in (ranking if code == "ttft_unbounded" else ranking[:1]) if each.end is not None]
 
 
 @dataclass(frozen=True)
@@ -266,6 +272,10 @@ class BoundAnswer:
     @property
     def doubt(self) -> LeadLimit | None:
         return deciding_doubt(self.bounds_ranking.ranking)
+
+    @property
+    def more(self) -> list[Ranked]:
+        return unnamed_ends(self.bounds_ranking.ranking, self.code)
 
     @property
     def figures(self) -> list[str]:
@@ -331,6 +341,10 @@ class SloAnswer:
     @property
     def doubt(self) -> LeadLimit | None:
         return deciding_doubt(self.slo_ranking.ranking)
+
+    @property
+    def more(self) -> list[Ranked]:
+        return unnamed_ends(self.slo_ranking.ranking, self.code)
 
     @property
     def figures(self) -> list[str]:

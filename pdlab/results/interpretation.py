@@ -49,8 +49,8 @@ class InterpretedCurve:
 
     @property
     def lengths(self) -> str:
-        """Input and output tokens of the workloads, ``5000:250``."""
-        return " and ".join(dict.fromkeys(run.workload.label for run in self.runs))
+        """Input and output tokens of the workloads, ``5000:250``; empty if unknown."""
+        return " and ".join(dict.fromkeys(run.workload.label for run in self.runs if run.has_lengths))
 
     @property
     def flags(self) -> str | None:

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
-from pdlab.core.workload import Open, Ramp
+from pdlab.core.workload import Open, Ramp, Workload
 from pdlab.results.curve_names import grouped, short_names
 from pdlab.results.published_files import PublishedLevel
 from pdlab.results.published_names import deployment_in, is_of_deployment, is_size_of_deployment
@@ -128,11 +128,31 @@ def separated(levels: Sequence[PublishedLevel]) -> SeparatedCurves:
         for key in keys
     ]
     parts = grouped(range(len(levels)), lambda i: tuple(values[i].get(key) for key in keys))
+    known = _first_workload(levels)
     curves = [
-        PublishedCurve(name, tuple(levels[i] for i in group), values[group[0]] if keys else {})
+        PublishedCurve(name, _of_its_workload([levels[i] for i in group], known), values[group[0]] if keys else {})
         for name, group in zip(short_names([values[group[0]] for group in parts], keys, BARE), parts, strict=True)
     ]
     return SeparatedCurves(tuple(curves), tuple(differences))
+
+
+def _first_workload(levels: Iterable[PublishedLevel]) -> Workload | None:
+    """The workload of the first level with answers; None: no level has any."""
+    return next((level.run.workload for level in levels if level.run.completed), None)
+
+
+def _of_its_workload(levels: Sequence[PublishedLevel], of_folder: Workload | None) -> tuple[PublishedLevel, ...]:
+    """The levels of a curve. Those without answers, whose tokens nobody counted, have the workload of its other levels,
+    else the one that a file's name gives, else that of the folder."""
+    own = _first_workload(levels)
+
+    def filled(level: PublishedLevel) -> PublishedLevel:
+        workload = own or (None if level.name.input_tokens is not None else of_folder)
+        if level.run.completed or workload is None:
+            return level
+        return level._replace(run=level.run.model_copy(update={"workload": workload}))
+
+    return tuple(map(filled, levels))
 
 
 def unmarked_repeats(levels: Iterable[PublishedLevel]) -> list[tuple[str, ...]]:

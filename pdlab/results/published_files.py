@@ -27,10 +27,10 @@ from pdlab.results.published_names import (
     placement_in,
     replica_counts,
 )
-from pdlab.results.readers import FileReading, RawLevel, RequestTimes, read_file
+from pdlab.results.readers import NOTHING_ANSWERED, FileReading, RawLevel, RequestTimes, read_file
 from pdlab.results.readers.statistics import number_in
 from pdlab.results.readers.vllm_bench import OF_SGLANG
-from pdlab.results.schema import Distribution, Run, SpeculativeDecoding, Summary, Validity
+from pdlab.results.schema import NO_LENGTHS, Distribution, Run, SpeculativeDecoding, Summary, Validity
 
 # Clients write a rate above this for "all at once"; it is not a load.
 UNLIMITED_RPS = 1e5
@@ -142,8 +142,10 @@ def read_levels(folder: Path, file: Path, label: str, named: FolderName, stated:
     """Read one file in ``folder``, which is called ``label`` and whose name gives ``named``. Raises StoreError, which
     names the file."""
     reading = read_file(file)
-    levels = tuple(_level(folder, file, reading, raw, label, named, stated) for raw in reading.levels)
-    return FileLevels(levels, "" if levels else f"{reading.tool}: {reading.skipped or 'no level'}")
+    timed = [raw for raw in reading.levels if "duration" in raw.data or number(raw.data.get("completed")) != 0]
+    levels = tuple(_level(folder, file, reading, raw, label, named, stated) for raw in timed)
+    skipped = reading.skipped or (NOTHING_ANSWERED if reading.levels else "no level")
+    return FileLevels(levels, "" if levels else f"{reading.tool}: {skipped}")
 
 
 def _level(
@@ -170,8 +172,9 @@ def _level(
     faults += [*unknown_lengths, *_no_latencies(data), *_recounted(data, completed, output_tokens)]
     if failed:
         faults.append(found("file_requests_failed", failed=failed, requests=num_requests))
-    elif not completed and input_tokens + output_tokens + (number(data.get("request_throughput")) or 0) > 0:
-        faults.append(found("file_no_answers"))
+    elif not completed:
+        counted = input_tokens + output_tokens + (number(data.get("request_throughput")) or 0) > 0
+        faults.append(found("file_no_answers" if counted else "file_nothing_answered"))
     if "invalid" in data:
         faults.append(found("file_not_valid", reasons=str(data["invalid"])))
     lengths = _lengths(named, name, completed, input_tokens, output_tokens)
@@ -379,7 +382,8 @@ class _TokenTotals(NamedTuple):
 
 
 def _tokens(file: Path, data: dict[str, Any], completed: int, folder: FolderName, name: FileName) -> _TokenTotals:
-    """Tokens of all requests: the file's counts, else the lengths in a name. Without either they are 0, with a fault.
+    """Tokens of all requests: the file's counts, else the lengths in a name. Without either they are 0, with a fault if
+    requests were answered.
 
     A prompt has at least one token, so 0 input tokens were not counted.
     """
@@ -391,7 +395,7 @@ def _tokens(file: Path, data: dict[str, Any], completed: int, folder: FolderName
         if counted is None or (side == "input" and not counted and completed):
             of_name = getattr(name, f"{side}_tokens") or getattr(folder, f"{side}_tokens")
             counted = (of_name or 0.0) * completed
-            if not of_name:
+            if not of_name and completed:
                 faults.append(found("file_no_lengths", side=side))
         totals[side] = counted
     return _TokenTotals(totals["input"], totals["output"], tuple(faults))
@@ -413,6 +417,8 @@ def _lengths(folder: FolderName, file: FileName, completed: int, input_tokens: f
         "input": folder.input_tokens if file.input_tokens is None else file.input_tokens,
         "output": folder.output_tokens if file.output_tokens is None else file.output_tokens,
     }
+    if not completed and not any(named.values()):
+        return _Lengths(NO_LENGTHS, None, (), ())
     if not completed:
         inputs, outputs = (max(1, tokens or 1) for tokens in named.values())
         of_names = folder.mode or _mode(inputs, outputs)

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, computed_field, model_validator
 
 from pdlab.core.bounds import Metric
 from pdlab.core.deployment import Deployment
-from pdlab.core.findings import Finding
+from pdlab.core.findings import CODES, Finding
 from pdlab.core.nodes import ClusterView, Placement
 from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.schema import Frozen, OneLine
@@ -179,6 +179,10 @@ class Summary(Frozen):
         return {metric: latency for metric, latency in every.items() if latency is not None}
 
 
+ABOVE_CAPACITY = ("in_flight_grows", "answers_take_longer")
+"""Findings on an open loop that the deployment does not keep up with."""
+
+
 class Validity(Frozen):
     """The gates that a level failed (docs/methodology.md); without ``findings`` the level is valid.
 
@@ -204,6 +208,13 @@ class Validity(Frozen):
     @property
     def valid(self) -> bool:
         return not self.findings
+
+    @property
+    def above_capacity(self) -> bool:
+        """Whether it is invalid only because its rate is above the capacity of the deployment."""
+        return any(finding.code in ABOVE_CAPACITY for finding in self.findings) and set(self.failed_gates) == {
+            CODES[code].gate for code in ABOVE_CAPACITY
+        }
 
     def failing(self, *findings: Finding) -> Validity:
         """The same with these findings added, each once."""
@@ -395,6 +406,9 @@ class SpeculativeDecoding(Frozen):
     guessed_tokens: float | None = Field(default=None, gt=0)
 
 
+NO_LENGTHS = Workload(input_tokens=1, output_tokens=1, mode="prefill-only")  # in place of unknown ones
+
+
 class Run(Frozen):
     """One measured or simulated level: whole-run and steady-state figures, validity, provenance.
 
@@ -446,6 +460,12 @@ class Run(Frozen):
     finished_at: str | None = None
     raw_sha256: str | None = None
     replaces: ReplacedLevel | None = None
+
+    @property
+    def has_lengths(self) -> bool:
+        """Whether ``workload`` has the lengths of the requests. They are unknown if no request of an imported level was
+        answered, and no name gives them."""
+        return self.origin != "imported" or self.completed > 0 or self.workload != NO_LENGTHS
 
 
 class SloPoint(Frozen):
@@ -547,8 +567,8 @@ class WireProof(Frozen):
 class TriedSettings(Frozen):
     """Engine ``settings`` that were tried; empty: the settings of the launch.
 
-    ``tokens_per_s``: output tokens/s of the whole deployment within the bounds. None: not within them at any load, or
-    not measured (``error``).
+    ``tokens_per_s``: output tokens/s of the whole deployment within the bounds, at the loads that were compared. None:
+    not within them at any of these, or not measured (``error``).
     """
 
     settings: dict[str, bool | int] = Field(default_factory=dict)
@@ -560,8 +580,10 @@ class Tuning(Frozen):
     """A search for the engine settings of a baseline, before the measurement.
 
     ``tried``: best first. ``settings``: those used afterwards (empty: as launched). ``over_launched``: throughput with
-    these over that without, within ``bounds``, and the ends of its 95 % interval; None if unknown. ``resolved``:
-    whether that interval excludes 1. ``folder``: folder of the levels.
+    the best over that without, within ``bounds``, and the ends of its 95 % interval; None if unknown. ``over_second``:
+    the same over the second. ``resolved``: whether the interval of ``over_launched`` excludes 1. ``loads``: the
+    planned ones. ``compared``: those that are valid with all settings, at which these are compared; None: not recorded.
+    ``invalid``: the other loads, and the settings with which each is not valid. ``folder``: folder of the levels.
     """
 
     grid: dict[str, tuple[bool | int, ...]]
@@ -572,7 +594,10 @@ class Tuning(Frozen):
     tried: tuple[TriedSettings, ...]
     settings: dict[str, bool | int] = Field(default_factory=dict)
     over_launched: tuple[float, float, float] | None = None
+    over_second: tuple[float, float, float] | None = None
     resolved: bool = False
+    compared: tuple[str, ...] | None = None
+    invalid: dict[str, tuple[dict[str, bool | int], ...]] | None = None
     folder: str
 
 

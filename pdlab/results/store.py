@@ -224,6 +224,11 @@ class Store:
             if path.name not in (MANIFEST, CHAOS) and not path.name.startswith(SLO_PREFIX):
                 yield path
 
+    @property
+    def has_measurements(self) -> bool:
+        """Whether a level is finished, or was measured and set aside."""
+        return next(chain(self.levels(), (self.folder / REPLACED).glob("*.json")), None) is not None
+
     def runs(self) -> Iterator[Run]:
         """All finished levels, ordered by (kind, value, repeat, look). Raises StoreError on a damaged file.
 

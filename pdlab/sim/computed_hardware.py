@@ -13,7 +13,7 @@ from pdlab.core import defaults
 from pdlab.core.catalog import BYTES_PER_VALUE, GpuType, ModelShape, gpu_name, known_gpu, known_gpus, whole_shape
 from pdlab.core.errors import UsageError
 from pdlab.core.hybrid_kv import is_hybrid
-from pdlab.core.text import choices, counted
+from pdlab.core.text import choices
 from pdlab.core.version import STACK
 from pdlab.sim import aic
 from pdlab.sim.engine_host import host_of
@@ -167,17 +167,9 @@ def hardware_of(
 
 
 def beside(prefill: Hardware, decode: Hardware) -> Hardware:
-    """Hardware of two GPU types: that of prefill, with the other as ``beside``. If both are the same, one of them.
-    Raises UsageError.
-    """
+    """Hardware of two GPU types: that of prefill, with the other as ``beside``. If both are the same, one of them."""
     if prefill.gpu_type == decode.gpu_type:
         return decode
-    if prefill.gpus_per_node != decode.gpus_per_node:
-        raise UsageError(
-            f"--p-hardware {prefill.gpu_type} has nodes of {counted(prefill.gpus_per_node, 'GPU')}, --d-hardware "
-            f"{decode.gpu_type} of {decode.gpus_per_node}: a plan needs nodes of one size; give --node a "
-            "file with nodes of one size"
-        )
     return prefill.model_copy(
         update={
             "name": f"{prefill.name} and {decode.name}",

@@ -18,6 +18,7 @@ from pdlab.core.nodes import GpuLink, WireKind
 from pdlab.core.schema import Frozen, load_yaml
 from pdlab.core.text import choices, counted, version_numbers
 from pdlab.core.vllm_limits import default_utilization
+from pdlab.results.metrics import TO_SD
 from pdlab.sim.engine_host import DirectRouting, host_of, is_asynchronous
 from pdlab.sim.step_source import NO_CORRECTION, Correction
 
@@ -222,6 +223,17 @@ class Hardware(Frozen):
     beside: tuple[Hardware, ...] = ()
     constants: dict[str, Constant]
     error: FitError | None = None
+
+    @property
+    def types(self) -> tuple[Hardware, ...]:
+        """The hardware of every GPU type, this one first."""
+        return (self, *self.beside)
+
+    @property
+    def common_node_gpus(self) -> int | None:
+        """The GPUs of every node; None: nodes of the GPU types differ in size, so nothing is defined per node."""
+        sizes = {each.gpus_per_node for each in self.types}
+        return self.gpus_per_node if len(sizes) == 1 else None
 
     def typed(self, pool: Pool) -> Hardware:
         """The hardware of the pool's GPU type."""
@@ -436,5 +448,4 @@ def load_hardware(name_or_path: str, others: Mapping[str, Sequence[str]] = Mappi
     return hardware.model_copy(update={"hybrid_kv": is_hybrid({}, version=steps.engine_version or steps.version)})
 
 
-TO_SD = 1.4826  # median absolute error -> standard deviation of a normal one
 TO_90 = TO_SD * 1.6449  # -> 90 % of cases

@@ -116,22 +116,34 @@ class WireRate(NamedTuple):
 
 def on_nodes(hardware: Hardware, nodes: Sequence[ClusterNode]) -> Hardware:
     """The hardware with the wires of these nodes, and with the GPU memory that they state. The slowest and the smallest
-    node count. Nodes whose networks differ use TCP."""
-    lines = [node.nic.count * node.nic.gbit_per_s / 8 for node in nodes if node.nic.gbit_per_s is not None]
-    line = min(lines, default=None)
-    found = NodeWires(network=network_wire(nodes), node_gb_per_s=line)
+    node of a GPU type count for it. Nodes whose networks differ use TCP."""
+    network = network_wire(networked(hardware, nodes))
     changed = []
-    for each in (hardware, *hardware.beside):
-        wires = found.model_copy(update={"gpu_link": _gpu_link_of(each, nodes)})
+    for each in hardware.types:
+        own = _with_gpus(each, nodes) if hardware.beside else nodes
+        lines = [node.nic.count * node.nic.gbit_per_s / 8 for node in own if node.nic.gbit_per_s is not None]
+        line = min(lines, default=None)
+        wires = NodeWires(network=network, node_gb_per_s=line, gpu_link=_gpu_link_of(each, nodes))
         changed.append(_with_memory_of(each, nodes).model_copy(update={"wires": wires}))
     return changed[0].model_copy(update={"beside": tuple(changed[1:])})
 
 
+def networked(hardware: Hardware, nodes: Sequence[ClusterNode]) -> Sequence[ClusterNode]:
+    """The nodes whose network counts: with two GPU types the nodes of these types, else all."""
+    if not hardware.beside:
+        return nodes
+    own = [node for node in nodes if any(has_gpu(node, each.gpu_type or "") for each in hardware.types)]
+    return own or nodes
+
+
+def _with_gpus(hardware: Hardware, nodes: Sequence[ClusterNode]) -> Sequence[ClusterNode]:
+    """The nodes with the hardware's GPUs; all nodes if none has them."""
+    return [each for each in nodes if has_gpu(each, hardware.gpu_type or "")] or nodes
+
+
 def _gpu_link_of(hardware: Hardware, nodes: Sequence[ClusterNode]) -> GpuLink | None:
-    """The link that nodes with the hardware's GPUs state, the slowest one; None: they do not, or state several. All
-    nodes count if none has such GPUs."""
-    own = [each for each in nodes if has_gpu(each, hardware.gpu_type or "")]
-    links = {each.gpu_link for each in own or nodes}
+    """The link that `_with_gpus` of the hardware state, the slowest one; None: they do not, or state several."""
+    links = {each.gpu_link for each in _with_gpus(hardware, nodes)}
     return "pcie" if "pcie" in links else next(iter(links)) if len(links) == 1 else None
 
 
@@ -141,8 +153,9 @@ def _with_memory_of(hardware: Hardware, nodes: Sequence[ClusterNode]) -> Hardwar
 
 
 def wire_rate(hardware: Hardware, link: LinkKind) -> WireRate:
-    """The rate of a link. Within a node it is at most that of the GPU's PCIe, if it has no other link. Between nodes it
-    is at most the line rate of their NICs. The GPUs of a node have equal shares of it; over TCP they share one wire."""
+    """The rate of one end of a link. Within a node it is at most that of the GPU's PCIe, if it has no other link.
+    Between nodes it is at most the line rate of the NICs of its node. The GPUs of a node have equal shares of it; over
+    TCP they share one wire."""
     value, wires = hardware.value, hardware.wires
     if link == "nvlink":
         gpu = known_gpu(hardware.gpu_type)
@@ -163,12 +176,14 @@ def wire_rate(hardware: Hardware, link: LinkKind) -> WireRate:
 def transfer_costs(
     hardware: Hardware, shape: ModelShape, topology: Disaggregated | Fluid, link: LinkKind
 ) -> TransferCosts:
-    """Costs of one (prefill, decode) pair over ``link``, by `wire_rate`."""
+    """Costs of one (prefill, decode) pair over ``link``. Each end has the `wire_rate` of its GPU type."""
     value = hardware.value
     prefill, decode = (topology.pool,) * 2 if isinstance(topology, Fluid) else (topology.prefill, topology.decode)
     prefill_tp, decode_tp, hybrid = prefill.tp, decode.tp, hardware.of(decode).hybrid_kv
-    gb_per_s, per_node = wire_rate(hardware, link)
-    rate = gb_per_s * 1e9
+    sends, receives = (wire_rate(hardware.typed(pool), link) for pool in (prefill, decode))
+    shared = sends.per_node or receives.per_node
+    out_per_s, in_per_s = 1e9 * sends.gb_per_s, 1e9 * receives.gb_per_s
+    wire_per_s = min(out_per_s, in_per_s)
     # A decode rank reads each part of its cache from one prefill rank. Where prefill has more copies of it than decode,
     # some of its ranks send nothing (vLLM's nixl/tp_mapping.py).
     senders = prefill_tp * min(kv_copies(shape, decode_tp) / kv_copies(shape, prefill_tp), 1.0)
@@ -179,9 +194,9 @@ def transfer_costs(
     stall_s = value("fragment_us") * 1e-6 * descriptors if link == "nvlink" else post_s
     return TransferCosts(
         setup_s=value("transfer_setup_ms") * 1e-3,
-        prefill_bytes_per_s=rate if per_node else rate * senders,
-        decode_bytes_per_s=rate if per_node else rate * decode_tp,
-        shared=per_node,
+        prefill_bytes_per_s=wire_per_s if shared else out_per_s * senders,
+        decode_bytes_per_s=wire_per_s if shared else in_per_s * decode_tp,
+        shared=shared,
         bytes_per_token=moved_bytes(shape, 1e6, decode_tp, hybrid=hybrid) / 1e6,
         post_s_per_token=post_s,
         stall_s_per_token=stall_s,

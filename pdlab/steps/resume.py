@@ -28,6 +28,7 @@ def check_same_run(
         was, now = before.get(name), after.get(name)
         if was != now:
             values = f" ({was}, now {now})" if isinstance(was, SCALARS) and isinstance(now, SCALARS) else ""
-            raise StoreError(f"{folder} was made with another {name}{values}; repeat that one, or choose another --out")
+            other = "other" if isinstance(was, list) or isinstance(now, list) else "another"
+            raise StoreError(f"{folder} was made with {other} {name}{values}; repeat that one, or choose another --out")
     if not resume:
         raise StoreError(f"{folder} has an earlier run; continue it with --resume, or choose another --out")

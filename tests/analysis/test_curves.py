@@ -14,11 +14,12 @@ from support.validity import failing
 from pdlab.analysis import ranking
 from pdlab.analysis.comparable import incomparable
 from pdlab.analysis.crossovers import group_crossovers
-from pdlab.analysis.curves import Curve, Gpus, curves, gpus_of, short_labels
+from pdlab.analysis.curves import Curve, Gpus, curves, gpus_of, level_costs, short_labels
 from pdlab.analysis.view import View
 from pdlab.core import text as core_text
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.errors import StoreError
+from pdlab.core.findings import Finding, found
 from pdlab.core.lengths import Uniform
 from pdlab.core.nodes import Placement
 from pdlab.core.rehearsal import Rehearsal
@@ -26,7 +27,7 @@ from pdlab.core.rendering import macro
 from pdlab.core.workload import Closed, Load, Open, Workload
 from pdlab.report import sections, tables, verdicts
 from pdlab.report.style import styles
-from pdlab.results.schema import Distribution, Experiment, Manifest, Run, Summary
+from pdlab.results.schema import Distribution, Experiment, Manifest, Run, Summary, Validity
 
 WORKLOAD = Workload(input_tokens=100, output_tokens=10)
 
@@ -235,8 +236,8 @@ def test_every_bound_holds_between_levels_too() -> None:
     curve = one(closed(4, 1, 10, ttft_ms=100), closed(8, 2, 20, ttft_ms=500), label="collocated-8xtp1")
 
     def throughput_at(tpot_ms: float, ttft_ms: float) -> float | None:
-        estimate = ranking.estimate_at(curve, curve.points, within(tpot_ms, ttft_ms), View())
-        return estimate and estimate.value
+        found = ranking.throughput_within(curve, curve.points, within(tpot_ms, ttft_ms), View())
+        return found and found.estimate.value
 
     assert throughput_at(15, 1000) == pytest.approx(15)
     assert throughput_at(15, 200) == pytest.approx(12.5), "TTFT is met on the first quarter of the way"
@@ -260,7 +261,7 @@ def test_a_clear_winner_is_named() -> None:
         "node (8 GPUs)"
     )
     assert "100 % above 8xTP1 collocated" in text
-    assert "one repeat: differences below 21 % are not meaningful" in text
+    assert "one repeat: differences below 19 % are not meaningful" in text
 
 
 def test_no_winner_is_named_while_ttft_is_unbounded() -> None:
@@ -284,19 +285,110 @@ def test_no_winner_within_what_one_repeat_shows() -> None:
 
 
 def test_no_winner_within_what_repeats_show() -> None:
-    def level(rps: float) -> list[Run]:
-        return [closed(4, rps * (0.9 + 0.1 * r), 10, repeat=r) for r in range(3)]
+    def levels(rps: float) -> list[Run]:
+        return [
+            closed(load, rps * (0.9 + 0.1 * r), tpot_ms, repeat=r)
+            for load, tpot_ms in ((4, 10), (8, 60))
+            for r in range(3)
+        ]
 
-    assert "no winner can be named" in verdict(level(1.0), level(1.2))
-    text = verdict(level(1.0), level(2.0))
+    assert "no winner can be named" in verdict(levels(1.0), levels(1.2))
+    text = verdict(levels(1.0), levels(2.0))
     assert "the best is 4xTP2" in text
     assert "100 % above 8xTP1 collocated (95 % interval of the lead over 8xTP1 collocated: 60 to 150 %)" in text
+
+
+QUICK = [closed(4, 4, 10, repeat=r) for r in range(3)] + [closed(16, 16, 60, repeat=r) for r in range(3)]
+SLOW = [closed(4, 1 + 0.01 * r, 10, repeat=r) for r in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("higher", "why"),
+    [
+        ([], "its higher loads were not measured"),
+        ([closed(16, 9, 60, repeat=r, reasons=("bad",)) for r in range(3)], "its higher loads are not valid"),
+        ([closed(16, 9, None, repeat=r) for r in range(3)], "its higher loads lack a bounded figure"),
+    ],
+)
+def test_a_loser_whose_highest_valid_load_is_within_the_bounds_may_not_lose(higher: list[Run], why: str) -> None:
+    text = verdict([*SLOW, *higher], QUICK)
+    assert text.endswith(
+        "no winner can be named: 4xTP2 collocated gives about 49.6 output tokens/s per node (8 GPUs); "
+        f"8xTP1 collocated gives at least 10.1 ({why})."
+    )
+    (answer,) = ranking.bounds_rankings(
+        curves([experiment("collocated-8xtp1", *SLOW, *higher), experiment("collocated-4xtp2", *QUICK)]),
+        within(14.0, 1000.0),
+        View(),
+    )
+    assert answer.tied == ("4xTP2 collocated", "8xTP1 collocated")
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_no_level_is_the_cheapest_where_another_deployment_might_cost_less(known: bool) -> None:
+    slow = [*SLOW, *(closed(8, 1.1, 60, repeat=r) for r in range(3) if known)]
+    pair = curves([experiment("collocated-8xtp1", *slow), experiment("collocated-4xtp2", *QUICK)])
+    bounds = within(14.0, 1000.0)
+    text = sections.cost_section(level_costs(pair, 2.0), pair, View(), 2.0, [bounds]).text
+    stars = [line for line in text.splitlines() if line.endswith("*")]
+    refused = f"No * at {bounds.label}: 8xTP1 collocated might cost less, its higher loads were not measured." in text
+    assert (len(stars), refused) == ((1, False) if known else (0, True))
+
+
+def test_the_best_by_throughput_says_where_another_was_not_measured() -> None:
+    pair = curves([experiment("collocated-8xtp1", *SLOW), experiment("collocated-4xtp2", *QUICK)])
+    (found,) = group_crossovers(pair, View())
+    assert [(each.label, each.throughput) for each in found.crossovers.ends] == [
+        ("8xTP1 collocated", pytest.approx(10.1))
+    ]
+    assert sections.crossover_section(found, View()).text.endswith("No valid level above: 8xTP1 collocated 10.1")
+
+
+def test_a_loser_that_misses_at_its_highest_load_only_by_the_noise_may_not_lose() -> None:
+    def higher(*tpot_ms: float) -> list[Run]:
+        return [closed(8, 1.1, each, repeat=r) for r, each in enumerate(tpot_ms)]
+
+    assert "8xTP1 collocated gives at least" in verdict([*SLOW, *higher(10, 20, 14)], QUICK)
+    assert "the best is 4xTP2 collocated" in verdict([*SLOW, *higher(19, 20, 21)], QUICK)
+
+
+def test_a_winner_may_give_more_than_was_measured() -> None:
+    text = verdict([*SLOW, *(closed(8, 1.1, 60, repeat=r) for r in range(3))], QUICK[:3])
+    assert "the best is 4xTP2 collocated with about 40" in text
+    assert text.endswith("; 4xTP2 collocated might give more: its higher loads were not measured.")
+
+
+def test_a_rate_above_the_capacity_limits_what_a_loser_may_give() -> None:
+    """Its queue grows, and the client is fine: no rate serves more than it."""
+
+    def rates(label: str, served: float, last: Run | None = None) -> Experiment:
+        lasts = (
+            []
+            if last is None
+            else [last.model_copy(update={"key": last.key.model_copy(update={"repeat": r})}) for r in range(3)]
+        )
+        return experiment(label, *(run(Open(rate_rps=served), served, 10, repeat=r) for r in range(3)), *lasts)
+
+    def over(served: float, *codes: Finding) -> Run:
+        return run(Open(rate_rps=9), served, 60).model_copy(update={"validity": Validity(findings=codes)})
+
+    grows = found("in_flight_grows", growth=20.0, arrivals=90)
+    late = found("sent_late", late_ms=60.0, when="", limit="50 ms")
+    best = rates("collocated-4xtp2", 4.0, over(4.5, grows))
+
+    def text(loser: Experiment) -> str:
+        return sentence(curves([loser, best]))
+
+    assert "the best is 4xTP2 collocated" in text(rates("collocated-8xtp1", 1.0, over(1.5, grows)))
+    assert "8xTP1 collocated gives at least 10" in text(rates("collocated-8xtp1", 1.0, over(5.0, grows)))
+    assert "8xTP1 collocated gives at least 10" in text(rates("collocated-8xtp1", 1.0, over(1.5, grows, late)))
+    assert "8xTP1 collocated gives at least 10" in text(rates("collocated-8xtp1", 1.0))
 
 
 def test_one_experiment_and_none() -> None:
     alone = "At TPOT p50 <= 10 ms and TTFT p50 <= 1,000 ms 4xTP1 collocated gives about 20 output tokens/s per node"
     assert sentence([one(closed(4, 1, 10))], 10.0) == (
-        f"{alone} (8 GPUs); 4xTP1 collocated might give more: nothing was measured at higher load."
+        f"{alone} (8 GPUs); 4xTP1 collocated might give more: its higher loads were not measured."
     )
     bad = [one(closed(4, 1, 10, reasons=("bad",)))]
     assert verdicts.headline(bad, View()) == "No valid level to compare."
@@ -308,7 +400,10 @@ def test_what_does_not_reach_the_bound_is_reported() -> None:
     slow = experiment("collocated-4xtp2", closed(4, 3, 30), closed(8, 4, 40))
     wide = experiment("collocated-2xtp4", closed(4, 0.5, 5), closed(8, 1.5, 50))
     bounds_ranking = read(curves([quick, slow]), 21.0)
-    assert (bounds_ranking.missed, bounds_ranking.capped) == (("4xTP2 collocated",), ("8xTP1 collocated",))
+    assert bounds_ranking.missed == ("4xTP2 collocated",)
+    assert [(each.label, each.end) for each in bounds_ranking.ranking] == [
+        ("8xTP1 collocated", ranking.OpenEnd(beyond="unmeasured"))
+    ]
     assert "no other configuration is within the bounds" in sentence(curves([quick, slow]), 21.0)
     assert "; not reached by 4xTP2 collocated" in sentence(curves([quick, slow, wide]), 21.0)
     nobody = sentence(curves([quick, slow]), 1.0)
@@ -332,7 +427,7 @@ def test_a_bound_within_the_noise_of_what_just_misses_it_names_no_winner() -> No
 def test_closed_and_open_loops_are_read_apart() -> None:
     both = curves(
         [
-            experiment("collocated-8xtp1", closed(4, 1, 10), run(Open(rate_rps=3), 3, 10)),
+            experiment("collocated-8xtp1", closed(4, 1, 10), closed(8, 1, 60), run(Open(rate_rps=3), 3, 10)),
             experiment("collocated-4xtp2", closed(4, 2, 10)),
         ]
     )

@@ -12,6 +12,7 @@ from support.curves import curve
 from pdlab.analysis import goodput
 from pdlab.analysis.curves import Curve, Point
 from pdlab.analysis.goodput import capacity, goodput_at, met_estimate, met_share, share_at, slo_ranking
+from pdlab.analysis.ranking import OpenEnd
 from pdlab.analysis.requests import Requests
 from pdlab.analysis.view import View
 from pdlab.bench import slo_search
@@ -110,16 +111,22 @@ def test_share_and_goodput_of_a_level() -> None:
 
 
 def test_capacity_is_where_the_share_crosses_the_quantile() -> None:
-    falling = curve("a", point(1, 1, [shared(1.0)]), point(2, 2, [shared(0.95)]), point(4, 4, [shared(0.85)]))
+    falling = curve(
+        "a",
+        point(1, 1, [shared(1.0)]),
+        point(2, 2, [shared(0.95)]),
+        point(4, 4, [shared(0.85)]),
+        point(8, 5, [shared(0.2)]),
+    )
     most = capacity(falling, SLO, View(), "closed")
     assert not isinstance(most, str)
-    assert (most.how, most.capped) == ("requests", False)
+    assert (most.how, most.end) == ("requests", None)
     assert most.throughput.value == pytest.approx(30)  # halfway between 2 and 4 requests/s, 10 tokens each
     assert most.requests_per_gpu_s.value == pytest.approx(3 / 8)
     never = curve("b", point(1, 1, [shared(0.5)]))
     assert capacity(never, SLO, View(), "closed") == "missed"
     always = capacity(curve("c", point(1, 1, [shared(1.0)])), SLO, View(), "closed")
-    assert not isinstance(always, str) and always.capped
+    assert not isinstance(always, str) and always.end == OpenEnd(beyond="unmeasured")
 
 
 def test_percentiles_stand_in_where_no_request_was_kept() -> None:
@@ -136,7 +143,11 @@ def test_percentiles_stand_in_where_no_request_was_kept() -> None:
 
 def test_the_pick_names_the_best_only_beyond_the_noise() -> None:
     def levels(factor: float) -> list[Point]:
-        return [point(1, factor, [shared(1.0)] * 3), point(4, 4 * factor, [shared(0.9), shared(0.91), shared(0.89)])]
+        return [
+            point(1, factor, [shared(1.0)] * 3),
+            point(4, 4 * factor, [shared(0.9), shared(0.91), shared(0.89)]),
+            point(16, 5 * factor, [shared(0.3)] * 3),
+        ]
 
     clear = slo_ranking([curve("slow", *levels(1)), curve("fast", *levels(3))], SLO, View(), "closed")
     assert clear.best == "fast"
@@ -147,6 +158,23 @@ def test_the_pick_names_the_best_only_beyond_the_noise() -> None:
     assert close.best is None
     text = verdicts.slo_sentence(close, same, View())
     assert "TPOT <= 20 ms for 90 % of requests, by capacity of closed loops, no winner can be named" in text
+
+
+@pytest.mark.parametrize("valid", [True, False])
+def test_a_loser_whose_highest_valid_load_meets_the_slo_may_not_lose(valid: bool) -> None:
+    best = curve("best", point(1, 8, [shared(1.0)] * 3), point(4, 20, [shared(0.3)] * 3))
+    last = point(4, 20, [shared(0.3)] * 3).model_copy(update={"valid": False})
+    loser = curve("loser", point(1, 1, [shared(1.0)] * 3), *([] if valid else [last]))
+    picked = slo_ranking([best, loser], SLO, View(), "closed")
+    assert picked.best is None and picked.ranking[0].label == "best"
+    why = "its higher loads were not measured" if valid else "its higher loads are not valid"
+    text = verdicts.slo_sentence(picked, [best, loser], View())
+    assert "no winner can be named: best gives about 97" in text
+    assert text.endswith(f"; loser gives at least 10 ({why}).")
+    table = sections.slo_section(picked, [best, loser], View()).text
+    assert ">= 10.0" in table and f"9.71 x as measured, {why}" in table
+    lost = curve("loser", point(1, 1, [shared(1.0)] * 3), point(4, 2, [shared(0.3)] * 3))
+    assert slo_ranking([best, lost], SLO, View(), "closed").best == "best"
 
 
 def test_the_same_requests_twice_cannot_be_distinguished() -> None:
@@ -209,7 +237,7 @@ def test_a_search_answers_in_place_of_the_line() -> None:
     assert (one.low_rps, one.best_rps, one.high_rps) == (7.0, 7.4, 7.7)
     most = capacity(with_search("a", one), SLO, View(), "open")
     assert not isinstance(most, str)
-    assert (most.how, most.capped, most.bracket_rps) == ("search", False, (7.0, 7.7))
+    assert (most.how, most.end, most.bracket_rps) == ("search", None, (7.0, 7.7))
     assert most.throughput.value == pytest.approx(74) and most.requests_per_gpu_s.value == pytest.approx(7.4 / 8)
     interval = most.interval(0.95)
     assert interval is not None and interval.basis == "search"
@@ -324,7 +352,7 @@ def test_searches_that_found_nothing_or_no_end() -> None:
     assert "not known for unknown (its search decided no rate)" in verdicts.slo_sentence(nothing, [unknown], View())
     open_ended = with_search("open", searched("o", {7.0: 0.99}))
     most = capacity(open_ended, SLO, View(), "open")
-    assert not isinstance(most, str) and most.capped and most.bracket_rps == (7.0, None)
+    assert not isinstance(most, str) and most.end == OpenEnd(beyond="search") and most.bracket_rps == (7.0, None)
     assert macro(verdicts.WORDS, "bracket", most) == "at least 7 requests/s (95 % confidence)"
     closed = with_search("closed", searched("c", {5.0: 0.99, 5.5: 0.6}))
     ranked = slo_ranking([open_ended, closed], SLO, View(), "open")

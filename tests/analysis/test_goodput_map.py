@@ -13,7 +13,10 @@ from support.validity import failing
 
 from pdlab.analysis import goodput_map, loading
 from pdlab.analysis.goodput_map import Cell, RateLevel, RateSweep, cell, measured
+from pdlab.core.findings import found
 from pdlab.core.workload import Open, Slo, Workload
+from pdlab.report import goodput_map as picture
+from pdlab.results.schema import Validity
 from pdlab.results.store import Store
 
 
@@ -69,15 +72,44 @@ def test_cost_of_a_million_tokens() -> None:
 
 
 def test_a_map_shows_who_has_most_and_who_is_as_good() -> None:
-    fast = served(level(4, 0.2, 0.03), label="fast")
-    smooth = served(level(2, 1.5, 0.01), label="smooth")
+    fast = served(level(4, 0.2, 0.03), level(4.001, 9.0, 9.0), label="fast")
+    smooth = served(level(2, 1.5, 0.01), level(2.001, 9.0, 9.0), label="smooth")
     near = served(level(4.1, 0.2, 0.03), label="near")
     mapped = goodput_map.goodput_map([fast, smooth, near], (0.5, 2.0), (0.015, 0.04), 0.9)
     assert [[mapped.winners(row, column) for column in range(2)] for row in range(2)] == [
         [(), (1,)],
         [(2, 0), (2, 0)],
     ]
-    assert mapped.cells[1][0][1] == Cell(1.0, more=True)
+    assert mapped.cells[2][0][1] == Cell(0.0) and mapped.cells[2][1][0] == Cell(2.05, more=True)
+
+
+def test_who_may_have_more_may_have_most() -> None:
+    """Its highest rate meets the bounds; at tight ones it does not."""
+    most = served(level(4, 0.2, 0.01), level(4.001, 9.0, 9.0), label="most")
+    open_ended = served(level(1, 0.4, 0.01), label="open")
+    mapped = goodput_map.goodput_map([open_ended, most], (0.3, 1.0), (0.02,), 0.9)
+    assert [mapped.winners(0, column) for column in range(2)] == [(1,), (1, 0)]
+    tiles = picture.figure(mapped, title="").rows[0][0]
+    assert [block.text for block in tiles.blocks] == ["B", "B ≥A"] and "≥ those that may have more" in tiles.title
+
+
+def test_a_measured_rate_above_the_capacity_limits_goodput(tmp_path: Path) -> None:
+    """It is not valid, but it shows what no rate exceeds."""
+    deployment = folders.deployments(1)[0]
+    folder = folders.write(tmp_path / "x", deployment)
+    grows = Validity(findings=(found("in_flight_grows", growth=20.0, arrivals=90),))
+    client = Validity(findings=(found("sent_late", late_ms=60.0, when="", limit="50 ms"),))
+    workload = Workload(input_tokens=512, output_tokens=64)
+    for rate, validity in ((5, Validity()), (10, grows), (20, client)):
+        records = [made.record(0.2 * i, 0.1, 0.05, 9) for i in range(300)]
+        fields = {"label": deployment.label, "workload": workload, "validity": validity}
+        run = made.run(records, Open(rate_rps=rate), window=True, **fields)
+        Store(folder).write(run, records)
+    (loaded,) = loading.load([folder], {}, every_request=True)
+    sweep = measured(loaded)
+    assert sweep is not None and [each.behind_rps is None for each in sweep.levels] == [True, False]
+    bound = cell(sweep, Slo(ttft_s=0.2, tpot_s=0.06, quantile=0.9))
+    assert not bound.more and bound.goodput == pytest.approx(5, rel=0.05)
 
 
 def test_looser_bounds_never_serve_less() -> None:

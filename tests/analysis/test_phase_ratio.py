@@ -68,7 +68,7 @@ PD = (
 
 
 def test_the_ratio_at_every_decode_level() -> None:
-    best, rates = phase_ratio.implied(PREFILL, DECODE)
+    best, rates, _ = phase_ratio.implied(PREFILL, DECODE)
     assert (best.value, best.per_replica_rps) == (2, 6)
     assert [item.decode.per_replica_rps for item in rates] == [2, 13], (
         "two replicas share the rate; repeats are averaged"
@@ -88,13 +88,44 @@ def of(name: str, label: str) -> Experiment:
 @pytest.mark.parametrize("label", ["collocated-1xdp2ep", "collocated-1xpp2", "collocated-1xtp2"])
 def test_the_shape_of_a_replica_changes_no_figure_per_gpu(label: str) -> None:
     """Two GPUs serve what they serve, whether they are two replicas or one; only the numbers of replicas differ."""
-    (_, apart), (_, joined) = (phase_ratio.implied(PREFILL, each) for each in (DECODE, of("e", label)))
+    apart, joined = (phase_ratio.implied(PREFILL, each).levels for each in (DECODE, of("e", label)))
     assert [item.decode.per_replica_rps for item in joined] == [4, 26]
     for one, other in zip(apart, joined, strict=True):
         assert other.prefill_per_decode == pytest.approx(2 * one.prefill_per_decode)
     # 1:3 of two GPUs and one GPU each is 2:3 of two GPUs each: the same GPUs for the same rate.
     assert joined[0].ratio == Fraction(2, 3) and joined[0].rps_per_gpu == pytest.approx(12 / 10)
     assert joined[0].rps_per_gpu == pytest.approx(apart[0].rps_per_gpu)
+
+
+def of_prefill(*rps: float, invalid: tuple[int, ...] = ()) -> Experiment:
+    """Prefill-only levels at concurrency 1, 2, 4, ..."""
+    levels = [2**i for i in range(len(rps))]
+    made = [run("prefill-only", each, r, valid=each not in invalid) for each, r in zip(levels, rps, strict=True)]
+    return experiment("p", "collocated-1xtp1", *made)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "note"),
+    [
+        (of_prefill(2, 4, 5), "p serves the most at its highest valid level (concurrency 4, 25 % above concurrency 2)"),
+        (of_prefill(2, 4, 3, invalid=(4,)), "p serves the most at its highest valid level (concurrency 2, 100 % abov"),
+        (of_prefill(4), "p has one valid level (concurrency 1), and may serve more at a higher one: P per D is an upp"),
+        (of_prefill(2, 5, 4), None),
+        (of_prefill(2, 4, 4), None),
+    ],
+)
+def test_a_prefill_rate_that_still_rises_bounds_the_ratio_from_above(prefill: Experiment, note: str | None) -> None:
+    """What a prefill replica serves at most is known only if a higher load gives no more."""
+    lines = phase_ratio.report(prefill, DECODE, ()).splitlines()
+    assert [line.startswith(f"note: {note}") for line in lines if "upper bound" in line] == ([True] if note else [])
+    (head,) = (line for line in lines if "nearest P:D" in line)
+    assert head.endswith("requests/s per GPU, at most") is (note is None)
+
+
+def test_higher_levels_change_no_ratio_of_a_lower_one_of_decode() -> None:
+    """The rate of decode is that of a level's own TPOT."""
+    fewer = DECODE.model_copy(update={"runs": DECODE.runs[:1]})
+    assert phase_ratio.implied(PREFILL, fewer).levels == phase_ratio.implied(PREFILL, DECODE).levels[:1]
 
 
 def test_what_was_measured_stands_beside_it() -> None:

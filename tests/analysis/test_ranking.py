@@ -9,9 +9,10 @@ from support.curves import most, read
 
 from pdlab.analysis.curves import Curve, in_one_study
 from pdlab.analysis.intervals import Array, Estimate
-from pdlab.analysis.ranking import LabelledEstimate, frontier_points, frontiers, rank
+from pdlab.analysis.ranking import LabelledEstimate, frontier_points, frontiers, rank, throughput_within
 from pdlab.analysis.shrinkage import moderate_all
 from pdlab.analysis.view import View
+from pdlab.core.bounds import parse_bounds
 
 TRIALS = 200
 LEAST = 183  # of 200 at 95 %: see test_statistics.py
@@ -134,6 +135,18 @@ def test_a_single_repeat_is_compared_on_an_assumed_scatter() -> None:
     close, far = (curve(LATENCY_MS[None], OUTPUT_PER_S[None] * factor, "b") for factor in (1.12, 1.5))
     near, apart = read([one, close], 13.0), read([one, far], 13.0)
     assert (near.single_repeat, near.tied, apart.tied) == (True, ("b", "a"), ("b",))
+
+
+def test_a_bound_on_ttft_makes_a_single_repeat_less_certain_than_one_on_tpot() -> None:
+    """The same steep curve, its latency once as TTFT and once as TPOT: 8.5 % of scatter against 5.0 %."""
+    levels = list(zip(LOADS, (100.0, 130.0, 160.0), (200, 700, 1200), strict=True))
+    errors = []
+    for metric in ("ttft", "tpot"):
+        one = made.curve("a", *(made.point(load, made.sample(y, {metric: x})) for load, x, y in levels))
+        found = throughput_within(one, one.points, parse_bounds(f"{metric}_ms=130", "p50"), View())
+        assert found and found.estimate.relative_error
+        errors.append(found.estimate.relative_error)
+    assert 1.4 < errors[0] / errors[1] < 1.8
 
 
 def test_a_bound_at_the_edge_of_the_measurement_is_no_basis_for_a_verdict() -> None:

@@ -6,12 +6,14 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.sweep import Oracle, pd_deployment, publish, run_bm
 
 from pdlab.cli import bench
-from pdlab.results.schema import Manifest
+from pdlab.core.workload import Closed, RunKey, Workload
+from pdlab.results.schema import Manifest, Run, Summary
 from pdlab.results.store import Store
 
 Here = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -57,6 +59,13 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
     return line
 
 
+def measured_level(manifest: Manifest) -> Run:
+    whole = Summary(duration_s=1, completed=1, requests_per_s=1, input_tokens_per_s=1, output_tokens_per_s=1)
+    counts: dict[str, Any] = {"num_requests": 1, "completed": 1, "failed": 0, "whole": whole}
+    key, load = RunKey(kind="concurrency", value=1), Closed(concurrency=1)
+    return Run(origin="measured", label=manifest.label, key=key, workload=Workload(), load=load, **counts)
+
+
 @pytest.mark.parametrize(("args", "expected"), [line[1:] for line in LINES], ids=[line[0] for line in LINES])
 def test_one_line_and_exit_code_2(
     args: list[str], expected: str, cache: Path, shared_oracle: Oracle, run_here: Here
@@ -80,7 +89,9 @@ def test_foreign_and_damaged_folders(cache: Path, shared_oracle: Oracle, tmp_pat
     (damaged / "manifest.json").write_text("{")
     assert "manifest.json: cannot be read" in one_line(run_here(*base, "-e", "damaged", cache=cache))
     other = Manifest(origin="measured", label="collocated-1xtp1", gpus=1)
-    Store(tmp_path / "other").write_manifest(other)
+    store = Store(tmp_path / "other")
+    store.write_manifest(other)
+    store.write(measured_level(other), ())
     assert "was measured with workload" in one_line(run_here(*base, "-e", "other", "--resume", cache=cache))
 
 

@@ -25,6 +25,12 @@ from pdlab.results.schema import Manifest, RequestRecord
 WORKLOAD = Workload(input_tokens=10, output_tokens=2)
 
 
+@pytest.fixture(autouse=True)
+def _answering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server of these tests is not there; it refuses nothing."""
+    monkeypatch.setattr(measure, "completion_error", lambda url, model: None)
+
+
 class Client:
     """Answers every level at once; with too few processes it reports that it was saturated."""
 
@@ -53,7 +59,7 @@ class Client:
     def grow(self, processes: int) -> None:
         self.processes = processes
 
-    def wait_ready(self) -> None:
+    def wait_ready(self, waiting: Any = None) -> None:
         pass
 
     def stop(self) -> None:
@@ -241,9 +247,26 @@ def test_another_applications_replica_is_none(monkeypatch: pytest.MonkeyPatch) -
     assert run.validity.valid, run.validity
 
 
+@pytest.mark.parametrize("refused", [0, 1, 2, 3])
+def test_a_server_that_answers_no_completion_is_known_before_the_load_generator(
+    refused: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter(["answered with HTTP 500"] * refused + [None] * 9)
+    monkeypatch.setattr(measure, "completion_error", lambda url, model: next(answers))
+    monkeypatch.setattr(measure, "require_answering", lambda url: None)
+    monkeypatch.setattr(measure, "PROBE_PAUSE_S", 0.0)
+    client = Client()
+    if refused < 3:
+        made(client).warm_up(0)
+        assert [level.name for level in client.levels] == ["warm-up"]
+    else:
+        with pytest.raises(BenchError, match=r"^answered with HTTP 500 \(3 of 3 times, before the warm-up\)$"):
+            made(client).warm_up(0)
+        assert client.levels == []
+
+
 def test_a_warm_up_without_an_answer_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "require_answering", lambda url: None)
-    monkeypatch.setattr(measure, "completion_error", lambda url, model: None)
     with pytest.raises(BenchError, match=r"no warm-up request was answered \(first: x\)"):
         made(Client(fails=True)).warm_up(0)
 

@@ -173,6 +173,43 @@ def test_the_number_of_gpus_may_be_given_later(tmp_path: Path) -> None:
         printed(8)
 
 
+PINNED: list[dict[str, Any]] = [
+    {"tokenizer": "/t/other"},
+    {"model": "org/other"},
+    {"gpus": 4},
+    {"label": "other"},
+    {"workload": Workload(input_tokens=7)},
+    {"deployment": Deployment(model="m", topology=Collocated(pool=Pool(tp=2)))},
+]
+
+
+@pytest.mark.parametrize("changes", PINNED, ids=lambda changes: next(iter(changes)))
+@pytest.mark.parametrize("measured", ["finished", "set aside", "nothing"])
+def test_only_what_was_measured_pins_the_facts_of_a_folder(
+    measured: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    store, planned = Store(tmp_path), levels.sweep_levels(Workload(), (Closed(concurrency=2),))
+    wrong = of_server(**changes, commands=("./run_bm.sh wrong",))
+    sweeping = sweeper(tmp_path, Fake(1.0))
+    store.write_manifest(wrong)
+    if measured == "finished":
+        sweeping.run(planned, planned, wrong)
+    elif measured == "set aside":
+        store.set_aside(*Fake(1.0).measure(planned[0]))
+    options = SweepOptions(loads=(Closed(concurrency=2),), resume=True, command="./run_bm.sh right")
+    target: Any = nowhere(of_server())
+    if measured != "nothing":
+        before = store.read_manifest()
+        with pytest.raises(StoreError, match="use another --exp-name"):
+            _start_manifest(target, before, options, store)
+        return
+    made = _start_manifest(target, wrong, options, store)
+    right = of_server()
+    for name in ("tokenizer", "model", "gpus", "label", "workload", "deployment"):
+        assert getattr(made, name) == getattr(right, name)
+    assert made.commands == ("./run_bm.sh wrong", "./run_bm.sh right"), "whose prompts may be cached"
+
+
 @pytest.mark.parametrize(("measured", "kept"), [(True, None), (False, "org/one")])
 def test_levels_of_an_unknown_model_do_not_get_todays(measured: bool, kept: str | None, tmp_path: Path) -> None:
     """A folder whose levels were measured before the model was stored does not say which one it was."""

@@ -38,7 +38,7 @@ def sweep(
 @pytest.mark.parametrize(
     ("faults", "message"),
     [
-        ({"fail_every": 1}, 'is answered with HTTP 500: {"error": "planted"}'),
+        ({"fail_every": 1}, 'is answered with HTTP 500: {"error": "planted"} (3 of 3 times, before the warm-up)'),
         ({"no_model": 1}, 'is answered with HTTP 404: {"error": {"message": "The model `oracle` does not exist."}}'),
         ({"no_stream": 1}, "does not stream: a streamed completion is answered as application/json"),
         ({"buffered": 1}, "the 64 tokens of an answer arrive at once"),
@@ -54,6 +54,17 @@ def test_a_fault_of_every_level_ends_the_sweep(oracle: Oracle, cache: Path, faul
     assert message in done.stderr.splitlines()[-1]
     assert measured == []
     assert not list((cache / "bm").glob("*/concurrency*"))
+
+
+def test_a_sweep_that_measured_nothing_leaves_the_folder_to_the_corrected_command(oracle: Oracle, cache: Path) -> None:
+    done, _ = sweep(oracle, cache, {"prompt_tokens_off": 1}, 64)
+    assert done.returncode == 1
+    for _ in range(2):  # the level that is there then is kept, and pins the lengths
+        done, measured = sweep(oracle, cache, {}, 32, "--resume")
+        assert done.returncode in (0, 3), done.stderr
+        assert len(measured) == 20
+    done, _ = sweep(oracle, cache, {}, 64, "--resume")
+    assert done.returncode == 2 and "was measured with workload output_tokens 32, now it is 64" in done.stderr
 
 
 def test_a_short_answer_in_one_piece_is_noted_and_measured(oracle: Oracle, cache: Path) -> None:

@@ -204,18 +204,18 @@ class TestEnumeration:
 
     def test_gpus_that_fill_no_node_are_used(self) -> None:
         kinds = engine_shapes(HARDWARE, SHAPE, 12, Workload())
-        assert ReplicaUnit(Pool(tp=4), 3, None, 0) in set(units(kinds, 12, 8, SHAPE))
+        assert ReplicaUnit(Pool(tp=4), 3, None, 0) in set(units(kinds, 12, HARDWARE, SHAPE))
 
     def test_a_model_that_no_node_holds_gets_whole_nodes(self) -> None:
         kinds = engine_shapes(HARDWARE, require_shape("deepseek-v3"), 96, Workload(input_tokens=2000))
         assert all(kind.gpus >= 16 and kind.gpus % 8 == 0 for kind in kinds)
         assert any(kind.expert_parallel for kind in kinds)
-        pairs = [unit for unit in units(kinds, 96, 8, require_shape("deepseek-v3")) if unit.decode]
+        pairs = [unit for unit in units(kinds, 96, HARDWARE, require_shape("deepseek-v3")) if unit.decode]
         assert pairs and all(unit.prefill.pp == 1 for unit in pairs)
 
     def test_a_unit_has_no_common_factor_and_fits(self) -> None:
         kinds = engine_shapes(HARDWARE, SHAPE, 16, Workload())
-        all_units = list(units(kinds, 16, 8, SHAPE))
+        all_units = list(units(kinds, 16, HARDWARE, SHAPE))
         assert len(set(all_units)) == len(all_units)
         for unit in all_units:
             assert unit.gpus <= 16

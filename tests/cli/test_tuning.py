@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -36,9 +37,12 @@ def search(folder: Path, at: str) -> TuningSearch:
     return tuning_search
 
 
-def measured(folder: Path, repeats: int = 3, **faster: float) -> None:
+def measured(folder: Path, repeats: int = 3, invalid: dict[str, list[int]] | None = None, **faster: float) -> None:
+    """``invalid``: name of settings -> loads that are not valid with them."""
     for name, factor in faster.items():
-        folders.write(folder / f"base+{name.replace('_', '-')}", DEPLOYMENT, faster=factor, repeats=repeats)
+        bad = {(load, repeat): ("planted",) for load in (invalid or {}).get(name, []) for repeat in range(repeats)}
+        path = folder / f"base+{name.replace('_', '-')}"
+        folders.write(path, DEPLOYMENT, faster=factor, repeats=repeats, reasons=bad)
 
 
 def test_the_most_within_the_bounds_wins_and_its_margins_are_told(tmp_path: Path) -> None:
@@ -58,8 +62,32 @@ def test_the_most_within_the_bounds_wins_and_its_margins_are_told(tmp_path: Path
         "% above the experiment's own settings (" in sentence
         and "the second, the experiment's own settings; " in sentence
     )
+    assert tuning.compared == ("concurrency 1", "concurrency 4", "concurrency 16") and tuning.invalid == {}
     assert "tried: max_num_seqs 4, 64, 256; " in sentence and sentence.endswith(f"levels in {tmp_path.name})")
     assert tried_text(tuning.tried[-1]) == "max_num_seqs=256: not measured (out of memory)"
+
+
+def test_settings_are_compared_only_at_loads_that_are_valid_with_all(tmp_path: Path) -> None:
+    """As launched, it serves most at its highest load, where the faster settings have no valid level."""
+    measured(tmp_path, invalid={"seqs64": [16], "seqs4": [4]}, as_launched=1.0, seqs4=0.5, seqs64=1.5)
+    tuning = judged(search(tmp_path, "e2el_ms=50000"), "base", tmp_path, NOTHING)
+    assert tuning.settings == {"max_num_seqs": 64} and tuning.resolved
+    assert tuning.compared == ("concurrency 1",)
+    assert tuning.invalid == {"concurrency 4": ({"max_num_seqs": 4},), "concurrency 16": ({"max_num_seqs": 64},)}
+    sentence = tuning_text(tuning)
+    assert (
+        "1 repeat at concurrency 1; not compared at concurrency 4, which is not valid with max_num_seqs=4; not "
+        "compared at concurrency 16, which is not valid with max_num_seqs=64; tried: " in sentence
+    )
+
+
+def test_without_a_load_that_is_valid_with_all_it_stays_as_it_was(tmp_path: Path) -> None:
+    measured(tmp_path, invalid={"as_launched": [16], "seqs64": [1, 4]}, as_launched=1.0, seqs64=1.5)
+    tuning = judged(search(tmp_path, "e2el_ms=50000"), "base", tmp_path, NOTHING)
+    assert tuning.settings == {} and tuning.compared == ()
+    sentence = tuning_text(tuning)
+    assert sentence.startswith("tuned without a result, no load is valid with all of the 4 settings at E2EL p50")
+    assert {tried.tokens_per_s for tried in tuning.tried} == {None}
 
 
 def test_one_repeat_names_the_best_and_says_that_it_may_be_chance(tmp_path: Path) -> None:
@@ -75,7 +103,7 @@ def test_what_is_as_fast_as_launched_stays_as_launched(tmp_path: Path) -> None:
     assert tuning.settings == {} and tuning.over_launched is None
     sentence = tuning_text(tuning)
     assert sentence.startswith("tuned, the best of 4 settings") and "above the experiment" not in sentence
-    assert "above the second, max_num_seqs=64" in sentence
+    assert re.search(r"above the second, max_num_seqs=64 \(\d+ to \d+ %\); ", sentence)
     assert tuning.tried[-1].error == "no level is valid"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -53,10 +54,15 @@ def test_a_dry_run_says_what_it_can_see(tmp_path: Path, capsys: pytest.CaptureFi
     path, out = write(tmp_path), ["--out", str(tmp_path / "bm")]
     assert experiment.main([path, "--dry-run", *out]) == 0
     plain = capsys.readouterr().out
-    assert "detectable: with 3 repeats a difference of" in plain
+    found = re.search(
+        r"detectable: with 3 repeats a difference of (\S+) % in output tokens/s, (\S+) % in TTFT p50 and (\S+) % in "
+        "TPOT p50 between two deployments",
+        plain,
+    )
+    assert found and float(found[2]) < float(found[1]) < float(found[3])
     assert (
-        "if starts scatter by 15 % (assumed from levels measured on CPUs; the scatter of this machine was not measured)"
-        in plain
+        "if starts scatter by 12 %, 10 % and 17 % (assumed from levels measured on CPUs; the scatter of this machine "
+        "was not measured)" in plain
     )
     assert experiment.main([path, "--dry-run", *out, "--until", "lead=5%", "--max-repeats", "6"]) == 0
     until = capsys.readouterr().out
@@ -65,6 +71,38 @@ def test_a_dry_run_says_what_it_can_see(tmp_path: Path, capsys: pytest.CaptureFi
     alone = write(tmp_path, deployments=FILE["deployments"][:1])
     assert experiment.main([alone, "--dry-run", *out]) == 0
     assert "detectable:" not in capsys.readouterr().out
+
+
+def test_a_dry_run_names_only_figures_that_tell_deployments_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Open loops have the throughput that arrives, and answers of one token have no TPOT."""
+    opened = write(
+        tmp_path,
+        where={"cluster": "p5.48xlarge-x2"},
+        deployments=[{"config": "collocated-1xtp8"}, {"config": "collocated-2xtp4"}],
+        workloads=[{"input_tokens": 512, "output_tokens": 1}],
+        loads=[{"rate_rps": [2.0]}],
+        repeats=1,
+    )
+    assert experiment.main([opened, "--dry-run", "--out", str(tmp_path / "bm")]) == 0
+    text = capsys.readouterr().out
+    # (1.96 + 0.84) * sqrt(2) standard deviations of 8.49 %.
+    assert "with 1 repeat a difference of 40 % in TTFT p50 between two deployments" in text
+    assert "if starts scatter by 8.5 % (assumed from published H100 runs on different days" in text
+
+
+def test_what_was_measured_in_the_folder_counts_figure_by_figure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The planted noise is on all figures alike, far from what is assumed."""
+    measured(monkeypatch, tmp_path, 1.0, 0.01)("lead=5%", 4)
+    capsys.readouterr()
+    again = ["--dry-run", "--resume", "--out", str(tmp_path / "bm"), "--until", "lead=5%", "--max-repeats", "4"]
+    assert experiment.main([str(tmp_path / "x.yaml"), *again]) == 0
+    text = capsys.readouterr().out
+    found = re.search(r"if starts scatter by (\S+) %, (\S+) % and (\S+) % \(measured in \S+, \d+ degrees of", text)
+    assert found and all(float(each) < 4 for each in found.groups()), text
 
 
 def test_every_workload_is_a_comparison_of_its_own(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def test_what_was_searched_for_is_answered_unasked(tmp_path: Path, capsys: pytes
     assert "Within TTFT <= 500 ms for 90 % of requests, by goodput of open loops, " in out
     assert "not measured at request rates: " in out
     assert "search: between 70 and 77 requests/s (95 % confidence)" in out
-    assert "Within TTFT <= 500 ms for 90 % of requests, by capacity of closed loops, the best is" in out
+    assert "Within TTFT <= 500 ms for 90 % of requests, by capacity of closed loops, no winner can be named: " in out
     assert "requests counted" in out, "the other was not searched: its requests are read and counted"
     assert viz.main(["--exps", *map(str, made), "--no-plot", "--slo", "ttft_ms=400"]) == 0
     out = capsys.readouterr().out
@@ -280,6 +280,32 @@ def test_an_unfinished_experiment_is_told(tmp_path: Path, capsys: pytest.Capture
     assert f"{names[0]}: manifest.json is missing" in capsys.readouterr().err
     assert viz.main(["--audit", str(root)]) == 3
     assert "manifest.json is missing" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("invalid", "why"), [(False, "its higher loads were not measured"), (True, "its higher loads are not valid")]
+)
+def test_no_winner_over_a_deployment_without_its_higher_loads(
+    invalid: bool, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With all of its levels the two are not distinguishable."""
+    for name in ("pack", "spread"):
+        shutil.copytree(ROOT / "bm_results" / "local-pack-vs-spread" / name, tmp_path / name)
+    finding = {"code": "client_lag", "gate": "client_saturation", "what": "client: late"}
+    for path in (tmp_path / "spread").glob("concurrency[48]*.json"):
+        if invalid:
+            level = json.loads(path.read_text())
+            path.write_text(json.dumps(level | {"validity": {"findings": [finding]}}))
+        else:
+            path.unlink()
+            path.with_name(f"{path.stem}.records.json.gz").unlink()
+    words = ["--exps", str(tmp_path / "pack"), str(tmp_path / "spread"), "--no-plot", "--no-show-tables"]
+    assert viz.main([*words, "--at", "tpot_ms=10,ttft_ms=200", "--slo", "ttft_ms=200,tpot_ms=10"]) == 0
+    answers = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("At ", "Within "))]
+    assert len(answers) == 2
+    for answer in answers:
+        assert "no winner can be named: P1xTP1 D1xTP1 pack gives about" in answer
+        assert f"P1xTP1 D1xTP1 spread gives at least 1,210 ({why})" in answer
 
 
 def test_an_audit_draws_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

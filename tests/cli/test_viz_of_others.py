@@ -53,6 +53,33 @@ def test_a_level_is_shown_without_what_it_lacks(
     assert ("is shown" in err) is ("median_tpot_ms" in lacks)
 
 
+def test_a_level_without_an_answer_has_the_workload_of_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = {f"conc{n}": published.content(n, duration=20 * n * 4.2 / n) for n in (8, 16, 32)}
+    one = published.write(tmp_path / "a_2xtp4", whole)
+    for failed in whole:
+        other = published.write(tmp_path / failed / "b_4xtp2", {**whole, failed: published.unanswered(int(failed[4:]))})
+        code, out, _ = shown(capsys, "--exps", str(one), str(other), "--no-plot")
+        assert code == 0 and "prefill-only" not in out and "Mean lengths differ" not in out
+        assert out.count(" 1000:101 ") == 2, "in the table of experiments"
+        assert "4xTP2 collocated over 2xTP4 collocated" in out and "left out: 1 load valid in only one" in out
+        assert "not valid: " in out and "requests failed" in out
+
+
+@pytest.mark.parametrize("name", ["b_4xtp2", "b_itl1000_otl101_4xtp2"])
+def test_a_folder_without_an_answer_is_of_no_other_workload(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = published.write(tmp_path / "a_2xtp4", {"conc8": published.content(8)})
+    none = published.write(tmp_path / name, {"conc8": published.unanswered(8)})
+    code, out, err = shown(capsys, "--exps", str(none), "--no-plot")
+    assert (code, out) == (2, "") and "no request was answered in any level" in err
+    code, out, _ = shown(capsys, "--exps", str(good), str(none), "--no-plot")
+    assert code == 0 and "prefill-only" not in out and "different workloads" not in out
+    assert (" unknown " in out) is (name == "b_4xtp2")
+
+
 def test_what_is_asked_for_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = published.write(tmp_path / "x_1xtp2", without("median_ttft_ms", "median_tpot_ms"))
     code, _, err = shown(capsys, "--exps", str(folder), "--no-plot", "--stat", "p50", "--latency-mode", "token")

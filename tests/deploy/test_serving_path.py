@@ -35,6 +35,14 @@ def test_direct_streaming_where_every_node_is_reached(host: str, local: tuple[st
     assert ("RAY_SERVE_ENABLE_HA_PROXY" in env) is (host in ("127.0.0.1", "localhost", "0.0.0.0"))
 
 
+@pytest.mark.parametrize("cluster", ["p5.48xlarge", "p5.48xlarge-x2"])
+def test_the_reason_holds_for_any_number_of_nodes(cluster: str) -> None:
+    """A cluster of one node has no other nodes that could not be reached."""
+    words = request("--collocated", "--num", "8", "--tp", "1", "--cluster", cluster).serving_path
+    assert "could not be reached" not in words
+    assert "before the nodes are known" in words and "on the head node only" in words
+
+
 @pytest.mark.parametrize("port", ["9101", "8404", "30000", "31000"])
 @pytest.mark.parametrize("host", HOSTS)
 def test_the_ports_behind_haproxy_are_its_own(host: str, port: str) -> None:

@@ -26,6 +26,16 @@ LEAKS = {
     "logs/07-engine.log": f"vllm serve m --api-key {FLAG} \nAZURE_STORAGE_KEY={FLAG}\nSSH_PRIVATE_KEY={FLAG}",
     "logs/08-engine.log": f"non-default args: {{'api_key': ['{FLAG}', '{FLAG}x'], 'max_num_batched_tokens': 8192}}\n",
     "config.json": json.dumps({"password": PHRASE, "words": ["--hf-token", FLAG]}),
+    "deployment.yaml": "kv_connectors:\n- kv_connector: LMCacheConnectorV1\n  kv_connector_extra_config:\n"
+    f"    credentials:\n      remote: {FLAG}\n      keys:\n      - - {FLAG}\n",
+    "results/y/manifest.json": json.dumps(
+        {
+            "deployment": {"engine_kwargs": {"model_loader_extra_config": {"secrets": {"s3": [[[FLAG]]]}}}},
+            "commands": [
+                f"""launch --kv-connector '{json.dumps({"kv_connector": "x", "secrets": [[[FLAG]]]})}' --local"""
+            ],
+        }
+    ),
     "nested.json": json.dumps({"text": json.dumps({"passwd": PHRASE})}),
     "key.txt": "-----BEGIN RSA PRIVATE KEY-----\nMIIabc\n-----END RSA PRIVATE KEY-----\n",
 }
@@ -119,6 +129,12 @@ def test_what_helps_is_kept(out: Path, tmp_path: Path) -> None:
     assert "RAY_AUTH_MODE=token" in contents["logs/01-doctor.log"]
     assert json.loads(contents["doctor.json"])["environment"]["UCX_TLS"] == "srd"
     assert json.loads(contents["results/x/manifest.json"])["total_tokens"] == 5000
+    manifest = json.loads(contents["results/y/manifest.json"])
+    assert manifest["deployment"]["engine_kwargs"]["model_loader_extra_config"] == {
+        "secrets": {"s3": [[[archive.HIDDEN]]]}
+    }
+    assert manifest["commands"][0].endswith("' --local")
+    assert "kv_connector: LMCacheConnectorV1\n" in contents["deployment.yaml"]
 
 
 @pytest.mark.parametrize(

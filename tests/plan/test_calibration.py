@@ -218,6 +218,23 @@ def test_runs_of_another_engine_are_noted_and_fit_no_file(tmp_path: Path, capsys
     assert "x_1xtp2 is of sglang, fits are of vllm; leave it out" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (1, "1 of 3 repeats of concurrency 1 is left out: not valid"),
+        (2, "2 of 3 repeats of concurrency 1 are left out: not valid"),
+        (3, "concurrency 1 is left out: not valid"),
+    ],
+)
+def test_the_repeats_that_are_left_out_are_counted(bad: int, said: str) -> None:
+    experiment = load_experiment(Path(__file__).resolve().parents[2] / "bm_results" / "local-pack-vs-spread" / "pack")
+    runs = tuple(
+        run.model_copy(update={"validity": failing("x")}) if run.key.value == 1 and run.key.repeat < bad else run
+        for run in experiment.runs
+    )
+    assert measured_sweep(experiment.model_copy(update={"runs": runs}), None).doubts == (f"pack, {said}",)
+
+
 def test_a_sweep_of_which_nothing_can_be_predicted_gives_the_reason_of_every_level() -> None:
     """Levels that got less than was offered, and one that is not valid: both reasons, and not a missing TTFT."""
     folder = Path(__file__).parents[1] / "data" / "published" / "demo_itl2000_otl50_1xtp4"
@@ -508,7 +525,7 @@ def test_the_folder_of_a_whole_experiment_is_enough(capsys: pytest.CaptureFixtur
     assert cli_calibrate.main(["--runs", whole, "--rounds", "0", "--start", "cpu-vllm-0.29"]) == 0
     printed = capsys.readouterr()
     assert all(f"| {name} | concurrency 1 |" in printed.out for name in ("collocated", "pack", "spread"))
-    assert printed.err == "note: collocated, concurrency 8 is left out: not valid\n"
+    assert printed.err == "note: collocated, 1 of 3 repeats of concurrency 8 is left out: not valid\n"
     assert cli_calibrate.main(["--runs", whole, "--rounds", "0"]) == 0
     assert "spread was measured on engines on CPUs, but h100-vllm-0.11 describes H100" in capsys.readouterr().err
 

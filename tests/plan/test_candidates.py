@@ -14,7 +14,8 @@ from pdlab.core.nodes import ClusterNode, ClusterView
 from pdlab.core.vllm_limits import check_divisibility
 from pdlab.core.workload import Closed, Level, Workload
 from pdlab.placement.copies import copies_of
-from pdlab.plan.candidates import engine_shapes, most_copies, units
+from pdlab.plan.candidates import engine_shapes, most_copies, shortlist, units
+from pdlab.plan.planned_nodes import planned_nodes
 from pdlab.plan.rate_matching import RateMatcher, ReplicaUnit
 from pdlab.sim import aic
 from pdlab.sim.computed_hardware import computed
@@ -89,12 +90,52 @@ def test_latent_attention_has_data_parallel_ranks_within_a_node(monkeypatch: pyt
 
 
 def test_prefill_is_on_the_first_type_and_the_rest_on_the_second() -> None:
-    made = list(units([FIRST, SECOND], 8, 8, GPT_OSS))
+    made = list(units([FIRST, SECOND], 8, two_types(), GPT_OSS))
     assert {unit.prefill for unit in made if unit.decode is None} == {SECOND}
     split = [unit for unit in made if unit.decode is not None]
     assert {(unit.prefill, unit.decode) for unit in split} == {(FIRST, SECOND)}
     # Up to 8 GPUs of each: 4 prefill engines beside 2 decode engines would be more than 8 of one type.
     assert {(unit.prefills, unit.decodes) for unit in split} == {(1, 1), (1, 2), (2, 1), (3, 1), (3, 2), (4, 1)}
+
+
+@pytest.mark.parametrize(("gpus", "replicas"), [(8, 1), (12, 1)])
+def test_a_collocated_pool_fills_a_node_of_its_own_type(gpus: int, replicas: int) -> None:
+    """Nodes of four GPUs hold one engine of TP 4 each, whatever the nodes for prefill hold."""
+    home = two_types()
+    small = home.model_copy(update={"beside": (home.beside[0].model_copy(update={"gpus_per_node": 4}),)})
+    (pool,) = (unit for unit in units([FIRST, SECOND], gpus, small, GPT_OSS) if unit.decode is None)
+    assert pool.prefills == replicas
+
+
+def test_pools_of_another_number_of_replicas_fill_a_node_of_their_own_type() -> None:
+    home = two_types()
+    small = home.model_copy(update={"beside": (home.beside[0].model_copy(update={"gpus_per_node": 4}),)})
+    workload = Workload(input_tokens=5000, output_tokens=250)
+    shapes = engine_shapes(small, GPT_OSS, 8, workload)
+    view = planned_nodes(small, 8, None, spread=False)
+    sized = shortlist(RateMatcher(small, GPT_OSS, workload), "gpt-oss-120b", view, 8, shapes, 0.012, 2.0).deployments
+    fill = {
+        pool.tp: each.node_replicas
+        for each in sized
+        for role, pool in each.deployment.pools.items()
+        if role == "collocated"
+    }
+    assert fill == {2: 2, 4: 1}
+
+
+@pytest.mark.parametrize(
+    ("of_decode", "gpus", "degrees"),
+    [(4, 2, [("H100", 1), ("H100", 2), ("H100", 4), ("H100", 8), ("H200", 2), ("H200", 4)]), (4, 8, None)],
+)
+def test_whole_nodes_are_those_of_each_type(of_decode: int, gpus: int, degrees: list[tuple[str, int]] | None) -> None:
+    home = two_types()
+    made = home.model_copy(update={"beside": (home.beside[0].model_copy(update={"gpus_per_node": of_decode}),)})
+    given = (made, GPT_OSS, gpus, Workload(input_tokens=5000, output_tokens=250))
+    of_nodes = engine_shapes(*given, whole_nodes=True)
+    if degrees is None:
+        assert of_nodes == engine_shapes(*given)
+    else:
+        assert [(pool.gpu_type, pool.tp) for pool in of_nodes] == degrees
 
 
 @pytest.mark.parametrize(("prefills", "decodes", "copies"), [(1, 1, 2), (4, 1, 1), (1, 2, 1), (5, 1, 0)])
@@ -116,6 +157,31 @@ def test_copies_on_two_types_find_their_nodes() -> None:
         placement="spread",
     )
     assert copies_of(Deployment(topology=topology), ClusterView(nodes=alternate), 96) == 1
+
+
+@pytest.mark.parametrize(
+    ("of_decode", "nodes", "tp", "decodes", "copies"),
+    [
+        (8, (13, 40), 8, 3, 13),  # after some copies many nodes for prefill are left before the next one for decode
+        (4, (16, 16), 4, 8, 2),  # a copy takes one node of eight GPUs and eight nodes of four
+        (4, (4, 16), 4, 4, 4),
+    ],
+)
+def test_copies_take_nodes_of_each_type_in_any_number(
+    of_decode: int, nodes: tuple[int, int], tp: int, decodes: int, copies: int
+) -> None:
+    there = [
+        ClusterNode(id=f"{gpu}-{number}", gpu_type=gpu, gpus=gpus, cpus=192, head=gpu == "H100" and not number)
+        for gpu, gpus, count in (("H100", 8, nodes[0]), ("H200", of_decode, nodes[1]))
+        for number in range(count)
+    ]
+    topology = Disaggregated(
+        prefill=FIRST.model_copy(update={"tp": 8}),
+        decode=SECOND.model_copy(update={"tp": tp, "replicas": decodes}),
+        placement="spread",
+    )
+    every = sum(node.gpus for node in there)
+    assert copies_of(Deployment(topology=topology), ClusterView(nodes=tuple(there)), every) == copies
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,19 @@ decode apart are compared with collocated engines of the size that the load need
 
 from __future__ import annotations
 
+import csv
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from support.plans import HARDWARE, MODEL, SHAPE, nodes, scenario
 
+from pdlab.analysis.curves import Curve
+from pdlab.analysis.view import View
 from pdlab.cli import plan as cli_plan
 from pdlab.core.catalog import require_shape
 from pdlab.core.deployment import Deployment, Disaggregated, Pool, Role, parse_label
@@ -25,8 +30,9 @@ from pdlab.plan.engine_arguments import measured_as_launched
 from pdlab.plan.pictures import candidate_curve
 from pdlab.plan.planned_nodes import nodes_of, planned_nodes
 from pdlab.plan.planner import Candidate, Plan, evaluate, plan, sized_deployment
+from pdlab.report import curve_figure
 from pdlab.sim.argument_effects import with_added
-from pdlab.sim.computed_hardware import computed
+from pdlab.sim.computed_hardware import beside, computed
 from pdlab.sim.engine_host import host_of
 from pdlab.sim.hardware import Hardware, load_hardware
 from pdlab.sim.kv_transfer import on_nodes
@@ -189,11 +195,7 @@ NODE = "- {{id: {}, gpu_type: {}, gpus: {}, cpus: 96, nic: {{kind: efa, count: 3
 @pytest.mark.parametrize(
     ("nodes", "words", "refusal"),
     [
-        (
-            [("H100", 8), ("H200", 4)],
-            "--p-hardware H100 --d-hardware H200",
-            "--p-hardware H100 has nodes of 8 GPUs, --d-hardware H200 of 4: a plan needs nodes of one size",
-        ),
+        ([("H100", 8), ("H200", 4)], "--p-hardware H100 --d-hardware H200", ""),
         ([("H100", 4), ("H200", 4)], "--p-hardware H100 --d-hardware H200", ""),
         (
             [("H100", 8), ("H100", 4), ("H200", 8)],
@@ -213,6 +215,105 @@ def test_a_type_has_the_size_of_its_own_nodes(
     assert cli_plan.main(spread) == (2 if refusal else 0)
     error = capsys.readouterr().err
     assert refusal in error and error.count("\n") == bool(refusal)
+
+
+def two_sizes(**sizes: int) -> Hardware:
+    """Prefill on the first GPU type, decode on the second, with nodes of these GPUs."""
+    first, second = (computed(gpu, gpus_per_node=gpus) for gpu, gpus in sizes.items())
+    return beside(first, second)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "gpus", "free", "name"),
+    [
+        (
+            {"H100": 8, "H200": 8},
+            12,
+            [("H100", 8), ("H200", 8), ("H100", 4), ("H200", 4)],
+            "4 x node of 8 H100 and of H200",
+        ),
+        (
+            {"H100": 8, "GB200": 4},
+            12,
+            [("H100", 8), ("GB200", 4), ("H100", 4), ("GB200", 4), ("GB200", 4)],
+            "2 x node of 8 H100 and 3 x node of 4 GB200",
+        ),
+        (
+            {"H100": 2, "H200": 8},
+            6,
+            [("H100", 2), ("H200", 6), ("H100", 2), ("H100", 2)],
+            "3 x node of 2 H100 and 1 x node of 8 H200",
+        ),
+    ],
+)
+def test_each_type_has_as_many_nodes_as_its_gpus_need(
+    sizes: dict[str, int], gpus: int, free: list[tuple[str, int]], name: str
+) -> None:
+    view = planned_nodes(two_sizes(**sizes), gpus, None, spread=False)
+    assert [(node.gpu_type, len(node.slots)) for node in view.nodes] == free
+    assert {node.gpu_type: node.gpus for node in view.nodes} == sizes
+    assert [node.cpus / node.gpus for node in view.nodes] == [24.0] * len(free)
+    assert view.name == name
+
+
+@pytest.mark.usefixtures("tabulated")
+@pytest.mark.parametrize(("size", "per"), [(8, "node"), (4, "GPU")], ids=str)
+def test_throughput_is_per_node_only_if_all_nodes_are_alike(
+    size: int, per: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, rows = tmp_path / "mine.yaml", tmp_path / "rows.csv"
+    file.write_text("nodes:\n" + NODE.format("a", "H100", 8) + NODE.format("b", "H200", size))
+    types = ["--p-hardware", "H100", "--d-hardware", "H200", "--node", str(file)]
+    assert cli_plan.main([*types, "--gpus", "4", "--concurrency", "8", "--otl", "250"]) == 0
+    out = capsys.readouterr().out
+    header, _, row = out[out.index("    deployment") :].splitlines()[:3]
+    columns = dict(zip(re.split(" {2,}", header.strip()), re.split(" {2,}", row.strip())[1:], strict=False))
+    tokens_per_s = float(columns["req/s"]) * float(columns["copies"]) * 250 / float(columns["GPUs"])
+    assert float(columns[f"tok/s per {per}"]) == pytest.approx(tokens_per_s * (8 if per == "node" else 1), rel=0.01)
+    assert ("nodes of H200 have 4 GPUs, so throughput per node is not defined" in out) is (size == 4)
+    assert ("per node are divided" in out) is (size == 8)
+    rows.write_text("configuration,input_tokens,output_tokens,concurrency\npd-spread-p1xtp4-d1xtp4,5000,250,8\n")
+    assert cli_plan.main([*types, "--predict", str(rows)]) == 0
+    (predicted,) = csv.DictReader(capsys.readouterr().out.splitlines())
+    rate, per_node = (predicted[f"predicted_output_tokens_per_s{end}"] for end in ("", "_per_node"))
+    assert (per_node == rate) if size == 8 else (not per_node and float(rate) > 0)
+    assert ("throughput per node is not defined" in predicted["prediction_note"]) is (size == 4)
+
+
+@pytest.mark.usefixtures("tabulated")
+@pytest.mark.parametrize("load", [["--concurrency", "8"], ["--rate", "3"]], ids=str)
+def test_a_plan_of_two_types_names_no_flag_that_it_refuses(load: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    types = ["--p-hardware", "H100", "--d-hardware", "H200", "--gpus", "8", *load]
+    assert cli_plan.main(types) == 0
+    out = capsys.readouterr().out
+    assert "nodes are rented whole." in out and "--count-gpus" not in out
+    assert cli_plan.main([*types, "--count-gpus", "nodes"]) == 2
+
+
+@pytest.mark.usefixtures("tabulated")
+@pytest.mark.parametrize(
+    ("words", "gpus"),
+    [
+        (["--hardware", "H200"], 8),
+        (["--hardware", "GB200"], 4),
+        (["--p-hardware", "H100", "--d-hardware", "H200"], 8),
+        (["--p-hardware", "H100", "--d-hardware", "GB200"], 1),
+    ],
+)
+def test_a_picture_is_per_node_of_the_hardware(
+    words: list[str], gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[int] = []
+    figure = curve_figure.curve_figure
+
+    def kept(curves: Sequence[Curve], view: View, **given: Any) -> curve_figure.CurveFigure:
+        drawn.append(view.gpus_per_node)
+        return figure(curves, view, **given)
+
+    monkeypatch.setattr(curve_figure, "curve_figure", kept)
+    picture = tmp_path / "plan.svg"
+    assert cli_plan.main([*words, "--gpus", "4", "--concurrency", "8", "--plot", str(picture)]) == 0
+    assert drawn == [gpus] and picture.exists()
 
 
 def test_what_a_plan_does_not_take_from_a_file_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import pprint
+import shlex
+from collections.abc import Callable
 
 import pytest
+import yaml
 
 from pdlab.remote.redaction import HIDDEN, redacted, redacted_words
 
@@ -34,6 +38,90 @@ SECRET = "abcdefgh12345678"
 )
 def test_the_value_of_a_secret_is_hidden_in_a_text(text: str, shown: str) -> None:
     assert redacted(text) == shown == redacted(shown)
+
+
+# Each has the secret somewhere below a name of secrets, and below b what must stay.
+NESTED: list[dict[str, object]] = [
+    {"credentials": {"user": "x", "value": SECRET}, "b": 1},
+    {"credentials": {"of": {"all": [{"which": [[SECRET]]}], "pin": 12345678}}, "b": 1},
+    {"api_keys": [[[SECRET, 2]], [[["c", SECRET]]]], "b": 1},
+    {"my_secrets": [{"a": {"b": [SECRET]}}, SECRET], "b": 1},
+    {"kv_connector_extra_config": {"remote": [{"auth": {"access_token": {"value": SECRET}}}]}, "b": 1},
+    {"env": [{"name": "HF_TOKEN", "value": SECRET}, {"name": "UCX_TLS", "value": "rc,cuda_copy"}], "b": 1},
+    {"x_token": {"expires_s": 3600, "unit": "seconds", "password": {"digits": 12345678}}, "b": 1},
+    {"credentials": {"keys": [SECRET, {"token": [12345678]}]}, "b": 1},
+    {"password": {"phrase": f"correct {SECRET} battery"}, "b": 1},
+]
+
+
+@pytest.mark.parametrize("value", NESTED)
+@pytest.mark.parametrize(
+    "write",
+    [
+        json.dumps, lambda value: json.dumps(value, indent=2), repr, pprint.pformat, yaml.safe_dump,
+        lambda value: yaml.safe_dump(value, default_flow_style=True, width=1000),
+        lambda value: "at: " + json.dumps(json.dumps(json.dumps(value))),
+        lambda value: shlex.join(["launch", "--engine-arg", f"model_loader_extra_config={json.dumps(value)}"]),
+        lambda value: repr(["launch", "--kv-connector", json.dumps(value), "--wait"]),
+    ],
+    ids=["json", "lines of json", "repr", "pprint", "yaml", "flow", "texts", "command", "words"],
+)  # fmt: skip
+def test_a_secret_is_hidden_at_any_depth(value: dict[str, object], write: Callable[[object], str]) -> None:
+    text = f"{write(value)}\nnext: line-that-stays\n"
+    shown = redacted(text)
+    assert SECRET not in shown and "12345678" not in shown and HIDDEN in shown
+    assert "battery" not in shown
+    assert shown.endswith("next: line-that-stays\n") and redacted(shown) == shown
+    for kept in ("UCX_TLS", "rc,cuda_copy", "3600", "seconds", "kv_connector_extra_config", "expires_s"):
+        assert (kept in shown) == (kept in text)
+    if write is json.dumps:
+        assert json.loads(shown.partition("\n")[0])["b"] == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        # Cut off: in one line only this line is its own, else the rest of the text.
+        (f'credentials: {{"value": "{SECRET}\nnext: {SECRET}', f'credentials: {{"value": "{HIDDEN}\nnext: {SECRET}'),
+        (f'"credentials": {{\n"value": "{SECRET}",', f'"credentials": {{\n"value": "{HIDDEN}",'),
+        (f'"{{\\"api_keys\\": [[\\"{SECRET}\\"" and {SECRET}', f'"{{\\"api_keys\\": [\\"{HIDDEN}\\"" and {SECRET}'),
+        (f"--kv-secrets {{a: {SECRET}}} --port 8000", f"--kv-secrets {{a: {HIDDEN}}} --port 8000"),
+        (f"keys:\n  password: |-\n    {SECRET}\n\n    {SECRET}\n  b: {SECRET}",
+         f"keys:\n  password: |-\n    {HIDDEN}\n\n    {HIDDEN}\n  b: {SECRET}"),
+        (f"passwords:\n- - {SECRET}\n- a: '{SECRET}\n\n    x {SECRET}'\nb: {SECRET}",
+         f"passwords:\n- - {HIDDEN}\n- a: {HIDDEN}\n\n    {HIDDEN}\nb: {SECRET}"),
+        ("secret: {" * 20_000, "secret: {" * 20_000),
+        ("secret: {x\n" * 4_000 + f"password: {{a: [\n[{SECRET}]]}}",
+         "secret: {x\n" * 4_000 + f"password: {{a: [\n[{HIDDEN}]]}}"),
+    ],
+)  # fmt: skip
+def test_a_nested_value_ends_where_it_ends(text: str, shown: str) -> None:
+    assert redacted(text) == shown
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {
+            "max_tokens": 131072,
+            "num_tokens": [100000, 200000],
+            "tokenizer": {"name": "gpt2-medium", "mode": "automatic"},
+        },
+        {"tokens": {"input": 500000, "kind": "synthetic"}, "max_num_batched_tokens": {"prefill": 131072}},
+        {"time_per_output_token": {"units": "seconds/token", "mean": 0.0123456, "percentiles": {"p50": 0.0123456}}},
+        {"ms_per_token": [{"p50": 12.34567}, {"p50": [123.4567]}]},
+        {"key": {"kind": "concurrency", "value": "concurrency8"}, "keys": ["concurrency", {"by": "arrival"}]},
+        {"secretKeyRef": {"name": "chat-api-key", "key": "sha256digest"}},
+        {"ssh_key_files": {"first": "/home/me/.ssh/id_rsa"}, "credentials": {"file": "/etc/me/credentials.json"}},
+        {"name": "max_tokens", "value": 131072},
+        {"monitor": [{"name": "tokenizer", "value": "gpt2-medium"}]},
+    ],
+)
+@pytest.mark.parametrize(
+    "write", [json.dumps, lambda value: json.dumps(value, indent=2), yaml.safe_dump, repr], ids=range(4)
+)
+def test_what_is_no_secret_is_shown_at_any_depth(value: object, write: Callable[[object], str]) -> None:
+    assert redacted(write(value)) == write(value)
 
 
 BEGIN, END = ("-----" + word + " RSA PRIVATE KEY-----" for word in ("BEGIN", "END"))

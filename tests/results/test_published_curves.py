@@ -196,6 +196,24 @@ def test_a_level_without_an_answer_goes_with_the_others(tmp_path: Path) -> None:
     assert len(load_experiments(written(tmp_path / "x_1xtp2", {"a": {}, "b": nothing}))) == 1
 
 
+def test_the_lengths_of_a_level_without_an_answer(tmp_path: Path) -> None:
+    """They are those of its curve, else of its file's name, else of the folder."""
+    nothing = {"completed": 0, "total_input_tokens": 0, "total_output_tokens": 0}
+    files = {
+        "a": {"tag": "one"},
+        "b": {"tag": "one", "max_concurrency": 16, **nothing},
+        "c": {"tag": "two", **nothing},
+        "d_itl300_otl40": nothing,
+        "e_itl300_otl1": {"total_input_tokens": 30_000, "total_output_tokens": 100},
+        "f_itl300_otl1": {"max_concurrency": 16, **nothing},
+    }
+    experiments = load_experiments(written(tmp_path / "x_1xtp2", files))
+    lengths = {(each.part, run.key.value): run.workload for each in experiments for run in each.runs}
+    tokens = sorted((workload.label, workload.mode) for workload in lengths.values())
+    assert len(lengths) == 6
+    assert tokens == [*[("1000:100", "mixed")] * 3, *[("300:1", "prefill-only")] * 2, ("300:40", "mixed")]
+
+
 @pytest.mark.parametrize("more", [{}, {"ramp": RAMP}, {"conc8_rr4": {"request_rate": 4.0, "burstiness": None}}])
 def test_a_sweep_of_closed_and_open_loops_is_one_experiment(tmp_path: Path, more: dict[str, dict[str, Any]]) -> None:
     """Every file has a burstiness, which a closed loop does not use; without one arrivals are Poisson."""

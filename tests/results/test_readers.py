@@ -445,6 +445,117 @@ def test_figures_without_an_answered_request_are_not_valid(client: str, tmp_path
     assert [finding.code for finding in run.validity.findings] == ["file_no_answers"]
 
 
+def zeros(value: Any) -> Any:
+    """The value with 0 in place of each number."""
+    if isinstance(value, dict):
+        return {name: zeros(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [zeros(each) for each in value]
+    return 0 if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+GUIDELLM_CLOSED = {**GUIDELLM, "benchmarks": GUIDELLM["benchmarks"][:1]}
+LLMD_FAILED = {"requests": {"total": 4, "failures": 4}, "latency": {}, "throughput": {}}
+SGLANG_FAILED = zeros(SGLANG) | {"duration": 2.0, "max_concurrency": 4, "random_input_len": 100}
+# Client -> a level with answers, and one at another load whose every request failed.
+UNANSWERED: dict[str, dict[str, Any]] = {
+    "vllm": {"a.json": VLLM, "b.json": zeros(VLLM) | {"duration": 2.0, "num_prompts": 4, "max_concurrency": 4}},
+    "vllm-detailed": {
+        "a.json": DETAILED,
+        "b.json": zeros(DETAILED)
+        | {"duration": 2.0, "num_prompts": 4, "max_concurrency": 4, "errors": ["Internal Server Error"] * 4},
+    },
+    "sglang": {"a.jsonl": [SGLANG, SGLANG_FAILED | {"errors": ["Internal Server Error"] * 4}]},
+    "sglang-summary": {
+        "a.jsonl": [
+            SGLANG,
+            {name: value for name, value in SGLANG_FAILED.items() if not isinstance(value, list)},
+        ]
+    },
+    "aiperf": {
+        "c2/profile_export_aiperf.json": AIPERF,
+        "c4/profile_export_aiperf.json": {
+            "request_throughput": aiperf_metric("requests/sec", 0.0),
+            "benchmark_duration": aiperf_metric("sec", 2.0),
+            "error_request_count": aiperf_metric("requests", 4.0),
+            "input_config": {**AIPERF["input_config"], "phases": [{"kind": "profiling", "concurrency": 4}]},
+        },
+    },
+    "guidellm": {
+        "a.json": GUIDELLM_CLOSED,
+        "b.json": {
+            "benchmarks": [
+                {
+                    "config": {"strategy": {"type_": "concurrent", "streams": 4}, "backend": {"model": "org/m"}},
+                    "duration": 2.0,
+                    "metrics": {
+                        **zeros(GUIDELLM_CLOSED["benchmarks"][0]["metrics"]),
+                        "request_totals": {"successful": 0, "errored": 4, "incomplete": 0, "total": 4},
+                    },
+                }
+            ]
+        },
+    },
+    "inference-perf": {
+        "stage_0_lifecycle_metrics.json": LIFECYCLE,
+        "stage_1_lifecycle_metrics.json": {
+            "load_summary": {"count": 4, "requested_rate": 4.0, "send_duration": 2.0},
+            "successes": {"count": 0, "latency": None, "throughput": None},
+            "failures": {"count": 4},
+        },
+    },
+    "llm-d": {
+        "a.json": LLMD,
+        "b.json": {
+            **LLMD,
+            "scenario": {"load": {"standardized": {"rate_qps": 4.0}}},
+            "results": {"request_performance": {"aggregate": LLMD_FAILED | {"time": {"duration": 2.0}}}},
+        },
+    },
+    "genai-bench": {
+        "a.json": GENAI_BENCH,
+        "b.json": {
+            "aggregated_metrics": zeros(GENAI_BENCH["aggregated_metrics"])
+            | {"num_concurrency": 4, "run_duration": 2.0, "num_requests": 4},
+            "individual_request_metrics": [{"error_code": 500}] * 4,
+        },
+    },
+    "evalscope": {
+        "p2/benchmark_summary.json": EVALSCOPE,
+        "p4/benchmark_summary.json": zeros(EVALSCOPE)
+        | {"Test Duration (s)": 2.0, "Concurrency": 4, "Request Rate (req/s)": -1.0, "Total Requests": 4},
+    },
+}
+
+
+@pytest.mark.parametrize("client", UNANSWERED)
+def test_a_level_whose_requests_failed_has_the_lengths_of_the_others(client: str, tmp_path: Path) -> None:
+    good, failed = runs_of(written(tmp_path / "x", UNANSWERED[client]))
+    assert (good.completed, failed.completed, good.validity.valid) == (4, 0, True)
+    assert good.workload.label == "100:3" and failed.workload == good.workload
+    expected = "file_nothing_answered" if client == "sglang-summary" else "file_requests_failed"
+    assert [finding.code for finding in failed.validity.findings] == [expected]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {
+            "c2/profile_export_genai_perf.json": GENAI_PERF,
+            "c4/profile_export_genai_perf.json": {
+                name: value for name, value in zeros(GENAI_PERF).items() if name != "input_config"
+            },
+        },
+        {"a.json": LLMD, "b.json": {**LLMD, "results": {"request_performance": {"aggregate": LLMD_FAILED}}}},
+        {"agg.json": [INFERENCEX, INFERENCEX | {"conc": 4, "output_tput_per_gpu": 0.0}]},
+    ],
+    ids=["genai-perf", "llm-d", "inferencex"],
+)
+def test_a_level_with_neither_answers_nor_a_duration_hides_no_other(files: dict[str, Any], tmp_path: Path) -> None:
+    (run,) = runs_of(written(tmp_path / "x", files))
+    assert run.validity.valid and run.workload.label == "100:3"
+
+
 def test_what_is_not_read_is_named(tmp_path: Path) -> None:
     written(tmp_path, {"x.json": {"hello": 1}})
     with pytest.raises(StoreError, match=r"no known benchmark client.*its first keys are hello"):

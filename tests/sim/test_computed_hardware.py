@@ -299,13 +299,15 @@ def test_a_request_far_longer_than_the_tables_is_refused() -> None:
         )
 
 
-def test_two_types_stand_beside_each_other_and_nodes_are_of_one_size() -> None:
+def test_two_types_stand_beside_each_other() -> None:
     both = beside(computed("H100"), computed("H200"))
     assert (both.gpu_type, [each.gpu_type for each in both.beside]) == ("H100", ["H200"])
     assert (both.fit, both.error) == (None, None)
     assert beside(computed("H200"), computed("H200")) == computed("H200")
-    with pytest.raises(UsageError, match="nodes of one size"):
-        beside(computed("H100"), computed("GB200"))
+    assert both.common_node_gpus == 8
+    unlike = beside(computed("H100"), computed("GB200"))
+    assert [each.gpus_per_node for each in unlike.types] == [8, 4]
+    assert unlike.common_node_gpus is None
 
 
 @pytest.mark.usefixtures("ten_ms")

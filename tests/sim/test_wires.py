@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from pdlab.core.nodes import ClusterNode, Nic
 from pdlab.plan.step_findings import step_findings
 from pdlab.sim.computed_hardware import computed
 from pdlab.sim.hardware import Hardware, load_hardware
-from pdlab.sim.kv_transfer import LinkKind, TransferCosts, on_nodes, transfer_costs
+from pdlab.sim.kv_transfer import LinkKind, Links, TransferCosts, on_nodes, transfer_costs
 
 H100 = load_hardware("h100-vllm-0.11")
 SHAPE = require_shape("gpt-oss-120b")
@@ -63,6 +64,62 @@ def test_a_spread_has_the_rate_of_the_nodes(nodes: list[ClusterNode], gb_per_s: 
     (finding,) = step_findings(on_them)
     assert finding.code == "network_not_fitted"
     assert f"at {gb_per_s if shared else gb_per_s / 2:.3g} GB/s per {'node' if shared else 'GPU'}" in finding.text
+
+
+TWO_TYPES = H100.model_copy(
+    update={"beside": (H100.model_copy(update={"gpu_type": "H200", "gpus_per_node": 4}),), "fit": None}
+)
+
+
+def of_h200(*nic: Any) -> ClusterNode:
+    return node(*nic).model_copy(update={"gpu_type": "H200", "gpus": 4})
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "tp", "gb_per_s", "shared"),
+    [
+        # A prefill GPU has an eighth of its node's line, a decode GPU a quarter of that of its own node.
+        (node("infiniband", 8, 400), of_h200("infiniband", 2, 400), (2, 4), (2 * 50.0, 4 * 25.0), False),
+        (node("infiniband", 8, 400), of_h200("infiniband", 8, 400), (4, 1), (4 * 50.0, 1 * 100.0), False),
+        (node("infiniband", 1, 400), of_h200("infiniband", 8, 400), (4, 4), (4 * 6.25, 4 * 100.0), False),
+        (node("efa", 1, 400), of_h200("efa", 1, 400), (2, 2), (2 * 6.25, 2 * 10.0), False),  # 12.5, and EFA reaches 10
+        (node("ethernet", 1, 10), of_h200("ethernet", 1, 1), (4, 4), (0.125, 0.125), True),  # one wire for both
+        (node("ethernet", 1, 1), of_h200("ethernet", 1, 10), (4, 4), (0.125, 0.125), True),
+    ],
+)
+def test_each_end_has_the_line_of_its_own_nodes(
+    prefill: ClusterNode, decode: ClusterNode, tp: tuple[int, int], gb_per_s: tuple[float, float], shared: bool
+) -> None:
+    other = node("ethernet", 1, 1).model_copy(update={"gpu_type": "A100"})  # takes no part in the plan
+    on_them = on_nodes(TWO_TYPES, [prefill, decode, other])
+    topology = Disaggregated(
+        prefill=Pool(tp=tp[0], gpu_type="H100"), decode=Pool(tp=tp[1], gpu_type="H200"), placement="spread"
+    )
+    costs = transfer_costs(on_them, SHAPE, topology, "srd")
+    assert (costs.prefill_bytes_per_s / 1e9, costs.decode_bytes_per_s / 1e9) == pytest.approx(gb_per_s)
+    assert costs.shared is shared
+    sender, receiver = (SimpleNamespace(link_free_s=0.0, link_busy_s=0.0) for _ in range(2))
+    arrives_s = Links(costs).carry(sender, receiver, 2e9, 0.0)
+    assert arrives_s == pytest.approx(costs.setup_s + 2 / min(gb_per_s)), "the slower end decides"
+
+
+def test_networks_of_two_types_are_named_by_type() -> None:
+    unlike = on_nodes(TWO_TYPES, [node("infiniband", 8, 400), of_h200("infiniband", 2, 400)])
+    texts = [each.text for each in step_findings(unlike) if each.code == "network_not_fitted"]
+    assert ["50 GB/s per GPU of H100," in texts[0], "25 GB/s per GPU of H200," in texts[1]] == [True, True]
+    alike = on_nodes(TWO_TYPES, [node("infiniband", 8, 400), of_h200("infiniband", 4, 400)])
+    (text,) = (each.text for each in step_findings(alike) if each.code == "network_not_fitted")
+    assert "50 GB/s per GPU, " in text
+
+
+@pytest.mark.parametrize(("tp", "said"), [((8, 4), []), ((8, 8), [(8, 4)]), ((16, 8), [(16, 8), (8, 4)])], ids=str)
+def test_an_engine_spans_the_nodes_of_its_own_type(tp: tuple[int, int], said: list[tuple[int, int]]) -> None:
+    topology = Disaggregated(
+        prefill=Pool(tp=tp[0], gpu_type="H100"), decode=Pool(tp=tp[1], gpu_type="H200"), placement="spread"
+    )
+    findings = step_findings(TWO_TYPES, None, [Deployment(topology=topology)])
+    texts = [each.text for each in findings if each.code == "tp_over_nodes"]
+    assert [text.partition(":")[0] for text in texts] == [f"TP {tp} spans nodes of {node} GPUs" for tp, node in said]
 
 
 def test_a_network_that_is_not_given_is_a_finding() -> None:

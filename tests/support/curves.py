@@ -8,7 +8,7 @@ from typing import Any
 
 from pdlab.analysis.curves import Curve, Figures, Gpus, Point, Sample, workloads_name
 from pdlab.analysis.intervals import Estimate
-from pdlab.analysis.ranking import BoundsRanking, bounds_rankings, estimate_at
+from pdlab.analysis.ranking import BoundsRanking, bounds_rankings, throughput_within
 from pdlab.analysis.view import View
 from pdlab.core.bounds import Bounds, parse_bounds
 from pdlab.core.deployment import Deployment
@@ -70,7 +70,8 @@ def within(tpot_ms: float, ttft_ms: float | None = None) -> Bounds:
 
 def most(curve: Curve, tpot_ms: float, view: View | None = None) -> Estimate | None:
     """What a curve of one kind of load gives at that median TPOT."""
-    return estimate_at(curve, curve.points, within(tpot_ms), view or View())
+    found = throughput_within(curve, curve.points, within(tpot_ms), view or View())
+    return found and found.estimate
 
 
 def sentences(curves: Sequence[Curve], bounds: Bounds, view: View) -> list[str]:

@@ -35,6 +35,13 @@ def content(concurrency: int = 8, **changes: Any) -> dict[str, Any]:
     return {key: value for key, value in {**usual, **changes}.items() if value is not None}
 
 
+def unanswered(concurrency: int = 8) -> dict[str, Any]:
+    """One file's content after a level whose every request failed: all counters and figures are 0."""
+    kept = content(concurrency)
+    settings = ("num_prompts", "burstiness", "max_concurrency", "duration")
+    return {key: 0 if isinstance(value, int | float) and key not in settings else value for key, value in kept.items()}
+
+
 def write(folder: Path, files: dict[str, dict[str, Any]]) -> Path:
     """A folder of such files; stem -> `content`."""
     folder.mkdir(parents=True)

@@ -15,6 +15,7 @@ from unittest import mock
 
 from support import launched
 
+from pdlab.bench.target import SHORT
 from pdlab.core.deployment import Deployment, Disaggregated, Pool
 from pdlab.deploy.endpoint import load_running, save_running
 
@@ -35,9 +36,10 @@ class Oracle:
         urllib.request.urlopen(request, timeout=10).close()
 
     def log(self) -> list[dict[str, Any]]:
+        """The requests, without the completions of each start that show whether the server answers."""
         with urllib.request.urlopen(f"{self.url}/oracle/log", timeout=30) as answer:
             entries: list[dict[str, Any]] = json.load(answer)
-        return entries
+        return [entry for entry in entries if entry["prompt"] != SHORT]
 
     def log_of(self, prefix: str) -> list[dict[str, Any]]:
         return [entry for entry in self.log() if entry["id"].startswith(prefix)]

@@ -169,7 +169,7 @@ def _contradictions(level: LevelFile) -> Iterator[AuditFinding]:
             percent = 100 * (offered_rps(load) / rate - 1) if rate else None
             yield AuditFinding("rate_not_offered", (level.name,), {"what": finding.text}, percent)
     peak = peak_in_flight(level.raw)
-    full = isinstance(load, Closed) and run.num_requests >= load.concurrency
+    full = isinstance(load, Closed) and run.completed and run.num_requests >= load.concurrency
     most = PEAK_SLACK * max_counted(load.value, run.whole)
     if full and peak is not None and not 0.5 * load.value <= peak <= most:
         numbers: Numbers = {"concurrency": load.value, "peak": peak}
@@ -212,7 +212,7 @@ def _reused_prompts(folder: Folder) -> Iterator[AuditFinding]:
         # Published lengths are means of drawn lengths: they vary from level to level of one curve.
         stream = (run.seed, run.workload.model_dump_json(exclude={"seed"}) if folder.ours else "")
         before = prompts_drawn.get(stream, 0)
-        if before and run.num_requests and run.workload.sent_input_tokens > 1:
+        if before and run.num_requests and run.completed and run.workload.sent_input_tokens > 1:
             reused_shares.append((level, 100 * min(before, run.num_requests) / run.num_requests))
         prompts_drawn[stream] = max(before, run.num_requests)
     if reused_shares:

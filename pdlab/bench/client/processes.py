@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ Progress = Callable[[int, int], None]
 CLOSE_S = 2.0
 STOP_S = 60.0  # it writes what it has: millions of gaps between tokens take a while
 HEAD_START_S = 0.2
+BEAT_S = 1.0
 
 
 class LoadClient:
@@ -76,10 +78,12 @@ class LoadClient:
             return self._processes[0].run(level, progress)
         return self._run_shared(level, parts, progress)
 
-    def wait_ready(self) -> None:
-        """Wait for the imports. Raises UsageError without vLLM, BenchError when a process dies."""
+    def wait_ready(self, waiting: Callable[[], None] = lambda: None) -> None:
+        """Wait for the imports; ``waiting`` is called every `BEAT_S` meanwhile. Raises UsageError without vLLM,
+        BenchError when a process dies.
+        """
         for process in self._processes:
-            process.wait_ready()
+            process.wait_ready(waiting)
 
     def stop(self) -> None:
         """Call it from another thread to end a `run` in progress. The run returns the requests sent until now, or
@@ -200,8 +204,11 @@ class _Process:
                 answer = validate(ClientAnswer, message["answer"], where="load generator's answer")
                 return requests.of(answer)
 
-    def wait_ready(self) -> None:
+    def wait_ready(self, waiting: Callable[[], None] = lambda: None) -> None:
         while not self._ready:
+            stdout = self._process.stdout if self._process else None
+            while stdout and not select.select([stdout], [], [], BEAT_S)[0]:
+                waiting()
             message = self._receive()
             if message["event"] == "refused":
                 raise UsageError(message["message"])

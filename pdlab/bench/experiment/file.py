@@ -258,7 +258,9 @@ class TuneBaseline(Frozen):
 
 
 class ExpectedTimes(Frozen):
-    """Only for the time estimate: seconds of a start, to the first token, and per output token; a day at most."""
+    """Only for the time estimate: seconds of a start, to the first token, and per output token; a day at most.
+
+    ``ttft_s`` and ``tpot_s`` of a rehearsal are in simulated seconds, ``launch_s`` is in real ones."""
 
     launch_s: float | None = Field(default=None, gt=0, le=DAY_S)
     ttft_s: float = Field(default=0.5, gt=0, le=DAY_S)

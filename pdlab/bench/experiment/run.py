@@ -198,6 +198,7 @@ def _sweep(part: Part, visit: PlannedVisit, plan: Schedule, options: RunOptions,
             out=options.out / file.name,
             **options.sweep,
             tuning=plan.tuned.get(visit.configuration.name),
+            retry_invalid=plan.tunes is not None,  # settings are compared only at loads that are valid with all
             command=f"{options.command}  # {part.folder}, repeat {visit.repeat}",
         ),
         progress,

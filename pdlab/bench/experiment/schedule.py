@@ -57,13 +57,22 @@ class PlannedVisit(Frozen):
 
 
 class Schedule(Frozen):
-    """A prepared experiment. ``file`` is as it was read from ``path``; ``tuned`` and ``tunes`` as in its record."""
+    """A prepared experiment. ``file`` is as it was read from ``path``; ``tuned`` and ``tunes`` as in its record.
+    ``slow_downs``: configuration -> real seconds per simulated second of a rehearsal whose launch chooses them."""
 
     file: ExperimentFile
     path: Path
     visits: tuple[PlannedVisit, ...]
     tuned: dict[str, Tuning] = Field(default_factory=dict)
     tunes: str | None = None
+    slow_downs: dict[str, float] = Field(default_factory=dict)
+
+    def slow_down(self, configuration: Configuration) -> float | None:
+        """Real seconds per second of a level: 1 without a rehearsal; None: the launch chooses, and it is not known."""
+        rehearsal = configuration.request.rehearsal
+        if rehearsal is None:
+            return 1.0
+        return rehearsal.slow_down or self.slow_downs.get(configuration.name)
 
     @property
     def parts(self) -> dict[str, Part]:
@@ -128,26 +137,33 @@ def launch_s(file: ExperimentFile) -> float:
     return file.expect.launch_s or (LOCAL_LAUNCH_S if file.where.local is not None else CLUSTER_LAUNCH_S)
 
 
-def part_s(file: ExperimentFile, part: Part, loads: tuple[Load, ...], searches: tuple[SloSearchOptions, ...]) -> float:
-    """Estimate of measuring those loads and searches in one visit, the load generator's start included.
+def part_s(
+    file: ExperimentFile,
+    part: Part,
+    loads: tuple[Load, ...],
+    searches: tuple[SloSearchOptions, ...],
+    slow_down: float = 1.0,
+) -> float:
+    """Estimate of measuring those loads and searches in one visit, the load generator's start included; real seconds.
 
     A closed loop takes requests / concurrency times the expected time of one, an open loop the time in which its
-    requests arrive. Expected times are the file's (``expect``): they do not include how load slows a server down.
+    requests arrive. Expected times are the file's (``expect``): they do not include how load slows a server down. They
+    are simulated seconds in a rehearsal, as the times of its levels are; each takes ``slow_down`` real ones.
     """
     if not loads and not searches:
         return 0.0
     workload = part.workload.workload(file.seed)
     request_s = file.expect.ttft_s + (workload.mean_tokens[1] - 1) * file.expect.tpot_s
-    total = CLIENT_START_S + request_s
+    total, levels_s = CLIENT_START_S, request_s
     for load in loads:
         requests = file.prompts_per_level or levels.num_requests(load, workload, hold_s=file.hold_s, e2el_s=request_s)
         if isinstance(load, Closed):
-            total += requests / load.concurrency * request_s
+            levels_s += requests / load.concurrency * request_s
         elif isinstance(load, Replay):
             lengths = replayed(workload)
-            total += request_s + (lengths.least_s if lengths else 0.0)
+            levels_s += request_s + (lengths.least_s if lengths else 0.0)
         else:
-            total += workload.mean_duration_s(load, requests) + request_s
+            levels_s += workload.mean_duration_s(load, requests) + request_s
         total += AFTER_LEVEL_S
     for search in searches:
         load = Open(rate_rps=search.start_rps or 1 / request_s / workload.mean_rate, burstiness=search.burstiness)
@@ -155,17 +171,19 @@ def part_s(file: ExperimentFile, part: Part, loads: tuple[Load, ...], searches: 
         if file.prompts_per_level is None:
             held = levels.num_requests(load, workload, hold_s=file.hold_s, e2el_s=request_s)
             requests = max(requests, held)
-        took_s = workload.mean_duration_s(load, requests)
-        total += SEARCH_POINTS * (took_s + AFTER_LEVEL_S)
-    return total
+        levels_s += SEARCH_POINTS * workload.mean_duration_s(load, requests)
+        total += SEARCH_POINTS * AFTER_LEVEL_S
+    return total + slow_down * levels_s
 
 
 def visit_s(plan: Schedule, visit: PlannedVisit, out: Path) -> float:
-    """Estimate of what is left of a visit; 0 when it is finished."""
+    """Estimate of what is left of a visit; 0 when it is finished. Levels count in simulated seconds if the slow-down
+    of a rehearsal is not known."""
     rest = [(part, *unfinished_work(part, visit.repeat, out)) for part in visit.parts]
     if not any(loads or searches for _, loads, searches in rest):
         return 0.0
-    return launch_s(plan.file) + sum(part_s(plan.file, *item) for item in rest)
+    slow_down = plan.slow_down(visit.configuration) or 1.0
+    return launch_s(plan.file) + sum(part_s(plan.file, *item, slow_down) for item in rest)
 
 
 def earlier_record(folder: Path, file: ExperimentFile, *, resume: bool) -> ExperimentRecord | None:

@@ -23,15 +23,7 @@ from pdlab.bench.experiment.schedule import Schedule, schedule_of
 from pdlab.core.errors import UsageError
 from pdlab.core.schema import Frozen
 from pdlab.results.schema import Tuning
-
-Settings = Mapping[str, bool | int]
-SHORT = {
-    "max_num_batched_tokens": "batched",
-    "max_num_seqs": "seqs",
-    "enable_chunked_prefill": "chunked",
-    "enable_prefix_caching": "cached",
-}
-NAMED = 24  # letters of a deployment's name in that of a candidate
+from pdlab.results.tuning_folders import candidate_name
 
 
 class TuningCandidate(Frozen):
@@ -91,12 +83,6 @@ def search_of(plan: Schedule) -> TuningSearch | None:
     made = schedule_of(file.model_copy(update=changed), plan.path).model_copy(update={"tunes": file.name})
     at = tune.at or file.at[0]
     return TuningSearch(plan=made, tune=tune, at=at, workload=workload, candidates=tuple(candidates))
-
-
-def candidate_name(of: str, settings: Settings) -> str:
-    """``collocated-4xtp2+batched2048+seqs64``; ``...+as-launched`` of no settings."""
-    words = [f"{SHORT[knob]}{int(value)}" for knob, value in settings.items()] or ["as-launched"]
-    return "+".join([of[:NAMED], *words])
 
 
 def tuned_plan(plan: Schedule, tuned: Mapping[str, Tuning]) -> Schedule:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".yaml", ".yml", ".parquet")
 MOST_NAMES, MOST_OF_A_NAME = 4, 40  # of an unknown file's columns, and characters of each, in the message about it
+NOTHING_ANSWERED = "a level in which no request was answered"  # why a file has no level
 SUMMARY_OF_LOADGEN = "mlperf_log_summary.txt"
 # In the order in which a file is offered to them: the first that recognises its content reads it.
 READERS = (

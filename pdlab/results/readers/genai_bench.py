@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pdlab.results.readers import FileReading, RawLevel
+from pdlab.results.readers import NOTHING_ANSWERED, FileReading, RawLevel
 from pdlab.results.readers.statistics import add_statistics, is_finite, json_beside, keyed, times_of
 
 TOOL = "genai-bench"
@@ -22,7 +22,7 @@ def read(file: Path, content: Any) -> FileReading | None:
     if not {"aggregated_metrics", "individual_request_metrics"} <= content.keys():
         return None
     if file.name.startswith("debug_for_run_"):
-        return FileReading(TOOL, skipped="a level in which no request was answered")
+        return FileReading(TOOL, skipped=NOTHING_ANSWERED)
     good = [each for each in content["individual_request_metrics"] if not each.get("error_code")]
     return FileReading(TOOL, (RawLevel("", _level(file, content), times_of(good, _times(content))),))
 

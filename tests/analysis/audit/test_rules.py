@@ -252,6 +252,19 @@ def test_the_published_form_lacks_a_manifest_and_nothing_else(tmp_path: Path) ->
     assert kinds(audit([published(tmp_path / "itl512_otl64_4xtp2", {"conc4.json": {}})])) == ["metadata"]
 
 
+def test_a_level_without_an_answer_is_not_valid_and_nothing_else(tmp_path: Path) -> None:
+    """Nobody was in flight, nothing was cached, and its lengths are those of the others."""
+    rates = dict.fromkeys(("request_throughput", "output_throughput", "total_token_throughput"), 0)
+    counts = dict.fromkeys(("completed", "total_input_tokens", "total_output_tokens", "max_concurrent_requests"), 0)
+    levels: dict[str, dict[str, Any]] = {"conc4.json": {"seed": 1}, "conc8.json": {"max_concurrency": 8, "seed": 2}}
+    levels["conc8.json"] |= {"num_prompts": 160, **rates, **counts}
+    levels["conc8.json"] |= {
+        f"{statistic}_{name}_ms": 0 for statistic in ("mean", "median") for name in ("ttft", "tpot")
+    }
+    findings = audit([published(tmp_path / "x_4xtp2", levels)])
+    assert kinds(findings) == ["metadata", "invalid"]
+
+
 def changed(**figures: Any) -> Summary:
     return summary(4, 80).model_copy(update=figures)
 

@@ -14,6 +14,7 @@ import pytest
 from support.client_levels import client_level
 from support.sweep import Oracle
 
+from pdlab.bench.client import processes
 from pdlab.bench.client.processes import LoadClient
 from pdlab.bench.client.protocol import ClientLevel
 from pdlab.core.errors import BenchError, UsageError
@@ -280,3 +281,19 @@ def test_a_refusal_of_shared_load_has_its_reason_and_leaves_nothing(
     with pytest.raises(UsageError, match=r"tokenizer .* cannot be loaded"):
         pair.run(level.model_copy(update={"tokenizer": str(tmp_path / "none")}))
     assert pair.pid is None
+
+
+def test_who_waits_for_the_imports_is_called_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called, program = tmp_path / "called", tmp_path / "python"
+    program.write_text(
+        f"#!/bin/sh\nfor i in $(seq 500); do [ -e {called} ] && break; sleep 0.02; done\n"
+        f'[ -e {called} ] && echo \'{{"event": "ready"}}\'\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(processes.sys, "executable", str(program))
+    monkeypatch.setattr(processes, "BEAT_S", 0.01)
+    with LoadClient() as client:
+        client.wait_ready(called.touch)
+        called.unlink()
+        client.wait_ready(called.touch)
+    assert not called.exists(), "it is ready"

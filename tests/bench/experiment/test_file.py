@@ -12,13 +12,21 @@ import pytest
 import yaml
 
 from pdlab.bench.experiment import schedule
-from pdlab.bench.experiment.file import ExperimentFile, NamedWorkload, configurations, launch_settings, order
+from pdlab.bench.experiment.file import (
+    CLUSTER_LAUNCH_S,
+    ExperimentFile,
+    NamedWorkload,
+    configurations,
+    launch_settings,
+    order,
+)
 from pdlab.bench.experiment.schedule import (
     AFTER_LEVEL_S,
     CLIENT_START_S,
     SEARCH_POINTS,
     make_schedule,
     part_s,
+    visit_s,
 )
 from pdlab.cli import experiment
 from pdlab.core.catalog import load_cluster, local_cluster
@@ -75,7 +83,10 @@ def test_a_dry_run_prints_that_a_run_would_be_refused(tmp_path: Path, capsys: py
     fixed = file.model_copy(update={"workloads": (NamedWorkload(input_tokens=256, output_tokens=64),)})
     earlier = kept.model_copy(update={"experiment": schedule.settings_of(fixed)})
     write_record(done / file.name, earlier)
-    assert "was made with another workloads;" in last("--out", str(done), "--resume")
+    assert "was made with other workloads;" in last("--out", str(done), "--resume")
+    assert experiment.main(["local-pack-vs-spread", "--dry-run", "--out", str(done), "--resume"]) == 0
+    dry = capsys.readouterr().out
+    assert "in all" not in dry and "order" not in dry, "the levels there are of another experiment"
     assert "refused" not in last("--out", str(tmp_path))
     (tmp_path / "local-pack-vs-spread").mkdir()
     (tmp_path / "local-pack-vs-spread" / "notes.txt").touch()
@@ -265,6 +276,39 @@ def test_an_open_loop_is_estimated_by_the_time_of_its_arrivals(
     measured_s = part_s(plan.file, part, part.loads, part.searches)
     request_s = 0.5 + 64 * 0.02
     assert seconds <= measured_s <= 1.05 * seconds + CLIENT_START_S + 3 * request_s + SEARCH_POINTS * AFTER_LEVEL_S
+
+
+@pytest.mark.parametrize(
+    "load",
+    [{"concurrency": [4]}, {"rate_rps": [2]}, {"slo": {"ttft_ms": 500, "start_rps": 2}}],
+    ids=["closed", "open", "search"],
+)
+def test_a_simulated_second_of_a_rehearsal_takes_as_many_real_ones_as_its_file_says(
+    load: dict[str, Any], tmp_path: Path
+) -> None:
+    """From 10 to 30 times slower the levels take 20 times their own time more. The launch and the load generator's own
+    times are of this machine."""
+
+    def whole_s(**settings: Any) -> float:
+        entry = {"name": "a", "config": "collocated-1xtp8", **settings}
+        path = write(tmp_path, where={"cluster": "p5.48xlarge-x2"}, deployments=[entry], loads=[load])
+        plan = make_schedule(path)
+        return visit_s(plan, plan.visits[0], tmp_path / "out")
+
+    real_s, ten_s, thirty_s = whole_s(), whole_s(rehearse=True, slow_down=10), whole_s(rehearse=True, slow_down=30)
+    assert thirty_s - ten_s == pytest.approx(20 / 9 * (ten_s - real_s))
+    fixed_s = real_s - (ten_s - real_s) / 9
+    points = SEARCH_POINTS if "slo" in load else 1
+    assert fixed_s == pytest.approx(CLUSTER_LAUNCH_S + CLIENT_START_S + points * AFTER_LEVEL_S)
+    assert unknown_s(tmp_path, load) == pytest.approx(real_s)
+
+
+def unknown_s(tmp_path: Path, load: dict[str, Any]) -> float:
+    """Of a rehearsal whose launch chooses its slow-down: in simulated seconds."""
+    entry = {"name": "a", "config": "collocated-1xtp8", "rehearse": True}
+    plan = make_schedule(write(tmp_path, where={"cluster": "p5.48xlarge-x2"}, deployments=[entry], loads=[load]))
+    assert plan.slow_down(plan.configurations[0]) is None
+    return visit_s(plan, plan.visits[0], tmp_path / "out")
 
 
 def test_the_order_is_a_latin_square_and_the_seeds(tmp_path: Path) -> None:

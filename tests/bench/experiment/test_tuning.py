@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from pdlab.bench.experiment import schedule
+from pdlab.bench.experiment import run, schedule
 from pdlab.bench.experiment.file import TuneBaseline
 from pdlab.bench.experiment.schedule import Schedule, make_schedule
 from pdlab.bench.experiment.tuning import TuningSearch, search_of, tuned_plan
+from pdlab.bench.progress import Progress
+from pdlab.bench.sweep import SweepOptions
 from pdlab.cli import experiment
 from pdlab.core.errors import UsageError
 from pdlab.core.status_line import minutes
@@ -43,6 +45,19 @@ def searched(folder: Path, **changes: Any) -> TuningSearch:
     search = search_of(plan(folder, **changes))
     assert search
     return search
+
+
+@pytest.mark.parametrize("of_search", [True, False])
+def test_an_invalid_level_of_the_search_is_measured_once_more(
+    of_search: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settings are compared only at loads that are valid with all of them."""
+    made = searched(tmp_path).plan if of_search else plan(tmp_path)
+    swept: list[SweepOptions] = []
+    monkeypatch.setattr(run, "run_sweep", lambda options, progress: swept.append(options))
+    visit, progress = made.visits[0], Progress()
+    run._sweep(visit.parts[0], visit, made, run.RunOptions(out=tmp_path), progress)
+    assert [options.retry_invalid for options in swept] == [of_search]
 
 
 def test_every_combination_is_a_deployment_beside_the_settings_of_the_file(tmp_path: Path) -> None:
