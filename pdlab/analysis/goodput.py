@@ -11,8 +11,9 @@ Only a search answers a bound on the gaps between chunks (ITL p99, the longest s
 Between two neighbouring valid levels share and throughput are straight lines; nothing is extended beyond the measured
 levels.
 
-Goodput is of open loops: levels at request rates, ramps and searches. The most that a closed loop serves within the SLO
-is its capacity, another figure. The two are never in one ranking.
+Goodput is of open loops: levels at request rates, and searches. The most that a closed loop or a replay serves within
+the SLO is its capacity, another figure. No two of them are in one ranking. A ramp is in none (`COMPARED_LOADS`): the
+figures of its levels are only shown.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdlab.analysis.bootstrap import DrawnLine, LevelFigure, line
-from pdlab.analysis.comparable import groups
+from pdlab.analysis.comparable import COMPARED_LOADS, groups
 from pdlab.analysis.curves import Curve, Figures, Point, rankable
 from pdlab.analysis.intervals import Estimate, Interval, blocks, compare, of_blocks, of_repeats
 from pdlab.analysis.power import of_slo
@@ -37,15 +38,21 @@ from pdlab.analysis.shrinkage import moderate_all
 from pdlab.analysis.view import View
 from pdlab.core.bounds import Metric
 from pdlab.core.schema import Frozen
-from pdlab.core.workload import Slo
+from pdlab.core.workload import LoadKind, Slo
 from pdlab.results.schema import SloSearch
 from pdlab.results.slo import Bracket, bracket_at, within
 
 How = Literal["requests", "percentiles", "search"]
-Loop = Literal["open", "closed"]
+Loop = Literal["open", "closed", "replay"]
 WhyUnknown = Literal["gaps", "search", "levels", "figures"]
 """Why a capacity is unknown: bounds on gaps without a search, a search that decided no rate, no valid level, or a level
 without both its requests and the SLO's percentile."""
+# The kinds of load of each. Those that are compared are ranked; a ramp is shown beside request rates.
+KINDS_OF: dict[Loop, tuple[LoadKind, ...]] = {
+    "open": ("rate", "ramp"),
+    "closed": ("concurrency",),
+    "replay": ("replay",),
+}
 
 
 class Capacity(Frozen):
@@ -192,33 +199,27 @@ def capacity(curve: Curve, slo: Slo, view: View, loop: Loop) -> Capacity | Liter
     searches = tuple(search for search in curve.searches if search.slo == slo)
     if searches and curve.points and loop == "open":
         return _searched(curve, searches, view)
-    lines = {kind: points for kind, points in curve.lines().items() if (kind == "concurrency") == (loop == "closed")}
-    if not lines:
+    points = [point for point in curve.points if _ranked(point, loop)]
+    if not points:
         return "elsewhere" if curve.points else "levels"
-    capacities: list[Capacity] = []
-    known = False
+    valid = [point for point in points if point.valid]
+    how = _how(valid, slo)
+    if how is None:
+        return "gaps" if slo.of_gaps else "figures" if valid else "levels"
     metric = view.throughput_metric
-    for points in lines.values():
-        valid = [point for point in points if point.valid]
-        how = _how(valid, slo)
-        if how is None:
-            continue
-        known = True
-        tokens = _line(curve, valid, slo, how, lambda s: s.tokens_per_s(metric), curve.scale(view))
-        requests = _line(curve, valid, slo, how, lambda s: s.requests_per_s, 1 / curve.gpus.counted(view.count))
-        bound = np.array([1 - slo.quantile if how == "requests" else 1.0])
-        most, rate = tokens.estimates(tokens.reach(bound))[0], requests.estimates(requests.reach(bound))[0]
-        if most is None or rate is None:
-            continue
-        end = open_end(curve, points, valid, view) if tokens.open_ended(bound) else None
-        capacities.append(Capacity(label=curve.label, throughput=most, requests_per_gpu_s=rate, how=how, end=end))
-    if capacities:
-        return max(capacities, key=lambda each: each.throughput.value)
-    if known:
+    tokens = _line(curve, valid, slo, how, lambda s: s.tokens_per_s(metric), curve.scale(view))
+    requests = _line(curve, valid, slo, how, lambda s: s.requests_per_s, 1 / curve.gpus.counted(view.count))
+    bound = np.array([1 - slo.quantile if how == "requests" else 1.0])
+    most, rate = tokens.estimates(tokens.reach(bound))[0], requests.estimates(requests.reach(bound))[0]
+    if most is None or rate is None:
         return "missed"
-    if slo.of_gaps:
-        return "gaps"
-    return "figures" if any(point.valid for points in lines.values() for point in points) else "levels"
+    end = open_end(curve, points, valid, view) if tokens.open_ended(bound) else None
+    return Capacity(label=curve.label, throughput=most, requests_per_gpu_s=rate, how=how, end=end)
+
+
+def _ranked(point: Point, loop: Loop) -> bool:
+    """Whether a ranking of that kind of loop is over such levels."""
+    return point.kind in KINDS_OF[loop] and point.kind in COMPARED_LOADS
 
 
 def _searched(curve: Curve, searches: tuple[SloSearch, ...], view: View) -> Capacity | Literal["missed", "search"]:
@@ -241,7 +242,7 @@ def _searched(curve: Curve, searches: tuple[SloSearch, ...], view: View) -> Capa
 
 
 def slo_rankings(curves: Sequence[Curve], slo: Slo, view: View) -> list[SloRanking]:
-    """`slo_ranking` for each comparable group, of open loops, then of closed loops, as far as they were measured."""
+    """`slo_ranking` for each comparable group, of each kind of loop that was measured."""
     return [
         slo_ranking(group.curves, slo, view, loop, group.name)
         for group in groups(curves, view)
@@ -250,10 +251,10 @@ def slo_rankings(curves: Sequence[Curve], slo: Slo, view: View) -> list[SloRanki
 
 
 def _loops(curves: Sequence[Curve], slo: Slo) -> list[Loop]:
-    kinds = {point.kind == "concurrency" for curve in curves for point in curve.points}
-    kinds |= {False for curve in curves if curve.points and any(search.slo == slo for search in curve.searches)}
-    loops: list[tuple[Loop, bool]] = [("open", False), ("closed", True)]
-    return [loop for loop, closed in loops if closed in kinds] or ["open"]
+    kinds = {point.kind for curve in curves for point in curve.points}
+    searched = any(curve.points and search.slo == slo for curve in curves for search in curve.searches)
+    measured: list[Loop] = [loop for loop, its in KINDS_OF.items() if kinds & set(its) or (searched and loop == "open")]
+    return measured or ["open"]
 
 
 def slo_ranking(curves: Sequence[Curve], slo: Slo, view: View, loop: Loop, group: str | None = None) -> SloRanking:
@@ -301,7 +302,7 @@ def _may_meet(curve: Curve, slo: Slo, view: View, loop: Loop, best: Estimate) ->
     best. A search has judged its own rates."""
     if any(search.slo == slo for search in curve.searches):
         return False
-    points = [point for point in curve.points if point.valid and (point.kind == "concurrency") == (loop == "closed")]
+    points = [point for point in curve.points if point.valid and _ranked(point, loop)]
     how = _how(points, slo)
     for point in points:
         if how == "requests":

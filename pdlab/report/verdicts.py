@@ -22,8 +22,9 @@ from pdlab.report.tuning import baseline_text
 from pdlab.results.slo import bounds_text
 
 SERVED = {
-    "open": ("goodput of open loops", "at request rates"),
+    "open": ("goodput of open loops", "at constant request rates"),
     "closed": ("capacity of closed loops", "in closed loops"),
+    "replay": ("capacity of replays", "in replays"),
 }
 # With a larger factor between its ends an interval is not informative.
 WIDE = 10.0

@@ -24,7 +24,7 @@ from pdlab.core.lengths import Uniform
 from pdlab.core.nodes import Placement
 from pdlab.core.rehearsal import Rehearsal
 from pdlab.core.rendering import macro
-from pdlab.core.workload import Closed, Load, Open, Workload
+from pdlab.core.workload import Closed, Load, Open, Ramp, Workload
 from pdlab.report import sections, tables, verdicts
 from pdlab.report.style import styles
 from pdlab.results.schema import Distribution, Experiment, Manifest, Run, Summary, Validity
@@ -333,6 +333,35 @@ def test_no_level_is_the_cheapest_where_another_deployment_might_cost_less(known
     stars = [line for line in text.splitlines() if line.endswith("*")]
     refused = f"No * at {bounds.label}: 8xTP1 collocated might cost less, its higher loads were not measured." in text
     assert (len(stars), refused) == ((1, False) if known else (0, True))
+
+
+def test_each_kind_of_load_has_its_cheapest_level_and_a_ramp_has_none() -> None:
+    """The open loop costs less than the closed one, and the ramp costs less than both."""
+    sweeps = {
+        "collocated-8xtp1": [run(Closed(concurrency=n), rps, ms) for n, rps, ms in ((4, 1, 10), (8, 2, 60))],
+        "collocated-4xtp2": [run(Open(rate_rps=r), r, ms) for r, ms in ((3, 9), (4, 10), (9, 60))],
+        "collocated-2xtp4": [run(Ramp(start_rps=1, end_rps=9), 5, 10)],
+    }
+    each = curves([experiment(label, *runs) for label, runs in sweeps.items()])
+    text = sections.cost_section(level_costs(each, 2.0), each, View(), 2.0, [within(14.0, 1000.0)]).text
+    stars = [line.split()[:3] for line in text.splitlines() if line.endswith("*")]
+    assert stars == [["8xTP1", "collocated", "4"], ["4xTP2", "collocated", "4/s"]]
+    assert "within the bounds, for each kind of load by itself)" in text and "to 9/s" in text
+
+
+def test_a_deployment_that_might_cost_less_takes_the_mark_of_its_kind_of_load_alone() -> None:
+    rates = [run(Open(rate_rps=r), r, ms) for r, ms in ((4, 10), (9, 60))]
+    each = curves(
+        [
+            experiment("collocated-8xtp1", *SLOW),
+            experiment("collocated-4xtp2", *QUICK),
+            experiment("collocated-2xtp4", *rates),
+        ]
+    )
+    bounds = within(14.0, 1000.0)
+    text = sections.cost_section(level_costs(each, 2.0), each, View(), 2.0, [bounds]).text
+    assert [line.split()[:3] for line in text.splitlines() if line.endswith("*")] == [["2xTP4", "collocated", "4/s"]]
+    assert f"\nNo * at {bounds.label} (closed loop): 8xTP1 collocated might cost less, its higher loads" in text
 
 
 def test_the_best_by_throughput_says_where_another_was_not_measured() -> None:

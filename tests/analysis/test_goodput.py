@@ -335,12 +335,58 @@ def test_goodput_is_never_ranked_against_what_a_closed_loop_gets_through() -> No
     )  # fmt: skip
     assert second.loop == "closed" and [each.how for each in second.capacities] == ["requests", "requests"]
     text = verdicts.slo_sentence(first, both, View())
-    assert "by goodput of open loops, searched gives" in text and "not measured at request rates: closed" in text
+    assert (
+        "by goodput of open loops, searched gives" in text and "not measured at constant request rates: closed" in text
+    )
     assert "by capacity of closed loops" in verdicts.slo_sentence(second, both, View())
     tables = [sections.slo_section(picked, both, View()).text for picked in (first, second)]
     assert "7 and 7.7 requests/s" in tables[0] and "By level" not in tables[0] and "By level" in tables[1]
     (only,) = goodput.slo_rankings([closed], SLO, View())
     assert only.loop == "closed" and not only.elsewhere
+
+
+def of_kind(label: str, kind: str, *levels: Point) -> Curve:
+    return curve(label, *(level.model_copy(update={"kind": kind}) for level in levels))
+
+
+def test_a_ramp_is_shown_and_never_ranked() -> None:
+    """Its figures are means over several rates: here 5 requests/s of a ramp to 10, beside a rate of 8."""
+    swept = of_kind("swept", "rate", point(8, 8, [shared(1.0)]), point(16, 12, [shared(0.2)]))
+    ramped = of_kind("ramped", "ramp", point(10, 5, [shared(0.95)]))
+    (found,) = goodput.slo_rankings([swept, ramped], SLO, View())
+    assert ([each.label for each in found.capacities], found.elsewhere) == (["swept"], ("ramped",))
+    text = verdicts.slo_sentence(found, [swept, ramped], View())
+    assert "swept gives about" in text and "not measured at constant request rates: ramped" in text
+    table = sections.slo_section(found, [swept, ramped], View()).text
+    (row,) = (line.split() for line in table.splitlines() if line.startswith("ramped"))
+    assert row[1:5] == ["to", "10/s", "95.0", "%"] and "requests/s within it; ramps are not ranked)" in table
+    both = of_kind("both", "rate", point(2, 2, [shared(1.0)]), point(4, 3, [shared(0.1)]))
+    both = both.model_copy(update={"points": (*both.points, *ramped.points)})
+    answer = capacity(both, SLO, View(), "open")
+    assert isinstance(answer, goodput.Capacity) and answer.throughput.value < 30, "its ramp does not count"
+
+
+def test_ramps_alone_have_no_ranking_and_are_shown() -> None:
+    closed, ramped = curve("closed", point(4, 4, [shared(1.0)])), of_kind("ramped", "ramp", point(10, 5, [shared(0.9)]))
+    first, second = goodput.slo_rankings([closed, ramped], SLO, View())
+    assert (first.loop, first.capacities, first.elsewhere) == ("open", (), ("closed", "ramped"))
+    assert "ramped" in sections.slo_section(first, [closed, ramped], View()).text
+    assert (second.loop, [each.label for each in second.capacities], second.elsewhere) == (
+        "closed", ["closed"], ("ramped",)
+    )  # fmt: skip
+
+
+def test_replays_are_ranked_among_themselves() -> None:
+    """A replay at its own speed is no request rate of 1/s."""
+    swept = of_kind("swept", "rate", point(8, 8, [shared(1.0)]), point(16, 12, [shared(0.2)]))
+    replayed = of_kind("replayed", "replay", point(1, 20, [shared(1.0)]))
+    rankings = goodput.slo_rankings([swept, replayed], SLO, View())
+    assert [(each.loop, [one.label for one in each.capacities], each.elsewhere) for each in rankings] == [
+        ("open", ["swept"], ("replayed",)),
+        ("replay", ["replayed"], ("swept",)),
+    ]
+    text = verdicts.slo_sentence(rankings[1], [swept, replayed], View())
+    assert "by capacity of replays, replayed gives" in text and "not measured in replays: swept" in text
 
 
 def test_searches_that_found_nothing_or_no_end() -> None:

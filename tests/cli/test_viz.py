@@ -202,7 +202,7 @@ def test_what_was_searched_for_is_answered_unasked(tmp_path: Path, capsys: pytes
     assert viz.main(["--exps", *map(str, made), "--no-plot"]) == 0
     out = capsys.readouterr().out
     assert "Within TTFT <= 500 ms for 90 % of requests, by goodput of open loops, " in out
-    assert "not measured at request rates: " in out
+    assert "not measured at constant request rates: " in out
     assert "search: between 70 and 77 requests/s (95 % confidence)" in out
     assert "Within TTFT <= 500 ms for 90 % of requests, by capacity of closed loops, no winner can be named: " in out
     assert "requests counted" in out, "the other was not searched: its requests are read and counted"
