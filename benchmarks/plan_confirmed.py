@@ -2,6 +2,7 @@
 
     python benchmarks/plan_confirmed.py [--top 3] [--requests 10000]
     python benchmarks/plan_confirmed.py --chance [--requests 8000]
+    python benchmarks/plan_confirmed.py --scatter [--seeds 10]
 
 The plan is that of the README: gpt-oss-120b on 16 H100, 5000:250 tokens, TTFT within 2 s and TPOT within 12 ms for 95 %
 of requests. For each of its best configurations, for those that depend on how scattered KV blocks are copied, and for
@@ -11,6 +12,9 @@ scattered blocks copied one by one (aged) and with blocks that merge (young). Al
 
 With --chance: how far the goodput of every ranked configuration is from that of such long runs (aged), over plans of
 two lengths, two SLOs, and 4, 8 and 16 GPUs.
+
+With --scatter: how far the goodput of one seed is from the mean over many seeds, for collocated and P:D deployments,
+with and without a bound on TTFT. A plan has one seed.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import argparse
 import math
 import statistics
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,8 +31,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from pdlab.core.catalog import load_cluster, load_model  # noqa: E402
+from pdlab.core.deployment import Deployment, parse_label  # noqa: E402
 from pdlab.core.workload import Level, Open, Slo, Workload  # noqa: E402
-from pdlab.plan.planner import Candidate, plan  # noqa: E402
+from pdlab.plan.planner import Candidate, evaluate, plan, sized_deployment, under_poisson  # noqa: E402
 from pdlab.plan.scenario import Scenario  # noqa: E402
 from pdlab.results.slo import stresses  # noqa: E402
 from pdlab.sim.hardware import load_hardware  # noqa: E402
@@ -35,6 +41,7 @@ from pdlab.sim.level import columns  # noqa: E402
 from pdlab.sim.simulator import simulate  # noqa: E402
 
 GPUS, HALVINGS = 16, 6
+SCATTERED = ("collocated-4xtp2", "collocated-2xtp4", "pd-pack-p2xtp1-d2xtp1", "pd-pack-p3xtp1-d1xtp4")
 
 
 def scenario() -> Scenario:
@@ -83,8 +90,33 @@ def print_chance(requests: int) -> None:
                     if key not in long:
                         long[key] = poisson_per_gpu(candidate, under, requests) / scale
                     off.append(abs(math.log(candidate.goodput_rps / long[key])))
+    print(f"{len(off)} goodputs: {spread(off)}")
+
+
+def print_scatter(seeds: int) -> None:
+    """The median and the 90th percentile of |goodput of one seed / expected goodput - 1|, in logarithms: of each
+    deployment, workload and SLO, and of all. The mean over the seeds contains the seed that is held against it, so
+    differences are widened to those from an expected goodput."""
+    every: list[float] = []
+    widened = math.sqrt(seeds / (seeds - 1))
+    for workload in (Workload(), Workload(input_tokens=1024, output_tokens=256)):
+        for slo in (Slo(ttft_s=2.0, tpot_s=0.012), Slo(ttft_s=1.0, tpot_s=0.02), Slo(tpot_s=0.012)):
+            for label in SCATTERED:
+                deployment, goodputs_rps = Deployment(topology=parse_label(label)), []
+                for seed in range(seeds):
+                    under = replace(scenario(), workload=workload, slo=slo, seed=seed, gaps=False)
+                    screened = evaluate(under, sized_deployment(under, deployment), None)
+                    goodputs_rps.append(under_poisson(under, screened).goodput_rps or math.nan)
+                mean_rps = statistics.fmean(goodputs_rps)
+                off = [widened * abs(math.log(each / mean_rps)) for each in goodputs_rps]
+                every += off
+                print(f"{label}, {workload.label}, {slo.flag}: mean {mean_rps:.2f}/s, {spread(off)}", flush=True)
+    print(f"all {len(every)}: {spread(every)}")
+
+
+def spread(off: Sequence[float]) -> str:
     most = sorted(off)[int(0.9 * len(off))]
-    print(f"{len(off)} goodputs: off by {100 * statistics.median(off):.1f} % (median), {100 * most:.1f} % (p90)")
+    return f"off by {100 * statistics.median(off):.1f} % (median), {100 * most:.1f} % (p90)"
 
 
 def main() -> int:
@@ -92,7 +124,12 @@ def main() -> int:
     parser.add_argument("--top", type=int, default=3)
     parser.add_argument("--requests", type=int, default=10000)
     parser.add_argument("--chance", action="store_true", help="over many plans, the goodput beside that of long runs")
+    parser.add_argument("--scatter", action="store_true", help="the goodput of one seed beside its mean over seeds")
+    parser.add_argument("--seeds", type=int, default=10)
     args = parser.parse_args()
+    if args.scatter:
+        print_scatter(args.seeds)
+        return 0
     if args.chance:
         print_chance(args.requests)
         return 0

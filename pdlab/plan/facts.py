@@ -56,12 +56,11 @@ VerdictCode = Literal[
     "more_gpus",
     "same_gpus",
 ]
-FluidCode = Literal["no_split_keeps_slo", "worth_it", "fixed_is_better", "as_good", "gains_little"]
+FluidCode = Literal["no_split_keeps_slo", "worth_it", "fixed_is_better", "as_good", "gains_little", "unclear"]
 
 
 class SizedForRate(NamedTuple):
-    """A candidate for the requested rate. ``sure``: it meets the SLO even if latencies are longer by the model's
-    errors."""
+    """A candidate for the requested rate. ``sure``: see `surely_meets`."""
 
     candidate: Candidate
     sure: bool
@@ -92,7 +91,8 @@ class PlanVerdict:
     two, if a rate was requested. ``extrapolated``: the candidate that is extrapolated; ``outside``: in which
     dimensions. ``nearest``: the candidate that misses the SLO by least, if all miss it; ``missed``: the bound that it
     misses (None: it misses no bound alone). ``in_doubt``: a candidate that misses the SLO by less than the model's
-    errors, if the verdict is that it misses it.
+    errors, if the verdict depends on whether it misses it. ``barely``: the best candidate of the only kind that meets
+    the SLO, if no candidate of this kind `surely_meets` it.
     """
 
     code: VerdictCode
@@ -110,6 +110,7 @@ class PlanVerdict:
     nearest: Candidate | None = None
     missed: MissedBound | None = None
     in_doubt: Candidate | None = None
+    barely: Candidate | None = None
     otherwise: OtherCase | None = None
 
 
@@ -352,6 +353,7 @@ def verdict(plan: Plan, scenario: Scenario) -> PlanVerdict:
         extrapolated: Candidate | None = None,
         nearest: Candidate | None = None,
         in_doubt: Candidate | None = None,
+        barely: Candidate | None = None,
     ) -> PlanVerdict:
         no_winner = code == "extrapolated" or ttft_unbounded(plan.slo)
         compares = not no_winner and not any(outside(candidate, scenario) for candidate in plan.otherwise)
@@ -371,6 +373,7 @@ def verdict(plan: Plan, scenario: Scenario) -> PlanVerdict:
             nearest=nearest,
             missed=missed_bound(nearest.best_or_nearest, plan.slo) if nearest is not None else None,
             in_doubt=in_doubt,
+            barely=barely,
             otherwise=_other_case(plan, scenario) if compares else None,
         )
 
@@ -387,18 +390,23 @@ def verdict(plan: Plan, scenario: Scenario) -> PlanVerdict:
         return with_code("no_slo_met", nearest=nearest, in_doubt=_nearly(plan.candidates, scenario))
     if split is None:
         return with_code("pd_does_not_fit")
+    of_pd, bases = ([each for each in plan.candidates if each.collocated is collocated] for collocated in (False, True))
     if split.best is None:
-        pd = [each for each in plan.candidates if not each.collocated]
-        return with_code("pd_misses_slo", in_doubt=_nearly(pd, scenario))
+        return with_code("pd_misses_slo", in_doubt=_nearly(of_pd, scenario), barely=_barely(bases, scenario))
     if ttft_unbounded(plan.slo):
         return with_code("ttft_unbounded")
     if base is None or base.best is None:
-        bases = [each for each in plan.candidates if each.collocated]
-        return with_code("only_pd_meets_slo", in_doubt=_nearly(bases, scenario))
+        return with_code("only_pd_meets_slo", in_doubt=_nearly(bases, scenario), barely=_barely(of_pd, scenario))
     if plan.rate_rps is not None:
         sides = (_sized_for_rate(split, scenario), _sized_for_rate(base, scenario))
         fewer, more = split.total_gpus < base.total_gpus, split.total_gpus > base.total_gpus
-        return with_code("fewer_gpus" if fewer else "more_gpus" if more else "same_gpus", sides=sides)
+        code: VerdictCode = "fewer_gpus" if fewer else "more_gpus" if more else "same_gpus"
+        wins, loses = (of_pd, bases) if fewer else (bases, of_pd)
+        surely = min((each.total_gpus for each in wins if surely_meets(each, scenario)), default=math.inf)
+        rival = _fewest_gpus(loses, scenario)
+        if surely < rival.total_gpus or (code == "same_gpus" and surely == rival.total_gpus):
+            return with_code(code, sides=sides)
+        return with_code("unclear", sides=sides, in_doubt=rival if rival.best is None else None)
     advantage = gain(split, base, scenario)
     assert advantage is not None and advantage.interval is not None, "neither is extrapolated"
     low, high = advantage.interval
@@ -407,20 +415,43 @@ def verdict(plan: Plan, scenario: Scenario) -> PlanVerdict:
 
 def _nearly(candidates: Sequence[Candidate], scenario: Scenario) -> Candidate | None:
     """The candidate that misses the SLO by least, if shorter latencies within the model's errors would meet it."""
-    error = scenario.hardware.error
-    if error is None or not candidates:
-        return None
-    nearest = min(candidates, key=lambda each: each.best_or_nearest.stress)
+    nearest = min(candidates, key=lambda each: each.best_or_nearest.stress, default=None)
+    return nearest if nearest is not None and _nearly_meets(nearest, scenario) else None
+
+
+def _nearly_meets(candidate: Candidate, scenario: Scenario) -> bool:
+    """Whether the candidate misses the SLO, and shorter latencies within the model's errors would meet it."""
+    error, nearest = scenario.hardware.error, candidate.best_or_nearest
+    if error is None or nearest.stress <= 1:
+        return False
     shorter = (1 / factor for factor in factors_90(error))
-    missed = nearest.best_or_nearest.stress > 1
-    return nearest if missed and scenario.slo.stress_of(nearest.best_or_nearest.columns, *shorter) <= 1 else None
+    return scenario.slo.stress_of(nearest.columns, *shorter) <= 1
+
+
+def surely_meets(candidate: Candidate, scenario: Scenario) -> bool:
+    """Whether some simulated load meets the SLO even if latencies are longer by the model's errors."""
+    error = scenario.hardware.error
+    if error is None or not scenario.slo.bounded:
+        return candidate.best is not None and error is not None
+    meeting = [each for each in (*candidate.outcomes, *candidate.rates) if each.meets]
+    return any(scenario.slo.stress_of(each.columns, *factors_90(error)) <= 1 for each in meeting)
+
+
+def _barely(candidates: Sequence[Candidate], scenario: Scenario) -> Candidate | None:
+    """The best of the candidates, which meets the SLO, if none of them `surely_meets` it."""
+    return None if any(surely_meets(each, scenario) for each in candidates) else candidates[0]
+
+
+def _fewest_gpus(candidates: Sequence[Candidate], scenario: Scenario) -> Candidate:
+    """Of the candidates for a rate, that with the fewest GPUs which meets the SLO, or misses it by less than the
+    model's errors. It may be one of the numbers that were `too few <Candidate.too_few>`."""
+    tried = [*candidates, *(each.too_few for each in candidates if each.too_few is not None)]
+    possible = [each for each in tried if each.best is not None or _nearly_meets(each, scenario)]
+    return min(possible, key=lambda each: (each.total_gpus, each.best is None))
 
 
 def _sized_for_rate(candidate: Candidate, scenario: Scenario) -> SizedForRate:
-    error = scenario.hardware.error
-    assert candidate.best is not None and error is not None, "neither is extrapolated"
-    holds = scenario.slo.stress_of(candidate.best.columns, *factors_90(error)) <= 1
-    return SizedForRate(candidate, sure=holds or not scenario.slo.bounded)
+    return SizedForRate(candidate, sure=surely_meets(candidate, scenario))
 
 
 def has_regime_map(plan: Plan, scenario: Scenario) -> bool:
@@ -478,15 +509,26 @@ class FluidFacts:
         return self.scenario.depends(self.plan.deployment)
 
     @property
+    def gains(self) -> list[float]:
+        """Of the seeds with whose arrivals a fixed split keeps the SLO."""
+        return [each for each in self.plan.gains if math.isfinite(each)]
+
+    @property
     def verdict(self) -> FluidCode:
-        """Whether roles that follow the load are worth it here."""
-        if self.plan.fixed[0].rps == 0:
-            return "no_split_keeps_slo"
-        if self.plan.gain >= WORTH_IT:
-            return "worth_it"
-        if self.plan.gain < 1 / AS_GOOD:
-            return "fixed_is_better"
-        return "as_good" if self.plan.gain <= AS_GOOD else "gains_little"
+        """Whether roles that follow the load are worth it here. Unclear: the arrivals of the seeds do not agree."""
+        codes = {fluid_code(gain) for gain in self.plan.gains}
+        return codes.pop() if len(codes) == 1 else "unclear"
+
+
+def fluid_code(gain: float) -> FluidCode:
+    """The judgement of one rate of the controller over that of the best fixed split (`gain_over`)."""
+    if not math.isfinite(gain):
+        return "no_split_keeps_slo"
+    if gain >= WORTH_IT:
+        return "worth_it"
+    if gain < 1 / AS_GOOD:
+        return "fixed_is_better"
+    return "as_good" if gain <= AS_GOOD else "gains_little"
 
 
 def fluid_text(plan: FluidPlan, scenario: Scenario, workload: str | None = None) -> str:

@@ -8,13 +8,18 @@ rate-matched one.
 The arrivals of a workload file are scaled in time. The pauses after answers stay as they are (`Trace.at_rate`). If
 requests wait for others, their rate is that of the simulation.
 
+Rates depend on the arrivals. So the controller and the fixed splits that may be the best are simulated with the
+arrivals of three seeds.
+
 The beginning, in which the controller learns, is left out: a round of mixes, 25 s of other workloads, the first tenth
 of a trace (`Scenario.replayed`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -37,6 +42,8 @@ FILLS_S, HOLDS_S = 25.0, 60.0  # of a workload whose mix does not change: time t
 CLOSE = 1.02  # the search for goodput ends if two rates differ by this factor
 HIGHEST = 1.5  # the first rate that is taken as too high, times the matched rate
 AT_ONCE_S = 0.01  # sessions that begin within this time begin at once
+SEEDS = 3  # whose arrivals are compared
+MAY_BE_BEST = 1.1  # a fixed split within this factor of the best one may be the best with other arrivals
 FAR = 2  # neighbours in each direction that a split must beat to be the best
 
 
@@ -59,19 +66,22 @@ class ServedRate(NamedTuple):
 
 
 class FluidPlan(NamedTuple):
-    """The goodput of a pool. ``fixed``: that of the simulated splits, best first. ``auto``: that of the controller.
-    ``moves``: the mix of requests changes with time."""
+    """The goodput of a pool with the arrivals of the scenario's seed. ``fixed``: that of the simulated splits, best
+    first. ``auto``: that of the controller. ``moves``: the mix of requests changes with time. ``gains``: the
+    controller's rate over that of the best fixed split, with the arrivals of each seed (see `gain_over`)."""
 
     deployment: Deployment
     fixed: tuple[ServedRate, ...]
     auto: ServedRate
     moves: bool
+    gains: tuple[float, ...]
 
-    @property
-    def gain(self) -> float:
-        """The controller's rate over that of the best fixed split; 1: no gain."""
-        best = self.fixed[0].rps
-        return self.auto.rps / best if best else float("inf")
+
+def gain_over(fixed: Sequence[ServedRate], auto: ServedRate) -> float:
+    """The controller's rate over that of the best fixed split; 1: no gain; infinite: no fixed split keeps the SLO, and
+    the controller does; NaN: none does."""
+    best = max(each.rps for each in fixed)
+    return auto.rps / best if best else math.inf if auto.rps else math.nan
 
 
 def matched(
@@ -131,7 +141,9 @@ def fluid_plan(
     gpus: int,
     on_progress: Callable[[int, int, str], None] = lambda done, of, label: None,
 ) -> FluidPlan:
-    """Simulate the pool with the controller and with fixed splits. ``on_progress``: see `pdlab.plan.planner.plan`.
+    """Simulate the pool with the controller and with fixed splits. With the arrivals of further seeds, only those fixed
+    splits are simulated that may be the best. Where the pool is extrapolated, which leaves no verdict, one seed is
+    enough. ``on_progress``: see `pdlab.plan.planner.plan`.
     Raises UsageError for fewer than two engines, or without an SLO on TTFT and TPOT."""
     if scenario.slo.ttft_s is None or scenario.slo.tpot_s is None:
         raise UsageError("--fluid compares requests/s within bounds: give --slo-ttft-ms and --slo-tpot-ms")
@@ -161,7 +173,7 @@ def fluid_plan(
     def topology(roles: str) -> Fluid:
         return Fluid(pool=pool, roles=roles, slo_ttft_s=scenario.slo.ttft_s, slo_tpot_s=scenario.slo.tpot_s)
 
-    def served(roles: str) -> ServedRate:
+    def served(roles: str, scenario: Scenario = scenario) -> ServedRate:
         deployment = Deployment(model=model, topology=topology(roles))
         tried: dict[float, LoadResult] = {}
 
@@ -214,5 +226,10 @@ def fluid_plan(
 
     hill_climb(of_split, begin, pool.replicas)
     fixed = sorted(splits.values(), key=lambda each: -each.rps)
-    auto = served(AUTO)
-    return FluidPlan(Deployment(model=model, topology=topology(AUTO)), tuple(fixed), auto, moving is not None)
+    auto, deployment = served(AUTO), Deployment(model=model, topology=topology(AUTO))
+    gains = [gain_over(fixed, auto)]
+    may_be_best = [each.roles for each in fixed if each.rps * MAY_BE_BEST >= fixed[0].rps]
+    for seed in range(scenario.seed + 1, scenario.seed + SEEDS) if not scenario.outside(deployment) else ():
+        under = replace(scenario, seed=seed)
+        gains.append(gain_over([served(roles, under) for roles in may_be_best], served(AUTO, under)))
+    return FluidPlan(deployment, tuple(fixed), auto, moving is not None, tuple(gains))

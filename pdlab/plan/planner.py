@@ -59,7 +59,8 @@ class Candidate:
     or the requested rate. ``rates``: the loads of its Poisson arrivals. ``best``: the load that serves most within the
     SLO, of the kind of loop by which the candidate is ranked; None if no load meets the SLO. ``closed``: the same of
     the closed loop. ``capacity_rps``: requests/s within the SLO of one copy in a closed loop, between the simulated
-    loads; None: not simulated. ``goodput_rps``: the same under Poisson arrivals.
+    loads; None: not simulated. ``goodput_rps``: the same under Poisson arrivals. ``too_few``: of a candidate that meets
+    the SLO at the requested rate, the next smaller number of copies or replicas, which misses it (None: there is none).
     """
 
     deployment: Deployment
@@ -71,6 +72,7 @@ class Candidate:
     goodput_rps: float | None = None
     rates: tuple[LoadResult, ...] = ()
     closed: LoadResult | None = None
+    too_few: Candidate | None = None
 
     @property
     def served_per_gpu(self) -> float:
@@ -237,14 +239,15 @@ def _for_rate(scenario: Scenario, sized: SizedDeployment, gpus: int | None, rate
     number = min(fewest_copies(rate_rps, sized.replica_rps if pooled else sized.matched_rps), most)
     misses, serves = 0, most + 1
     found: Candidate | None = None
+    too_few: Candidate | None = None
     while True:
         candidate = with_number(number)
         if candidate.best is not None:
             serves, found = number, candidate
         else:
-            misses = number
+            misses, too_few = number, candidate
         if serves - misses <= 1:
-            return found or candidate
+            return candidate if found is None else replace(found, too_few=too_few)
         step = max(number // 8, 1)
         if found is None:
             number = min(number + step, most)

@@ -472,8 +472,40 @@ class TestRanking:
             found = facts.verdict(planned, bounded)
             assert (found.code, found.in_doubt.deployment.label if found.in_doubt else None) == (code, doubt)
             text = facts.ranking_text(planned, bounded, nodes(1))
-            assert ("misses it by less than the errors of the model" in text) is (doubt is not None)
+            assert ("misses the SLO by less than the errors of the model" in text) is (doubt is not None)
             assert ("PD does not pay here" in text) is (code == "pd_misses_slo" and doubt is None)
+
+    @pytest.mark.parametrize("of_pd", [True, False])
+    @pytest.mark.parametrize(("stress", "sure"), [(0.99, False), (0.95, True)])
+    @pytest.mark.parametrize("by_goodput", [False, True])
+    def test_what_meets_by_less_than_the_models_errors_is_in_doubt(
+        self, of_pd: bool, stress: float, sure: bool, by_goodput: bool
+    ) -> None:
+        """The kind that meets the SLO does so at one load, the other kind misses it by far. A goodput is at the bound
+        by its nature, and the lower loads of its closed loop are not."""
+        bounded = scenario(tpot_s=0.012, ttft_s=2.0)
+
+        def at(label: str, stress: float) -> planner.Candidate:
+            deployment = sized(label).deployment
+            outcome = bounded.outcome(deployment, Closed(concurrency=1))
+            columns = (np.full(100, 0.1), np.full(100, stress * 0.012), np.full(100, 3.0))
+            result = replace(outcome, columns=columns, stress=stress, meets=stress <= 1)
+            best = result if stress <= 1 else None
+            if by_goodput and best:
+                barely = replace(result, columns=(columns[0], np.full(100, 0.01199), columns[2]), stress=0.999)
+                return planner.Candidate(deployment, 1, (result,), barely, 2, goodput_rps=1.0, rates=(barely,))
+            return planner.Candidate(deployment, 1, (result,), best, 2, goodput_rps=0.0 if by_goodput else None)
+
+        labels = ("pd-pack-p1xtp1-d1xtp1", "collocated-1xtp2")
+        met, missed = labels if of_pd else labels[::-1]
+        made = planner.Plan((at(met, stress), at(missed, 2.0)), 2, bounded.slo, None, gpus=2)
+        found = facts.verdict(made, bounded)
+        assert found.code == ("only_pd_meets_slo" if of_pd else "pd_misses_slo")
+        assert (found.barely is None) is sure and found.in_doubt is None
+        text = facts.ranking_text(made, bounded, nodes(1))
+        words = ("PD pays here", "PD may pay here") if of_pd else ("PD does not pay here", "PD does not clearly pay")
+        assert (words[0] in text, words[1] in text) == (sure, not sure)
+        assert (f"{met} meets the SLO by less than the errors of the model: measure it." in text) is not sure
 
     def test_a_rate_beyond_all_deployments_is_told_although_queues_leave_the_fit(self) -> None:
         bounded = scenario(tpot_s=0.012, ttft_s=2.0)

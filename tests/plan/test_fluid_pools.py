@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,16 @@ from pdlab.core.errors import UsageError
 from pdlab.core.mixes import parse_mixes
 from pdlab.core.workload import Level, Open, Slo, Workload
 from pdlab.plan.facts import FluidFacts, fluid_text
-from pdlab.plan.fluid_pools import FluidPlan, ServedRate, fluid_plan, hill_climb, matched, most_rps, share_within
+from pdlab.plan.fluid_pools import (
+    FluidPlan,
+    ServedRate,
+    fluid_plan,
+    gain_over,
+    hill_climb,
+    matched,
+    most_rps,
+    share_within,
+)
 from pdlab.plan.scenario import Scenario
 from pdlab.plan.traffic import assumed_hit_share, trace_of_file
 from pdlab.sim.level import empty_level
@@ -27,11 +37,10 @@ SLO = Slo(ttft_s=2.0, tpot_s=0.012)
 MATCHED = partial(matched, HARDWARE, SHAPE, slo=SLO)
 
 
-def planned(gain: float, *, moves: bool = False) -> FluidPlan:
+def planned(*gains: float, moves: bool = False) -> FluidPlan:
     deployment = Deployment(topology=Fluid(pool=Pool(replicas=8, tp=2)))
-    return FluidPlan(
-        deployment, (ServedRate("3:5", 10.0), ServedRate("4:4", 8.0)), ServedRate("auto", 10.0 * gain), moves
-    )
+    fixed, auto = (ServedRate("3:5", 10.0), ServedRate("4:4", 8.0)), ServedRate("auto", 10.0 * gains[0])
+    return FluidPlan(deployment, fixed, auto, moves, gains)
 
 
 def test_long_prompts_want_more_engines_that_prefill() -> None:
@@ -85,6 +94,51 @@ def test_the_verdict_follows_from_the_gain(gain: float, code: str, moves: bool) 
     assert FluidFacts(plan, bounded).verdict == code
     hint = "they pay if the mix changes with time" in fluid_text(plan, bounded)
     assert hint is (code != "worth_it" and not moves), "a mix that moves needs no hint at one"
+
+
+@pytest.mark.parametrize(
+    ("gains", "code", "said"),
+    [
+        ((0.94, 0.80, 0.99), "unclear", "serve 0.80 to 0.99 times the rate"),
+        ((1.05, 1.15, 1.2), "unclear", "serve 1.05 to 1.20 times the rate"),
+        ((0.94, 0.80, 0.9), "fixed_is_better", "serve 0.80 to 0.94 times the rate"),
+        ((1.3, 1.15, 1.2), "worth_it", "1.15 to 1.30 times the rate"),
+        ((1.3, math.inf, 1.2), "unclear", "2 seeds (with others no fixed split keeps it)"),
+        ((math.inf, math.nan, math.inf), "no_split_keeps_slo", "No fixed split keeps the SLO at any rate."),
+    ],
+)
+def test_seeds_that_do_not_agree_give_no_verdict(gains: tuple[float, ...], code: str, said: str) -> None:
+    bounded, plan = scenario(ttft_s=2.0, tpot_s=0.012), planned(*gains)
+    assert FluidFacts(plan, bounded).verdict == code
+    text = fluid_text(plan, bounded)
+    assert said in text and ("Unclear here" in text) is (code == "unclear")
+
+
+def test_a_gain_is_over_the_best_split() -> None:
+    splits = [ServedRate("1:3", 4.0), ServedRate("2:2", 5.0)]
+    assert gain_over(splits, ServedRate("auto", 4.0)) == 0.8
+    none = [ServedRate("1:3", 0.0)]
+    assert gain_over(none, ServedRate("auto", 4.0)) == math.inf and math.isnan(gain_over(none, none[0]))
+
+
+def test_three_seeds_are_compared_each_with_the_splits_that_may_be_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Splits of seed 0 by the requests/s that they serve; auto serves as much as the seed adds."""
+    rates_rps = {"1:3": 4.0, "2:2": 3.8, "3:1": 1.0}
+    asked: set[tuple[int, str]] = set()
+
+    def simulate(deployment: Deployment, levels: list[Level], *_: object, seed: int, **__: object) -> list[object]:
+        roles = deployment.topology.roles  # type: ignore[union-attr]
+        asked.add((seed, roles))
+        at = rates_rps.get(roles, 4.0 * (1 + seed / 10))
+        return [levels[0].load.rate_rps <= at]  # type: ignore[union-attr]
+
+    monkeypatch.setattr("pdlab.plan.fluid_pools.simulate", simulate)
+    monkeypatch.setattr("pdlab.plan.fluid_pools.share_within", lambda done, *_: float(done))
+    made = fluid_plan(replace(scenario(ttft_s=2.0, tpot_s=0.012), seed=5), "gpt-oss-120b", 4)
+    assert made.gains == pytest.approx([1.5, 1.6, 1.7], rel=0.05)
+    for seed in (6, 7):
+        assert {roles for number, roles in asked if number == seed} == {"auto", "1:3", "2:2"}
+    assert {roles for number, roles in asked if number == 5} == {"auto", *rates_rps}
 
 
 def test_the_launch_holds_the_requests() -> None:

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from support.plans import HARDWARE, MODEL, nodes, scenario
 from pdlab.core.deployment import Deployment, parse_label
 from pdlab.core.workload import Workload
 from pdlab.plan import planner
-from pdlab.plan.facts import verdict
+from pdlab.plan.facts import ranking_text, verdict
 from pdlab.plan.planned_nodes import planned_nodes
 from pdlab.plan.planner import Candidate, Plan, evaluate, plan, pool_replicas
 from pdlab.plan.scenario import Scenario
@@ -128,3 +129,69 @@ def test_fewer_gpus_rank_before_a_larger_share_within_the_slo(monkeypatch: pytes
     )
     ranked: Plan = plan(under, MODEL, nodes(1), 4, rate_rps=1.0)
     assert ranked.candidates[0].total_gpus == 10.0
+
+
+TPOT_S = 0.012  # bound of `sized`, whose errors are 3.5 % in 90 % of cases
+
+
+def sized(label: str, gpus: float, stress: float, too_few: tuple[float, float] | None = None) -> Candidate:
+    """A candidate for a rate whose requests all have ``stress`` times the bound of TPOT. ``too_few``: GPUs and stress
+    of the next smaller number."""
+    under, deployment = scenario(ttft_s=2.0, tpot_s=TPOT_S), Deployment(topology=parse_label(label))
+    outcome = under.outcome(deployment, under.at_rate(1.0))
+    columns = (np.full(100, 0.1), np.full(100, stress * TPOT_S), np.full(100, 0.1 + 249 * stress * TPOT_S))
+    result = replace(outcome, columns=columns, stress=stress, meets=stress <= 1, good_share=float(stress <= 1))
+    smaller = None if too_few is None else sized(label, *too_few)
+    return Candidate(deployment, 1, (result,), result if stress <= 1 else None, gpus, too_few=smaller)
+
+
+PD, BASE = "pd-pack-p1xtp1-d1xtp2", "collocated-2xtp2"
+
+
+@pytest.mark.parametrize(
+    ("candidates", "code", "doubt"),
+    [
+        ([(PD, 3, 0.9), (BASE, 4, 0.9)], "fewer_gpus", None),
+        ([(PD, 3, 0.99), (BASE, 4, 0.9)], "unclear", None),
+        ([(PD, 3, 0.99), (PD, 3, 0.9), (BASE, 4, 0.9)], "fewer_gpus", None),
+        ([(PD, 3, 0.9), (BASE, 4, 0.99)], "fewer_gpus", None),  # it takes more GPUs, if the errors are against it
+        ([(PD, 3, 0.9), (BASE, 4, 0.9, (3, 1.02))], "unclear", 3),
+        ([(PD, 3, 0.9), (BASE, 4, 0.9, (3, 1.2))], "fewer_gpus", None),
+        ([(PD, 2, 0.9), (BASE, 4, 0.9, (3, 1.02))], "fewer_gpus", None),
+        ([(PD, 3, 0.9), (BASE, 4, 0.9), (BASE, 3, 1.02)], "unclear", 3),
+        ([(BASE, 3, 0.9), (PD, 4, 0.9)], "more_gpus", None),
+        ([(BASE, 3, 0.99), (PD, 4, 0.9)], "unclear", None),
+        ([(BASE, 3, 0.9), (PD, 4, 0.9, (3, 1.02))], "unclear", 3),
+        ([(BASE, 3, 0.9), (PD, 4, 0.9, (3, 1.2))], "more_gpus", None),
+        ([(PD, 4, 0.9), (BASE, 4, 0.9)], "same_gpus", None),
+        ([(PD, 4, 0.99), (BASE, 4, 0.9)], "same_gpus", None),
+        ([(PD, 4, 0.9), (BASE, 4, 0.99)], "unclear", None),
+        ([(PD, 4, 0.9, (3, 1.02)), (BASE, 4, 0.9)], "unclear", 3),
+    ],
+)
+def test_which_side_takes_fewer_gpus_is_said_only_beyond_the_errors(
+    candidates: list[tuple[str, float, float]], code: str, doubt: float | None
+) -> None:
+    under = scenario(ttft_s=2.0, tpot_s=TPOT_S)
+    made = Plan(tuple(sized(*each) for each in candidates), len(candidates), under.slo, 1.0, gpus=4)
+    found = verdict(made, under)
+    assert (found.code, found.in_doubt.total_gpus if found.in_doubt else None) == (code, doubt)
+    text = ranking_text(made, under, nodes(1))
+    assert ("PD does not clearly pay here: within the uncertainty. 1 requests/s take " in text) is (code == "unclear")
+    assert ("on 3 GPUs misses the SLO by less than the errors of the model" in text) is (doubt is not None)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_rate_at_the_limit_of_both_kinds_has_one_verdict_by_every_seed(seed: int) -> None:
+    """Which of them serves 6 requests/s on 7 or 8 GPUs is a matter of the arrivals."""
+    under = replace(scenario(ttft_s=2.0, tpot_s=0.012), seed=seed)
+    assert answer(under, 6.0, 8)[0] == "unclear"
+
+
+def test_the_next_smaller_number_that_misses_the_slo_is_kept() -> None:
+    under = scenario(ttft_s=2.0, tpot_s=0.012)
+    unit = replace(planner.sized_deployment(under, Deployment(topology=parse_label(PD))), copies=8)
+    found = evaluate(under, unit, 24, rate_rps=8.0)
+    assert found.best and found.too_few and not found.too_few.best
+    assert (found.too_few.copies, found.too_few.total_gpus) == (found.copies - 1, found.total_gpus - 3)
+    assert evaluate(under, unit, 24, rate_rps=0.5).too_few is None, "one copy serves it"
