@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 from pdlab.analysis.bootstrap import DrawnLine, LevelFigure, line
 from pdlab.analysis.comparable import COMPARED_LOADS, groups
 from pdlab.analysis.curves import Curve, Figures, Point, rankable
-from pdlab.analysis.intervals import Estimate, Interval, blocks, compare, of_blocks, of_repeats
-from pdlab.analysis.power import of_slo
-from pdlab.analysis.ranking import LabelledEstimate, OpenEnd, Ranked, open_end, rank
+from pdlab.analysis.intervals import Between, Estimate, blocks, of_blocks, of_repeats, of_requests
+from pdlab.analysis.power import of_slo, single_repeat_sd
+from pdlab.analysis.ranking import LabelledEstimate, Limited, OpenEnd, Ranked, may_reach, open_end, rank, with_starts
 from pdlab.analysis.requests import Requests
 from pdlab.analysis.shrinkage import moderate_all
 from pdlab.analysis.view import View
@@ -54,6 +54,9 @@ KINDS_OF: dict[Loop, tuple[LoadKind, ...]] = {
     "replay": ("replay",),
 }
 
+# In the order of `Slo.stress`.
+METRICS_OF_A_REQUEST: tuple[Metric, ...] = ("ttft", "tpot", "e2el")
+
 
 class Capacity(Frozen):
     """``throughput`` in tokens/s in the view's unit; ``requests_per_gpu_s``: good requests per GPU.
@@ -61,7 +64,7 @@ class Capacity(Frozen):
     ``how``: share counted over requests, each bound against its percentile, or searched for. ``end``: the highest valid
     load still meets the SLO, so there may be more. ``searches``: one for each repeat that searched; the figures are
     then at the mean of their best rates. ``throughput_of_one``: throughput in the view's unit per request/s of the
-    whole deployment.
+    whole deployment. ``start_sd``: relative standard deviation between starts that a single search is taken to have.
     """
 
     label: str
@@ -71,6 +74,7 @@ class Capacity(Frozen):
     end: OpenEnd | None = None
     searches: tuple[SloSearch, ...] = ()
     throughput_of_one: float = 0.0
+    start_sd: float = 0.0
 
     @property
     def bracket_rps(self) -> Bracket:
@@ -86,16 +90,26 @@ class Capacity(Frozen):
         """Of each search; the lowest if they differ."""
         return min(each.confidence for each in self.searches)
 
-    def interval(self, level: float) -> Interval | None:
-        """Of the throughput. The requests of a search are judged anew at that level. Over several searches it reaches
-        from the lowest end to the highest."""
+    def between(self, level: float) -> Between:
+        """The throughput by the ends of its searches, with the scatter between starts: that of the searches' ends, or
+        an assumed one for a single search. The requests of a search are judged anew at that level."""
         if not self.searches:
-            return self.throughput.interval(level)
-        ends = [bracket_at(search, level) for search in self.searches]
-        low = min(0.0 if end is None else end for end, _ in ends)
-        high = max(math.inf if end is None else end for _, end in ends)
+            return Between.of(self.throughput)
+        brackets = [bracket_at(search, level) for search in self.searches]
+        ends = [_over_starts([each[i] for each in brackets], self.start_sd) for i in range(2)]
+        # The steps of a search may hide the scatter of one end.
+        error = max((end.relative_error or 0.0 for end in ends if end is not None), default=0.0)
         one = self.throughput_of_one
-        return Interval(low=low * one, high=high * one, level=level, basis="search")
+        low, high = (end and end._replace(standard_error=error * end.value).scaled(one) for end in ends)
+        return Between(self.throughput.value, low, high)
+
+
+def _over_starts(rates_rps: Sequence[float | None], start_sd: float) -> Estimate | None:
+    """One end of the searches, each of another start; None if a search lacks it."""
+    known = [rate for rate in rates_rps if rate is not None]
+    if len(known) < len(rates_rps):
+        return None
+    return with_starts(of_repeats(known), start_sd)
 
 
 class UnknownCapacity(NamedTuple):
@@ -238,6 +252,7 @@ def _searched(curve: Curve, searches: tuple[SloSearch, ...], view: View) -> Capa
         end=OpenEnd(beyond="search") if any(search.high_rps is None for search in searches) else None,
         searches=searches,
         throughput_of_one=one,
+        start_sd=single_repeat_sd(curve.gpus.device, "throughput", *of_slo(searches[0].slo)),
     )
 
 
@@ -271,14 +286,15 @@ def slo_ranking(curves: Sequence[Curve], slo: Slo, view: View, loop: Loop, group
     ranking = rank(
         [LabelledEstimate(each.label, each.throughput) for each in capacities],
         view.confidence,
-        {each.label: each.interval for each in capacities if each.searches},
+        {each.label: each.between for each in capacities if each.searches},
         {each.label: each.end for each in capacities if each.end is not None},
     )
     missed = tuple(label for label, answer in answers if answer == "missed")
+    best = capacities[0].between(view.confidence) if capacities else None
     unsure = tuple(
         curve.label
         for curve in rankable(curves)
-        if ranking and curve.label in missed and _may_meet(curve, slo, view, loop, ranking[0].estimate)
+        if best is not None and curve.label in missed and _may_meet(curve, slo, view, loop, best)
     )
     return SloRanking(
         slo=slo,
@@ -297,28 +313,43 @@ def slo_ranking(curves: Sequence[Curve], slo: Slo, view: View, loop: Loop, group
     )
 
 
-def _may_meet(curve: Curve, slo: Slo, view: View, loop: Loop, best: Estimate) -> bool:
-    """Whether the SLO is within the interval of a level of the curve, at a throughput that is not clearly below the
-    best. A search has judged its own rates."""
-    if any(search.slo == slo for search in curve.searches):
-        return False
+def _may_meet(curve: Curve, slo: Slo, view: View, loop: Loop, best: Between) -> bool:
+    """`may_reach` of the SLO. A search that found no rate has judged its levels within one start only."""
     points = [point for point in curve.points if point.valid and _ranked(point, loop)]
     how = _how(points, slo)
-    for point in points:
-        if how == "requests":
-            met, least = share_at(point, slo), slo.quantile
-        else:
-            ratios = [_worst(sample, slo) for sample in point.samples]
-            known = [-ratio for ratio in ratios if ratio is not None]
-            met, least = (of_repeats(known) if len(known) > 1 else None), -1.0
-        interval = None if met is None else met.interval(view.confidence)
-        if interval is None or interval.high < least:
-            continue
-        rate = point.rate_estimate(view.throughput_metric).scaled(curve.scale(view))
-        comparison = compare(best, rate, view.confidence)
-        if comparison is None or comparison.verdict != "better":
-            return True
-    return False
+    return how is not None and may_reach(curve, points, lambda point: _limits(point, slo, how), view, best)
+
+
+def _limits(point: Point, slo: Slo, how: How) -> list[Limited]:
+    """What the SLO limits at a level."""
+    if how == "percentiles":
+        statistic = f"p{100 * slo.quantile:g}"
+        return [
+            Limited(point.ms_estimate(metric, statistic), 1000 * bound_s, (metric,))
+            for metric, bound_s in _bounds_s(slo).items()
+        ]
+    if point.repeats < 2:
+        return [Limited(_stress(point, slo), 1.0, of_slo(slo))]
+    share = share_at(point, slo)
+    return [Limited(share and share._replace(value=1 - share.value), 1 - slo.quantile, of_slo(slo))]
+
+
+def _stress(point: Point, slo: Slo) -> Estimate | None:
+    """The SLO's quantile, over the requests of one run, of the worst latency over its bound; at most 1 if the SLO is
+    met. None if that many were not answered.
+
+    Another start scales it as it scales the latencies, which it does not do with the share of requests.
+    """
+    (requests,) = _requests_of(point, slo)
+    worst = slo.stress(requests.ttft_s, np.nan_to_num(requests.tpot_s), requests.e2el_s)
+    known = worst[~np.isnan(worst)]
+    sent = len(worst) + requests.failed
+    if slo.quantile * sent > len(known) or not sent:
+        return None
+    percent = 100 * slo.quantile * sent / len(known)
+    name = f"p{percent:g}"
+    estimate = of_requests(known, [percent], requests.together)[name]
+    return estimate if point.supports_interval(name) else Estimate(value=estimate.value)
 
 
 def _how(points: Sequence[Point], slo: Slo) -> How | None:
@@ -335,14 +366,20 @@ def _how(points: Sequence[Point], slo: Slo) -> How | None:
 def _worst(figures: Figures, slo: Slo) -> float | None:
     """The largest ratio of a latency percentile to its bound; at most 1 if each bound is met. None: unknown."""
     statistic = f"p{100 * slo.quantile:g}"
-    bounds: dict[Metric, float | None] = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "e2el": slo.e2el_s}
+    bounded = _bounds_s(slo)
     times_s: list[float] = []
-    for metric, bound_s in bounds.items():
-        value_ms = 0.0 if bound_s is None else figures.ms(metric, statistic)
+    for metric in METRICS_OF_A_REQUEST:
+        value_ms = figures.ms(metric, statistic) if metric in bounded else 0.0
         if value_ms is None:
             return None
         times_s.append(value_ms / 1000)
     return float(slo.stress(*np.array([times_s]).T)[0])
+
+
+def _bounds_s(slo: Slo) -> dict[Metric, float]:
+    """Latency of a whole request -> its bound in s, of those that the SLO bounds."""
+    bounds_s = zip(METRICS_OF_A_REQUEST, (slo.ttft_s, slo.tpot_s, slo.e2el_s), strict=True)
+    return {metric: bound_s for metric, bound_s in bounds_s if bound_s is not None}
 
 
 def _line(

@@ -29,7 +29,15 @@ from pdlab.core.text import ROUNDING
 from pdlab.results.metrics import student_t
 
 Array = NDArray[np.float64]
-Basis = Literal["repeats", "requests", "assumed", "search"]
+Basis = Literal["repeats", "requests", "assumed", "search", "search_assumed"]
+"""The scatter that an interval covers.
+
+- ``repeats``: between repeats of the level, including changes from start to start
+- ``requests``: one repeat, only the scatter within that run
+- ``assumed``: one repeat, with an unmeasured scatter between repeats
+- ``search``: brackets of searches for the highest rate, with a measured scatter between starts
+- ``search_assumed``: the same with an unmeasured scatter between starts
+"""
 ComparisonVerdict = Literal["better", "worse", "not distinguishable"]
 
 MAX_BLOCKS = 20
@@ -42,13 +50,7 @@ SURE_BEYOND = 20
 
 
 class Interval(Frozen):
-    """From ``low`` to ``high`` at a confidence ``level``; ``basis``: the scatter that it covers.
-
-    - ``repeats``: between repeats of the level, including changes from start to start
-    - ``requests``: one repeat, only the scatter within that run
-    - ``assumed``: one repeat, with an unmeasured scatter between repeats
-    - ``search``: the bracket of a search for the highest rate
-    """
+    """From ``low`` to ``high`` at a confidence ``level``."""
 
     low: float
     high: float
@@ -146,15 +148,56 @@ def _verdict(low: float, high: float) -> ComparisonVerdict:
     return "better" if low > 1 + ROUNDING else "worse" if high < 1 - ROUNDING else "not distinguishable"
 
 
-def compare_intervals(ratio: float, first: Interval, second: Interval, level: float) -> Comparison:
-    """Ratio of two figures known only by their intervals: they differ if the intervals do not overlap.
+class Between(NamedTuple):
+    """A figure of about ``value`` whose ends are known: it is not below ``low`` and not above ``high``.
 
-    Each end of an interval fails with at most half of its error. A wrong verdict needs the lower end of one or the
-    upper end of the other to fail. Together that is no more than the error of one interval (union bound).
+    Each end has its own scatter, and is None if the figure has no known end there.
     """
-    low = first.low / second.high if second.high else 0.0
-    high = first.high / second.low if second.low else math.inf
-    return Comparison(ratio=ratio, low=low, high=high, level=level, verdict=_verdict(low, high), basis="search")
+
+    value: float
+    low: Estimate | None
+    high: Estimate | None
+
+    @classmethod
+    def of(cls, estimate: Estimate) -> Between:
+        """A figure that is known by itself: both ends are the estimate."""
+        return cls(estimate.value, estimate, estimate)
+
+    @property
+    def edge(self) -> bool:
+        """Whether an end may not exist, see `Estimate`."""
+        return any(end is not None and end.edge for end in (self.low, self.high))
+
+
+def compare_between(first: Between, second: Between, level: float, comparisons: int = 1) -> Comparison | None:
+    """Ratio first / second of two independent figures by their ends, like `compare`; None if a scatter is unknown.
+
+    Its interval reaches from the lowest that the first may be over the highest that the second may be, less the scatter
+    of these two ends, to the other extreme. An end fails by the requests of its search, which are independent of the
+    scatter between starts. Two independent errors rarely add up, so one share of the error is enough for both.
+    """
+    ratio = first.value / second.value if second.value else math.inf
+
+    def of_ends(numerator: Estimate | None, denominator: Estimate | None) -> Comparison | None:
+        if numerator is None or denominator is None:
+            return undecided(ratio, level)
+        return compare(numerator, denominator, level, comparisons)
+
+    least, most = of_ends(first.low, second.high), of_ends(first.high, second.low)
+    if least is None or most is None:
+        return None
+    if first.low is first.high and second.low is second.high:
+        return least
+    ends = (first.low, first.high, second.low, second.high)
+    assumed = any(end is not None and end.basis == "assumed" for end in ends)
+    return Comparison(
+        ratio=ratio,
+        low=least.low,
+        high=most.high,
+        level=level,
+        verdict=_verdict(least.low, most.high),
+        basis="search_assumed" if assumed else "search",
+    )
 
 
 def _exp(value: float) -> float:

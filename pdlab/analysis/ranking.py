@@ -13,16 +13,15 @@ from pdlab.analysis.bootstrap import DrawnLine, LevelFigure, line
 from pdlab.analysis.comparable import COMPARED_LOADS, groups, workloads_of
 from pdlab.analysis.curves import Curve, Point
 from pdlab.analysis.intervals import (
+    Between,
     Comparison,
     Estimate,
-    Interval,
-    compare,
-    compare_intervals,
+    compare_between,
     is_tail,
     requests_for,
     undecided,
 )
-from pdlab.analysis.power import single_repeat_sd
+from pdlab.analysis.power import ScatteredFigure, single_repeat_sd
 from pdlab.analysis.shrinkage import moderate_all
 from pdlab.analysis.view import View
 from pdlab.core.bounds import Bound, Bounds
@@ -33,8 +32,8 @@ from pdlab.core.text import counted, listed
 from pdlab.core.workload import LoadKind
 from pdlab.results.metrics import student_t
 
-# The interval of a figure at a level; None if its scatter is unknown.
-IntervalAt = Callable[[float], Interval | None]
+# The ends of a figure at a level of confidence.
+EndsAt = Callable[[float], Between]
 
 
 Beyond = Literal["unmeasured", "invalid", "unjudged", "search"]
@@ -320,7 +319,8 @@ class BoundsRanking(Frozen):
 
     ``group``: distinguishes these experiments from others that they may not be compared with. ``single_repeat``: a
     scatter between repeats is assumed, not measured. ``missed``: meet the bounds at no level. ``unsure``: the same, but
-    the bounds are within the noise of their best level. ``unknown``: no level has every bounded figure.
+    the bounds are within the noise of one of their levels, whose throughput is
+    not clearly below the best. ``unknown``: no level has every bounded figure.
     """
 
     bounds: Bounds
@@ -348,36 +348,29 @@ class LabelledEstimate(NamedTuple):
 def rank(
     estimates: Sequence[LabelledEstimate],
     confidence: float,
-    searched: Mapping[str, IntervalAt] | None = None,
+    searched: Mapping[str, EndsAt] | None = None,
     ends: Mapping[str, OpenEnd] | None = None,
 ) -> tuple[Ranked, ...]:
     """Highest first, each compared with the first; the comparisons share the error (Bonferroni).
 
-    ``searched``: figures known by the bracket of a search, by label; they are compared by their ends. ``ends``: of
-    figures that may be higher than measured, by label.
+    ``searched``: the ends of figures known by searches, by label. ``ends``: of figures that may be higher than
+    measured, by label.
     """
     ordered = sorted(estimates, key=lambda each: -each.estimate.value)
     if not ordered:
         return ()
     (best, most), *challengers = ordered
     brackets, open_ends = searched or {}, ends or {}
+    level = 1 - (1 - confidence) / max(1, len(challengers))
+
+    def known(label: str, estimate: Estimate) -> Between:
+        return brackets[label](level) if label in brackets else Between.of(estimate)
 
     def ahead_of(label: str, value: Estimate) -> Comparison:
+        pair = known(best, most), known(label, value)
         if label in open_ends:
-            return _ahead_of_open(most, value, open_ends[label].ceiling, confidence, len(challengers))
-        if best not in brackets and label not in brackets:
-            return _compared(_compared_with_best(most, value, confidence, len(challengers)), most, value, confidence)
-        level = 1 - (1 - confidence) / len(challengers)
-        best_interval, its_interval = (
-            brackets.get(best, most.interval)(level),
-            brackets.get(label, value.interval)(level),
-        )
-        comparison = (
-            compare_intervals(_ratio(most, value), best_interval, its_interval, confidence)
-            if best_interval and its_interval
-            else None
-        )
-        return _compared(comparison, most, value, confidence)
+            return _ahead_of_open(*pair, open_ends[label].ceiling, confidence, len(challengers))
+        return _compared(lead_over(*pair, confidence, len(challengers)), most, value, confidence)
 
     return (
         Ranked(label=best, estimate=most, end=open_ends.get(best)),
@@ -389,23 +382,22 @@ def rank(
 
 
 def _ahead_of_open(
-    best: Estimate, candidate: Estimate, ceiling: Estimate | None, confidence: float, comparisons: int
+    best: Between, candidate: Between, ceiling: Estimate | None, confidence: float, comparisons: int
 ) -> Comparison:
     """The best over one that may give more: the lead is known only if the best is also ahead of the ceiling."""
     unknown = undecided(_ratio(best, candidate), confidence)
     if ceiling is None:
         return unknown
-    least, most = (_compared_with_best(best, each, confidence, comparisons) for each in (ceiling, candidate))
+    least, most = (lead_over(best, each, confidence, comparisons) for each in (Between.of(ceiling), candidate))
     if least is None or most is None or least.verdict != "better":
         return unknown
     return most.model_copy(update={"low": min(least.low, most.low), "verdict": "better"})
 
 
-def _compared_with_best(
-    best: Estimate, candidate: Estimate, confidence: float, comparisons: int = 1
-) -> Comparison | None:
+def lead_over(best: Between, candidate: Between, confidence: float, comparisons: int = 1) -> Comparison | None:
+    """Best over candidate; None if it is not known."""
     # If the best is at its edge, another start might not reach it. A second at its edge can only be worse.
-    return None if best.edge else compare(best, candidate, confidence, comparisons)
+    return None if best.edge else compare_between(best, candidate, confidence, comparisons)
 
 
 def _compared(comparison: Comparison | None, best: Estimate, candidate: Estimate, confidence: float) -> Comparison:
@@ -413,7 +405,7 @@ def _compared(comparison: Comparison | None, best: Estimate, candidate: Estimate
     return comparison or undecided(_ratio(best, candidate), confidence)
 
 
-def _ratio(numerator: Estimate, denominator: Estimate) -> float:
+def _ratio(numerator: Estimate | Between, denominator: Estimate | Between) -> float:
     return numerator.value / denominator.value if denominator.value else float("inf")
 
 
@@ -434,6 +426,9 @@ def bounds_rankings(all_curves: Sequence[Curve], bounds: Bounds, view: View) -> 
 def _reading(
     lines: Sequence[tuple[Curve, Sequence[Point]]], kind: LoadKind, group: str | None, bounds: Bounds, view: View
 ) -> BoundsRanking | None:
+    def limited(point: Point) -> list[Limited]:
+        return [Limited(point.ms_estimate(b.metric, b.statistic), b.ms, (b.metric,)) for b in bounds.bounds]
+
     measured = [(curve, valid) for curve, points in lines if (valid := [point for point in points if point.valid])]
     if not measured:
         return None
@@ -449,7 +444,11 @@ def _reading(
     ends = {curve.label: within.end for (curve, _), within in zip(known, found, strict=True) if within and within.end}
     ranking = rank(values, view.confidence, ends=ends)
     beyond = [item for item, value in zip(known, estimates, strict=True) if value is None]
-    unsure = tuple(curve.label for curve, points in beyond if _may_reach(curve, points, bounds, view, ranking))
+    unsure = tuple(
+        curve.label
+        for curve, points in beyond
+        if ranking and may_reach(curve, points, limited, view, Between.of(ranking[0].estimate))
+    )
     answered = {curve.label for curve, _ in known}
     return BoundsRanking(
         bounds=bounds,
@@ -463,32 +462,41 @@ def _reading(
     )
 
 
-def _may_reach(curve: Curve, points: Sequence[Point], bounds: Bounds, view: View, ranking: Sequence[Ranked]) -> bool:
-    """Whether the bounds are within the intervals of the curve's nearest level, at a throughput that is not clearly
-    below the best."""
-    if not ranking:
+class Limited(NamedTuple):
+    """A figure of a level that must be at most ``limit``; None: unknown. ``scatters``: as in `LevelFigure`."""
+
+    figure: Estimate | None
+    limit: float
+    scatters: tuple[ScatteredFigure, ...]
+
+
+def may_reach(
+    curve: Curve, points: Sequence[Point], limited: Callable[[Point], Sequence[Limited]], view: View, best: Between
+) -> bool:
+    """Whether the limits are within the noise of a level of the curve, at a throughput that is not clearly below the
+    best. Noise contains the scatter between starts."""
+    return any(
+        all(_may_hold(curve, each, view) for each in limited(point)) and _may_serve(curve, point, view, best)
+        for point in points
+    )
+
+
+def _may_hold(curve: Curve, limited: Limited, view: View) -> bool:
+    if limited.figure is None:
         return False
+    sure = with_starts(limited.figure, single_repeat_sd(curve.gpus.device, *limited.scatters))
+    half = student_t((1 + view.confidence) / 2, sure.dof or math.inf) * (sure.standard_error or 0.0)
+    return sure.value - half <= limited.limit
 
-    def over(point: Point) -> float:
-        return max((point.ms(bound.metric, bound.statistic) or 0.0) / bound.ms for bound in bounds.bounds)
 
-    nearest = min(points, key=over)
-    device = curve.gpus.device
-    for bound in bounds.bounds:
-        latency = nearest.ms_estimate(bound.metric, bound.statistic)
-        if latency is None:
-            return False
-        with_starts = _with_starts(latency, single_repeat_sd(device, bound.metric))
-        half = student_t((1 + view.confidence) / 2, with_starts.dof or math.inf) * (with_starts.standard_error or 0.0)
-        if latency.value - half > bound.ms:
-            return False
-    rate = nearest.rate_estimate(view.throughput_metric).scaled(curve.scale(view))
-    rate = _with_starts(rate, single_repeat_sd(device, "throughput"))
-    comparison = _compared_with_best(ranking[0].estimate, rate, view.confidence)
+def _may_serve(curve: Curve, point: Point, view: View, best: Between) -> bool:
+    rate = point.rate_estimate(view.throughput_metric).scaled(curve.scale(view))
+    rate = with_starts(rate, single_repeat_sd(curve.gpus.device, "throughput"))
+    comparison = lead_over(best, Between.of(rate), view.confidence)
     return comparison is None or comparison.verdict != "better"
 
 
-def _with_starts(estimate: Estimate, start_sd: float) -> Estimate:
+def with_starts(estimate: Estimate, start_sd: float) -> Estimate:
     """With the scatter from start to start: the repeats' own, or an assumed one."""
     if estimate.basis == "repeats":
         return estimate

@@ -37,7 +37,15 @@ HIGHER = {"throughput": ("higher", "lower"), "ttft": ("longer", "shorter"), "tpo
 LOOPS = {"concurrency": "closed loop", "rate": "open loop", "ramp": "ramp", "replay": "replay"}
 
 DoubtCode = Literal[
-    "edge", "search_too_wide", "search", "one_repeat_too_wide", "one_repeat", "no_scatter", "too_wide", "interval"
+    "edge",
+    "search_too_wide",
+    "search",
+    "search_assumed",
+    "one_repeat_too_wide",
+    "one_repeat",
+    "no_scatter",
+    "too_wide",
+    "interval",
 ]
 AnswerCode = Literal[
     "unknown", "none", "none_within", "one_alone", "ttft_unbounded", "within_noise", "undecided", "best"
@@ -222,8 +230,8 @@ def _doubt_code(ahead: Comparison | None) -> DoubtCode:
     if ahead is None:
         return "edge"
     too_wide = ahead.verdict == "not distinguishable" and is_too_wide(ahead)
-    if ahead.basis == "search":
-        return "search_too_wide" if too_wide else "search"
+    if ahead.basis == "search" or ahead.basis == "search_assumed":
+        return "search_too_wide" if too_wide else ahead.basis
     if ahead.high == float("inf"):
         return "edge"
     if ahead.basis == "assumed":
@@ -373,7 +381,7 @@ def lead(ahead: Comparison) -> str:
     low, high = ahead.low - 1, ahead.high - 1
     if is_too_wide(ahead):
         return f"above {percent(low)} %" if ahead.verdict == "better" else "interval too wide"
-    if has_no_scatter(ahead) and ahead.basis != "search":
+    if has_no_scatter(ahead) and ahead.basis not in ("search", "search_assumed"):
         return "no scatter between repeats"
     return f"{percent(low)} to {percent(high)} %"
 
