@@ -14,7 +14,8 @@ With --chance: how far the goodput of every ranked configuration is from that of
 two lengths, two SLOs, and 4, 8 and 16 GPUs.
 
 With --scatter: how far the goodput of one seed is from the mean over many seeds, for collocated and P:D deployments,
-with and without a bound on TTFT. A plan has one seed.
+with and without a bound on TTFT. A plan has one seed. And how far the SLO's quantile of TPOT and of TTFT is from its
+mean over seeds, if the rate is the mean goodput.
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ def print_scatter(seeds: int) -> None:
     deployment, workload and SLO, and of all. The mean over the seeds contains the seed that is held against it, so
     differences are widened to those from an expected goodput."""
     every: list[float] = []
+    at_rate: dict[tuple[str, str], list[float]] = {}
     widened = math.sqrt(seeds / (seeds - 1))
     for workload in (Workload(), Workload(input_tokens=1024, output_tokens=256)):
         for slo in (Slo(ttft_s=2.0, tpot_s=0.012), Slo(ttft_s=1.0, tpot_s=0.02), Slo(tpot_s=0.012)):
@@ -111,7 +113,18 @@ def print_scatter(seeds: int) -> None:
                 off = [widened * abs(math.log(each / mean_rps)) for each in goodputs_rps]
                 every += off
                 print(f"{label}, {workload.label}, {slo.flag}: mean {mean_rps:.2f}/s, {spread(off)}", flush=True)
+                quantiles: list[list[float]] = [[], []]
+                for seed in range(seeds):
+                    under = replace(scenario(), workload=workload, slo=slo, seed=seed, gaps=False)
+                    result = under.outcome(deployment, under.at_rate(mean_rps), stays_s=3.0)
+                    for values, column in zip(quantiles, result.columns, strict=False):
+                        values.append(math.log(slo.at_quantile(column)))
+                for name, values in zip(("TTFT", "TPOT"), quantiles, strict=True):
+                    off = [widened * abs(each - statistics.fmean(values)) for each in values]
+                    at_rate.setdefault((name, slo.flag), []).extend(off)
     print(f"all {len(every)}: {spread(every)}")
+    for (name, flag), off in at_rate.items():
+        print(f"{name} at the mean goodput of {flag}: {spread(off)}")
 
 
 def spread(off: Sequence[float]) -> str:

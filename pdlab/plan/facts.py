@@ -26,12 +26,14 @@ from pdlab.plan.candidates import MOST_REPLICAS
 from pdlab.plan.engine_arguments import by_hand, planned_words
 from pdlab.plan.extrapolation import OutsideFit
 from pdlab.plan.fluid_pools import FluidPlan, ServedRate
+from pdlab.plan.open_loop import CHANCE_AT_RATE_PERCENT
 from pdlab.plan.planner import Candidate, Plan, ThroughputGain, gain, matcher_of, merit, outside
-from pdlab.plan.prediction_intervals import factors_90
+from pdlab.plan.prediction_intervals import LatencyFactors, factors_90
 from pdlab.plan.rate_matching import Rates
 from pdlab.plan.scattered_blocks import check_line
 from pdlab.plan.scenario import LoadResult, Scenario, judged
 from pdlab.results.slo import bounds_text
+from pdlab.sim.hardware import FitError
 from pdlab.sim.kv_transfer import link_of
 
 ROWS = 12  # of the ranking
@@ -420,21 +422,29 @@ def _nearly(candidates: Sequence[Candidate], scenario: Scenario) -> Candidate | 
 
 
 def _nearly_meets(candidate: Candidate, scenario: Scenario) -> bool:
-    """Whether the candidate misses the SLO, and shorter latencies within the model's errors would meet it."""
+    """Whether the candidate misses the SLO, and shorter latencies within the model's errors, and the chance of Poisson
+    arrivals, would meet it."""
     error, nearest = scenario.hardware.error, candidate.best_or_nearest
     if error is None or nearest.stress <= 1:
         return False
-    shorter = (1 / factor for factor in factors_90(error))
+    shorter = (1 / factor for factor in _factors(nearest, scenario, error))
     return scenario.slo.stress_of(nearest.columns, *shorter) <= 1
 
 
+def _factors(result: LoadResult, scenario: Scenario, error: FitError) -> LatencyFactors:
+    """`factors_90`, with the chance of Poisson arrivals; those of a trace are given."""
+    drawn = isinstance(result.load, Open) and scenario.trace is None
+    return factors_90(error, CHANCE_AT_RATE_PERCENT) if drawn else factors_90(error)
+
+
 def surely_meets(candidate: Candidate, scenario: Scenario) -> bool:
-    """Whether some simulated load meets the SLO even if latencies are longer by the model's errors."""
+    """Whether some simulated load meets the SLO even if latencies are longer by the model's errors, and by the chance
+    of Poisson arrivals."""
     error = scenario.hardware.error
     if error is None or not scenario.slo.bounded:
         return candidate.best is not None and error is not None
     meeting = [each for each in (*candidate.outcomes, *candidate.rates) if each.meets]
-    return any(scenario.slo.stress_of(each.columns, *factors_90(error)) <= 1 for each in meeting)
+    return any(scenario.slo.stress_of(each.columns, *_factors(each, scenario, error)) <= 1 for each in meeting)
 
 
 def _barely(candidates: Sequence[Candidate], scenario: Scenario) -> Candidate | None:

@@ -19,6 +19,9 @@ BEGIN = 0.85  # of the closed loop's capacity: goodput is mostly 0.7 to 1.0 of i
 # Median difference of a goodput from its mean over ten seeds: benchmarks/plan_confirmed.py --scatter. Of 240 goodputs
 # 90 % differ by 9 % or less, and by 11 % as normal errors with this median. Kinds of deployment hardly differ.
 CHANCE_PERCENT = 4.5
+# The same of the SLO's quantile of TPOT and of TTFT at the mean goodput, where the SLO bounds them. 90 % differ by 6 %
+# and by 11 % or less.
+CHANCE_AT_RATE_PERCENT = (2.5, 4.5)
 LEAST_STEP, MOST_STEP = 1.06, 1.6  # factors between two rates
 MOST_RATES, CLOSE = 10, 1.05  # rates that are simulated; factor between a rate that meets and one that misses
 # Of the line through two rates that miss, in the logarithms of stress and rate:

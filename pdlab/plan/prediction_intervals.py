@@ -100,9 +100,11 @@ class LatencyFactors(NamedTuple):
     ttft: float
 
 
-def factors_90(error: FitError) -> LatencyFactors:
-    """By which 90 % of TPOT and TTFT are longer or shorter than predicted at most: the median errors, widened."""
-    return LatencyFactors(*(math.exp(TO_90 * percent / 100) for percent in (error.tpot_percent, error.ttft_percent)))
+def factors_90(error: FitError, chance: tuple[float, float] = (0.0, 0.0)) -> LatencyFactors:
+    """By which 90 % of TPOT and TTFT are longer or shorter than predicted at most: the median errors, widened.
+    ``chance``: further median differences of TPOT and TTFT in percent, which the arrivals bring."""
+    medians = zip((error.tpot_percent, error.ttft_percent), chance, strict=True)
+    return LatencyFactors(*(math.exp(TO_90 * math.hypot(*each) / 100) for each in medians))
 
 
 def of(error: FitError, metric: str, known: float, value: float) -> float:

@@ -131,7 +131,7 @@ def test_fewer_gpus_rank_before_a_larger_share_within_the_slo(monkeypatch: pytes
     assert ranked.candidates[0].total_gpus == 10.0
 
 
-TPOT_S = 0.012  # bound of `sized`, whose errors are 3.5 % in 90 % of cases
+TPOT_S = 0.012  # bound of `sized`, whose errors are 7 % in 90 % of cases: the model's 3.5 %, and the chance of arrivals
 
 
 def sized(label: str, gpus: float, stress: float, too_few: tuple[float, float] | None = None) -> Candidate:
@@ -153,6 +153,7 @@ PD, BASE = "pd-pack-p1xtp1-d1xtp2", "collocated-2xtp2"
     [
         ([(PD, 3, 0.9), (BASE, 4, 0.9)], "fewer_gpus", None),
         ([(PD, 3, 0.99), (BASE, 4, 0.9)], "unclear", None),
+        ([(PD, 3, 0.95), (BASE, 4, 0.9)], "unclear", None),  # the model's errors leave it, other arrivals do not
         ([(PD, 3, 0.99), (PD, 3, 0.9), (BASE, 4, 0.9)], "fewer_gpus", None),
         ([(PD, 3, 0.9), (BASE, 4, 0.99)], "fewer_gpus", None),  # it takes more GPUs, if the errors are against it
         ([(PD, 3, 0.9), (BASE, 4, 0.9, (3, 1.02))], "unclear", 3),
