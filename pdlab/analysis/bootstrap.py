@@ -35,11 +35,13 @@ RepeatValues = Callable[[Point], Sequence[float]]
 class LevelFigure(NamedTuple):
     """A figure of a level: its estimate, and its values in the level's repeats.
 
-    ``scatters``: of a single repeat, it is taken to scatter as the one of these that scatters most."""
+    ``scatters``: of a single repeat, it is taken to scatter as the one of these that scatters most. ``at_factors``:
+    the figure in starts whose latencies are multiplied by each of (draws,); None: it is multiplied itself."""
 
     estimate: PointFigure
     repeats: RepeatValues
     scatters: tuple[ScatteredFigure, ...]
+    at_factors: Callable[[Point, Array], Array] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +112,13 @@ def line(
     if single:  # Another start would shift all latencies together, and all rates.
         common = generator.standard_normal((len(weights), 2))[:, [*(0 for _ in x), 1]]
         sd = np.array([single_repeat_sd(curve.gpus.device, *each.scatters) for each in (*x, y)])
-        drawn[1:] *= np.maximum(1 + sd * common, 0.0)[:, :, None]
+        factors = np.maximum(1 + sd * common, 0.0)
+        for i, each in enumerate((*x, y)):
+            if each.at_factors is None:
+                drawn[1:, i] *= factors[:, i, None]
+                continue
+            for j, point in enumerate(points):
+                drawn[1:, i, j] += each.at_factors(point, factors[:, i]) - drawn[0, i, j]
     if not np.ptp(drawn, axis=0).any():
         drawn = drawn[:2]  # Without a known scatter all draws are equal.
     return DrawnLine(

@@ -352,6 +352,15 @@ def _stress(point: Point, slo: Slo) -> Estimate | None:
     return estimate if point.supports_interval(name) else Estimate(value=estimate.value)
 
 
+def _misses_at(requests: Requests, slo: Slo, factors: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(draws,): share of the requests of one run that would miss the SLO with latencies times each factor."""
+    worst = slo.stress(requests.ttft_s, np.nan_to_num(requests.tpot_s), requests.e2el_s)
+    sent = len(worst) + requests.failed
+    with np.errstate(divide="ignore"):
+        met = np.searchsorted(np.sort(worst[~np.isnan(worst)]), 1 / factors, side="right")
+    return 1 - met / max(sent, 1)
+
+
 def _how(points: Sequence[Point], slo: Slo) -> How | None:
     """How the SLO can be judged at every one of these levels; None if it cannot."""
     if not points or slo.of_gaps:
@@ -399,6 +408,11 @@ def _line(
             return [_worst(sample, slo) or 0.0 for sample in point.samples]
         return [1 - met_share(s.requests, slo) for s in point.samples if s.requests is not None]
 
+    def misses_at(point: Point, factors: NDArray[np.float64]) -> NDArray[np.float64]:
+        shares = [_misses_at(sample.requests, slo, factors) for sample in point.samples if sample.requests is not None]
+        mean: NDArray[np.float64] = np.mean(shares, axis=0)
+        return mean
+
     def rates(point: Point) -> Estimate:
         within = point.rate_estimate("requests").relative_error if point.repeats == 1 else None
         value = rate(point)
@@ -408,7 +422,7 @@ def _line(
     drawn = line(
         curve,
         points,
-        [LevelFigure(misses, each_misses, of_slo(slo))],
+        [LevelFigure(misses, each_misses, of_slo(slo), misses_at if how == "requests" else None)],
         LevelFigure(rates, lambda p: [rate(s) for s in p.samples], ("throughput",)),
         y_factor=factor,
     )
