@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 import yaml
 
+from pdlab.remote import redaction
 from pdlab.remote.redaction import HIDDEN, redacted, redacted_words
 
 SECRET = "abcdefgh12345678"
@@ -48,6 +49,8 @@ NESTED: list[dict[str, object]] = [
     {"my_secrets": [{"a": {"b": [SECRET]}}, SECRET], "b": 1},
     {"kv_connector_extra_config": {"remote": [{"auth": {"access_token": {"value": SECRET}}}]}, "b": 1},
     {"env": [{"name": "HF_TOKEN", "value": SECRET}, {"name": "UCX_TLS", "value": "rc,cuda_copy"}], "b": 1},
+    {"env": [{"name": "HF_TOKEN", "type": "x", "value": SECRET}, {"name": "UCX_TLS", "value": "rc,cuda_copy"}], "b": 1},
+    {"env": [{"value": "rc,cuda_copy", "name": "UCX_TLS"}, {"value": SECRET, "name": "HF_TOKEN"}], "b": 1},
     {"x_token": {"expires_s": 3600, "unit": "seconds", "password": {"digits": 12345678}}, "b": 1},
     {"credentials": {"keys": [SECRET, {"token": [12345678]}]}, "b": 1},
     {"password": {"phrase": f"correct {SECRET} battery"}, "b": 1},
@@ -78,10 +81,13 @@ def test_a_secret_is_hidden_at_any_depth(value: dict[str, object], write: Callab
         assert json.loads(shown.partition("\n")[0])["b"] == 1
 
 
+STEPS = "INFO 11-29 17:05:54 [core.py:58] step 7: throughput: 12345.7 tok/s\n" * 50
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        # Cut off: in one line only this line is its own, else the rest of the text.
+        # Cut off: its own are its line and those below that are further right or begin with a quote.
         (f'credentials: {{"value": "{SECRET}\nnext: {SECRET}', f'credentials: {{"value": "{HIDDEN}\nnext: {SECRET}'),
         (f'"credentials": {{\n"value": "{SECRET}",', f'"credentials": {{\n"value": "{HIDDEN}",'),
         (f'"{{\\"api_keys\\": [[\\"{SECRET}\\"" and {SECRET}', f'"{{\\"api_keys\\": [\\"{HIDDEN}\\"" and {SECRET}'),
@@ -91,12 +97,60 @@ def test_a_secret_is_hidden_at_any_depth(value: dict[str, object], write: Callab
         (f"passwords:\n- - {SECRET}\n- a: '{SECRET}\n\n    x {SECRET}'\nb: {SECRET}",
          f"passwords:\n- - {HIDDEN}\n- a: {HIDDEN}\n\n    {HIDDEN}\nb: {SECRET}"),
         ("secret: {" * 20_000, "secret: {" * 20_000),
-        ("secret: {x\n" * 4_000 + f"password: {{a: [\n[{SECRET}]]}}",
-         "secret: {x\n" * 4_000 + f"password: {{a: [\n[{HIDDEN}]]}}"),
+        ("secret: {x\n" * 4_000 + f"password: {{a: [\n [{SECRET}]]}}",
+         "secret: {x\n" * 4_000 + f"password: {{a: [\n [{HIDDEN}]]}}"),
+        (f"credentials: {{'a': {{'b': 1,\n    'c': '{SECRET}',\n\n",
+         f"credentials: {{'a': {{'b': 1,\n    'c': '{HIDDEN}',\n\n"),
+        (f" api_keys=[\n  {SECRET},\n x: {SECRET}", f" api_keys=[{HIDDEN}\n x: {SECRET}"),
+        ("INFO api_keys={\n" + STEPS, "INFO api_keys={\n" + STEPS),
+        ("INFO api_keys=[\n\n" + STEPS, "INFO api_keys=[\n\n" + STEPS),
     ],
 )  # fmt: skip
 def test_a_nested_value_ends_where_it_ends(text: str, shown: str) -> None:
     assert redacted(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"secrets: # all\n  a: {SECRET}\nb: {SECRET}", f"secrets: # all\n  a: {HIDDEN}\nb: {SECRET}"),
+        (f"secrets: &x\n  a: {SECRET}", f"secrets: &x\n  a: {HIDDEN}"),
+        (f"secrets: !x &y # all: of\n- {SECRET}", f"secrets: !x &y # all: of\n- {HIDDEN}"),
+        (f"secrets: !x |- # all\n  {SECRET}", f"secrets: !x |- # all\n  {HIDDEN}"),
+        (f"secrets:\n  a: {SECRET} Bearer {SECRET}", f"secrets:\n  a: {HIDDEN}"),
+        (f"secrets:\n  a: {HIDDEN}\n  b: [{HIDDEN}]", f"secrets:\n  a: {HIDDEN}\n  b: [{HIDDEN}]"),
+        (f"- name: UCX_TLS\n  value: rc,cuda_copy\n- type: x\n  value: {SECRET}\n  name: HF_TOKEN",
+         f"- name: UCX_TLS\n  value: rc,cuda_copy\n- type: x\n  value: {HIDDEN}\n  name: HF_TOKEN"),
+        (f"name=UCX_TLS value=cuda_copy name=HF_TOKEN type=x value={SECRET}",
+         f"name=UCX_TLS value=cuda_copy name=HF_TOKEN type=x value={HIDDEN}"),
+        ('{"value": 12345678, "name": "HF_TOKEN"}', f'{{"value": "{HIDDEN}", "name": "HF_TOKEN"}}'),
+    ],
+)  # fmt: skip
+def test_a_secret_is_hidden_beside_or_below_its_name(text: str, shown: str) -> None:
+    assert redacted(text) == shown == redacted(shown)
+
+
+@pytest.mark.parametrize("run", [" ", "\t", "\\", "'"])
+def test_a_long_run_of_one_character_is_read(run: str) -> None:
+    for before in ("secrets:\n  x", "secrets: {x", "name: my_token", "value"):
+        text = f"{before}{run * 100_000}y"
+        assert redacted(redacted(text)) == redacted(text)
+
+
+def test_many_values_without_an_end_are_not_read_to_the_end_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = 0
+
+    def values_within(text: str, start: int, most: int, name: str, quote: int) -> tuple[list[slice], int | None]:
+        nonlocal read
+        read += most - start
+        return within(text, start, most, name, quote)
+
+    within = redaction._values_within
+    monkeypatch.setattr(redaction, "_values_within", values_within)
+    for line in ("INFO api_key=[abc, {def \n", '"secret": {{x\n', "}secret: {{x\n"):
+        text, read = line * 4_000, 0
+        redacted(text)
+        assert read < 20 * len(text) + 1_000_000
 
 
 @pytest.mark.parametrize(
@@ -114,6 +168,9 @@ def test_a_nested_value_ends_where_it_ends(text: str, shown: str) -> None:
         {"secretKeyRef": {"name": "chat-api-key", "key": "sha256digest"}},
         {"ssh_key_files": {"first": "/home/me/.ssh/id_rsa"}, "credentials": {"file": "/etc/me/credentials.json"}},
         {"name": "max_tokens", "value": 131072},
+        {"time_per_output_token": {"of": "percentile"}, "ms_per_token": {"of": ["percentile"]}},
+        {"cache_key": {"of": "blockhash"}, "sort_keys": ["arrival-time", {"by": "arrival"}], "block-keys": "blockhash"},
+        {"multi_token_prediction": {"method": "deepseek_mtp"}},
         {"monitor": [{"name": "tokenizer", "value": "gpt2-medium"}]},
     ],
 )
