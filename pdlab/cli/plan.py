@@ -242,8 +242,8 @@ class PlanSettings(Settings):
     )
     node: Annotated[str, Text(_node_name)] = setting(
         "p5.48xlarge",
-        "node type in configs/clusters/ (TYPE-xN too, without its number), or a cluster's YAML file with identical "
-        "nodes",
+        "node type in configs/clusters/ (TYPE-xN too, without its number), or a cluster's YAML file (nodes of "
+        "one type are of one size)",
         WHAT,
         "--node",
         "--cluster",

@@ -85,15 +85,17 @@ def _assumptions(deployment: Deployment, hardware: Hardware) -> Iterable[Finding
     if packs_over_nodes(deployment, hardware):
         yield found("pack_over_nodes", gpus=deployment.gpus, node=hardware.gpus_per_node)
     else:
-        largest: dict[int, int] = {}  # TP by the GPUs of a node
+        largest: dict[int, tuple[int, Hardware]] = {}  # the largest TP and its hardware, by the GPUs of a node
         for pool in deployment.pools.values():
-            node = hardware.typed(pool).gpus_per_node
-            largest[node] = max(largest.get(node, 0), pool.tp)
-        link = "as if NVLink joined them"
-        if hardware.steps is not None:
-            link = f"with the link that the tables have between nodes of {hardware.gpu}"
-        for node, tp in largest.items():
+            typed = hardware.typed(pool)
+            node = typed.gpus_per_node
+            if node not in largest or pool.tp > largest[node][0]:
+                largest[node] = pool.tp, typed
+        for node, (tp, typed) in largest.items():
             if tp > node:
+                link = "as if NVLink joined them"
+                if typed.steps is not None:
+                    link = f"with the link that the tables have between nodes of {typed.gpu}"
                 yield found("tp_over_nodes", tp=tp, node=node, link=link)
     for pool in deployment.pools.values():
         arguments = deployment.engine_kwargs_of(pool)

@@ -484,3 +484,13 @@ def test_a_rate_is_served_though_answers_take_longer_than_its_first_requests_com
     outcome = under.outcome(Deployment(topology=parse_label("collocated-16xtp4")), Open(rate_rps=25.0))
     assert outcome.columns[2].mean() > 40
     assert outcome.keeps_up and outcome.requests_per_s == pytest.approx(25.0, rel=0.05)
+
+
+@pytest.mark.usefixtures("tabulated")
+def test_only_nodes_that_an_engine_spans_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """TP 8 fits a node of 8 H100; a node of GB200 has 4."""
+    words = ["--explain", "pd-spread-p1xtp8-d1xtp8", "--concurrency", "4", "--p-hardware", "H100"]
+    assert cli_plan.main([*words, "--d-hardware", "GB200"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "with the link that the tables have between nodes of GB200" in out
+    assert "between nodes of H100" not in out
