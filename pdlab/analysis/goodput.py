@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from pdlab.analysis.bootstrap import DrawnLine, LevelFigure, line
 from pdlab.analysis.comparable import COMPARED_LOADS, groups
 from pdlab.analysis.curves import Curve, Figures, Point, rankable
-from pdlab.analysis.intervals import Between, Estimate, blocks, of_blocks, of_repeats, of_requests
+from pdlab.analysis.intervals import Between, Estimate, blocks, of_blocks, of_repeats, of_requests, share_error
 from pdlab.analysis.power import of_slo, single_repeat_sd
 from pdlab.analysis.ranking import LabelledEstimate, Limited, OpenEnd, Ranked, may_reach, open_end, rank, with_starts
 from pdlab.analysis.requests import Requests
@@ -164,11 +164,7 @@ def met_estimate(requests: Requests, slo: Slo) -> Estimate:
     estimate = of_blocks(met.astype(np.float64), cut, met_share(requests, slo))
     if cut is None or estimate.standard_error is None:
         return estimate
-    # A share of 0 or 1 is not certain. The least error is that of a share with two
-    # more hits and two more misses (Agresti and Coull 1998).
-    guess = (int(met.sum()) + 2) / (count + 4)
-    least = math.sqrt(guess * (1 - guess) / (count + 4))
-    return estimate._replace(standard_error=max(estimate.standard_error, least))
+    return estimate._replace(standard_error=max(estimate.standard_error, share_error(int(met.sum()), count)))
 
 
 def _met(requests: Requests, slo: Slo) -> NDArray[np.bool_]:

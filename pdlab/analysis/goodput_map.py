@@ -106,14 +106,16 @@ def goodput_map(
 
 
 def cell(served: RateSweep, slo: Slo) -> Cell:
-    """`crossing` of the levels, per GPU, at most what the lowest level serves that does not keep up."""
+    """`crossing` of the levels, per GPU, at most what the lowest level serves that does not keep up. It is no lower
+    than a rate that keeps up within the bounds."""
     levels = sorted(served.levels, key=lambda level: level.rate_rps)
     most_rps, more = crossing([ShareAtRate(level.rate_rps, level.share(slo)) for level in levels], slo.quantile)
     # At still higher rates a longer queue says nothing new.
     behind_rps = next((level.behind_rps for level in levels if level.behind_rps is not None), None)
     if behind_rps is None:
         return Cell(most_rps / served.gpus, more)
-    return Cell(min(most_rps, behind_rps) / served.gpus)
+    kept_up = [level.rate_rps for level in levels if level.behind_rps is None and level.rate_rps <= most_rps]
+    return Cell(max(min(most_rps, behind_rps), *kept_up, 0.0) / served.gpus)
 
 
 class ShareAtRate(NamedTuple):
@@ -160,7 +162,8 @@ def measured(loaded: Loaded) -> RateSweep | None:
             requests.ttft_s,
             requests.tpot_s,
             requests.failed,
-            behind_rps=None if run.validity.valid else run.whole.requests_per_s,
+            # The whole run has the time in which the queue fills and empties.
+            behind_rps=None if run.validity.valid else (run.steady or run.whole).requests_per_s,
         )
         for run, requests in runs
         if run.validity.valid or (run.validity.above_capacity and run.key.value not in kept)

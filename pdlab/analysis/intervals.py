@@ -288,6 +288,13 @@ def requests_for(statistic: str) -> int:
     return math.ceil(round(MIN_BEYOND / (1 - float(statistic[1:]) / 100), 6))
 
 
+def share_error(hits: int, count: int) -> float:
+    """The least standard error of a share of ``count``: that of a share with two more hits and two more misses (Agresti
+    and Coull 1998), because a share of 0 or 1 is not certain."""
+    guess = (hits + 2) / (count + 4)
+    return math.sqrt(guess * (1 - guess) / (count + 4))
+
+
 def of_blocks(values: Array, block_count: int | None, value: float) -> Estimate:
     """``value`` with the standard error of the mean of ``values`` over ``block_count`` blocks of neighbours."""
     if block_count is None:

@@ -240,13 +240,18 @@ class OpenEnd(Frozen):
     ceiling: Estimate | None = None
 
 
-def open_end(curve: Curve, points: Sequence[Point], judged: Sequence[Point], view: View) -> OpenEnd:
-    """Of a line of levels. ``judged``: those of them that were compared with the bounds, by load."""
-    higher = [point for point in points if point.value > judged[-1].value]
+def open_end(curve: Curve, points: Sequence[Point], judged: Sequence[Point], view: View) -> OpenEnd | None:
+    """Of a line of levels. ``judged``: those of them that were compared with the bounds, by load.
+
+    None for a replay without a higher speed: its requests are the load, so there is no higher one to measure.
+    """
+    highest = judged[-1]
+    higher = [point for point in points if point.value > highest.value]
     if not higher:
-        return OpenEnd(beyond="unmeasured")
-    over = next((point for point in higher if point.above_capacity), None)
-    ceiling = None if over is None else over.rate_estimate(view.throughput_metric).scaled(curve.scale(view))
+        return None if highest.kind == "replay" else OpenEnd(beyond="unmeasured")
+    over = [point.rate_estimate(view.throughput_metric) for point in higher if point.above_capacity]
+    # Each of them is what it served with a queue, so the most of them is what it may reach.
+    ceiling = max(over, key=lambda each: each.value).scaled(curve.scale(view)) if over else None
     return OpenEnd(beyond="unjudged" if all(point.valid for point in higher) else "invalid", ceiling=ceiling)
 
 
@@ -320,7 +325,7 @@ class BoundsRanking(Frozen):
     ``group``: distinguishes these experiments from others that they may not be compared with. ``single_repeat``: a
     scatter between repeats is assumed, not measured. ``missed``: meet the bounds at no level. ``unsure``: the same, but
     the bounds are within the noise of one of their levels, whose throughput is
-    not clearly below the best. ``unknown``: no level has every bounded figure.
+    not clearly below the best. ``unknown``: no level has every bounded figure. ``invalid``: no level is valid.
     """
 
     bounds: Bounds
@@ -331,6 +336,7 @@ class BoundsRanking(Frozen):
     missed: tuple[str, ...] = ()
     unsure: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    invalid: tuple[str, ...] = ()
 
     @property
     def tied(self) -> tuple[str, ...]:
@@ -389,9 +395,10 @@ def _ahead_of_open(
     if ceiling is None:
         return unknown
     least, most = (lead_over(best, each, confidence, comparisons) for each in (Between.of(ceiling), candidate))
-    if least is None or most is None or least.verdict != "better":
+    # The ceiling may be below what was measured within the bounds.
+    if least is None or most is None or least.verdict != "better" or most.verdict != "better":
         return unknown
-    return most.model_copy(update={"low": min(least.low, most.low), "verdict": "better"})
+    return most.model_copy(update={"low": min(least.low, most.low)})
 
 
 def lead_over(best: Between, candidate: Between, confidence: float, comparisons: int = 1) -> Comparison | None:
@@ -459,6 +466,7 @@ def _reading(
         missed=tuple(curve.label for curve, _ in beyond if curve.label not in unsure),
         unsure=unsure,
         unknown=tuple(curve.label for curve, _ in measured if curve.label not in answered),
+        invalid=tuple(curve.label for curve, points in lines if not any(point.valid for point in points)),
     )
 
 

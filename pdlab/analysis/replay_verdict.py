@@ -1,9 +1,12 @@
 """Which of several deployments that replayed the same requests is best, by which figure, and why.
 
 A figure of several replays has their measured scatter. One replay has no scatter: it is assumed to be that of other
-single repeats (`single_repeat_sd`). A lead counts only if equal deployments would show any such lead by chance less
-than once in twenty. Every pair of deployments and every compared figure takes its share of this error (Bonferroni),
-because each of them could give the lead.
+single repeats (`single_repeat_sd`). A share of counted sessions has at least the error of the count, because equal
+counts of a few replays do not show that the next one is equal.
+
+A lead counts only if equal deployments would show any such lead by chance less than once in twenty. Every pair of
+deployments and every compared figure takes its share of this error (Bonferroni), because each of them could give the
+lead.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from pdlab.analysis.intervals import Basis, Estimate, compare, of_repeats
+from pdlab.analysis.intervals import Basis, Estimate, compare, of_repeats, share_error
 from pdlab.analysis.power import CONFIDENCE, ScatteredFigure, of_slo, single_repeat_sd
 from pdlab.analysis.replays import ReplayFacts
 from pdlab.analysis.ttft_parts import PartsAround, TtftParts
@@ -50,7 +53,8 @@ class ReplayedDeployment(NamedTuple):
 
 class ComparedFigure(NamedTuple):
     """``of``: its value in a replay (None: unknown). ``why``: explains the best one's lead over another. ``scatters``:
-    it is taken to scatter from start to start as the one of these that scatters most."""
+    it is taken to scatter from start to start as the one of these that scatters most. ``hits``: of a figure that counts
+    sessions, the counted ones of a replay and all of them."""
 
     name: str
     unit: str
@@ -58,6 +62,7 @@ class ComparedFigure(NamedTuple):
     why: Callable[[ReplayedDeployment, ReplayedDeployment], Finding | None]
     scatters: tuple[ScatteredFigure, ...]
     higher: bool = False
+    hits: Callable[[ReplayFacts], tuple[int, int]] | None = None
 
 
 class ReplayScore(NamedTuple):
@@ -123,7 +128,9 @@ def figures(facts: ReplayFacts) -> Iterator[ComparedFigure]:
     for index, slo in enumerate(facts.within):
         name = f"goodput of sessions ({bounds_of_one(slo.slo)})"
         scatters: tuple[ScatteredFigure, ...] = ("throughput", *of_slo(slo.slo))
-        yield ComparedFigure(name, "sessions/s", _goodput(index), _why_goodput(index), scatters, higher=True)
+        yield ComparedFigure(
+            name, "sessions/s", _goodput(index), _why_goodput(index), scatters, higher=True, hits=_hits(index)
+        )
     yield ComparedFigure("TTFT p50", "ms", _percentile("ttft", "p50"), _why_ttft("p50"), ("ttft",))
     yield ComparedFigure("TTFT p90", "ms", _percentile("ttft", "p90"), _why_ttft("p90"), ("ttft",))
     yield ComparedFigure("TPOT p50", "ms", _percentile("tpot", "p50"), _why_tpot, ("tpot",))
@@ -142,10 +149,23 @@ def _scores(figure: ComparedFigure, deployments: Sequence[ReplayedDeployment]) -
     for each in deployments:
         values = [value for run, facts in each.replays if (value := figure.of(run, facts)) is not None]
         if len(values) > 1:
-            yield ReplayScore(each, of_repeats(values))
+            score = of_repeats(values)
         elif values:
             error = single_repeat_sd(each.device, *figure.scatters) * values[0]
-            yield ReplayScore(each, Estimate(values[0], error, math.inf, "assumed"))
+            score = Estimate(values[0], error, math.inf, "assumed")
+        else:
+            continue
+        least = _counting_error(figure, each) * score.value
+        yield ReplayScore(each, score._replace(standard_error=max(score.standard_error or 0.0, least)))
+
+
+def _counting_error(figure: ComparedFigure, deployment: ReplayedDeployment) -> float:
+    """Relative standard error of a share of all counted sessions; 0 of a figure that counts none."""
+    if figure.hits is None:
+        return 0.0
+    counts = [figure.hits(facts) for _, facts in deployment.replays]
+    hits, sessions = sum(each for each, _ in counts), sum(each for _, each in counts)
+    return share_error(hits, sessions) * sessions / hits if hits else 0.0
 
 
 def _standings(figure: ComparedFigure, scores: Sequence[ReplayScore], looks: int) -> Standings:
@@ -219,6 +239,10 @@ def _percentile(metric: Literal["ttft", "tpot"], statistic: str) -> Callable[[Ru
 
 def _goodput(index: int) -> Callable[[Run, ReplayFacts], float | None]:
     return lambda _, facts: facts.within[index].per_s
+
+
+def _hits(index: int) -> Callable[[ReplayFacts], tuple[int, int]]:
+    return lambda facts: (facts.within[index].sessions, facts.sessions)
 
 
 def _why_goodput(index: int) -> Callable[[ReplayedDeployment, ReplayedDeployment], Finding | None]:

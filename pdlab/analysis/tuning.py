@@ -92,7 +92,7 @@ def _interval(ranked: Ranked | None) -> tuple[float, float, float] | None:
 
 def judged_again(loaded: Loaded) -> Tuning | None:
     """The search for the settings of an experiment. If its manifest does not have the loads at which settings were
-    compared, and the levels of the search are beside the experiment, it is what these levels show.
+    compared, and all levels of the search are beside the experiment, it is what these levels show.
     """
     tuning = loaded.experiment.manifest.tuning
     if tuning is None or tuning.compared is not None:
@@ -106,8 +106,17 @@ def judged_again(loaded: Loaded) -> Tuning | None:
         name, file = loaded.folder.resolve().name, record.experiment
         of = next((each for each, its in record.folders.items() if name in its), None)
         at = (file.get("tune_baseline") or {}).get("at") or next(iter(file.get("at") or ()), None)
-        if of is None or at is None:
+        if of is None or at is None or not _has_levels(tuning, of, folder):
             return tuning
         return judged(tuning, of, folder, parse_bounds(at, "p50"), read_record(folder))
     except StoreError:
         return tuning  # the levels of the search are no part of this experiment
+
+
+def _has_levels(tuning: Tuning, of: str, folder: Path) -> bool:
+    """Whether ``folder`` has levels of all settings that were measured. A partial copy has those of some."""
+    return all(
+        next(Store(folder / candidate_name(of, tried.settings)).levels(), None) is not None
+        for tried in tuning.tried
+        if tried.error is None
+    )

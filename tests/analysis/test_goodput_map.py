@@ -59,6 +59,12 @@ def test_a_queue_that_grows_bounds_goodput_by_what_is_served() -> None:
     assert cell(served(level(4, 5.0, 0.01), short), SLO) == Cell(0.0)
 
 
+def test_what_keeps_up_within_the_bounds_counts_whatever_another_level_served() -> None:
+    short = replace(level(8, 0.5, 0.01), behind_rps=5.0)
+    assert cell(served(level(4, 0.5, 0.01), level(10, 0.5, 0.01), short), SLO) == Cell(5.0), "10 of 2 GPUs"
+    assert cell(served(level(4, 0.5, 0.01), level(10, 5.0, 0.01), short), SLO) == Cell(2.5), "5 of 2 GPUs"
+
+
 def test_who_failed_is_within_nothing_and_one_token_has_no_tpot() -> None:
     assert level(4, 0.5, 0.01, failed=25).share(SLO) == 0.8
     one = RateLevel(4, np.full(10, 0.5), np.full(10, np.nan))
@@ -108,6 +114,7 @@ def test_a_measured_rate_above_the_capacity_limits_goodput(tmp_path: Path) -> No
     (loaded,) = loading.load([folder], {}, every_request=True)
     sweep = measured(loaded)
     assert sweep is not None and [each.behind_rps is None for each in sweep.levels] == [True, False]
+    assert sweep.levels[1].behind_rps == pytest.approx(5, rel=0.003), "without the time in which the last ones end"
     bound = cell(sweep, Slo(ttft_s=0.2, tpot_s=0.06, quantile=0.9))
     assert not bound.more and bound.goodput == pytest.approx(5, rel=0.05)
 

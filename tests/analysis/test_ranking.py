@@ -7,9 +7,9 @@ import pytest
 from support import curves as made
 from support.curves import most, read
 
-from pdlab.analysis.curves import Curve, in_one_study
+from pdlab.analysis.curves import Curve, Point, in_one_study
 from pdlab.analysis.intervals import Array, Estimate
-from pdlab.analysis.ranking import LabelledEstimate, frontier_points, frontiers, rank, throughput_within
+from pdlab.analysis.ranking import LabelledEstimate, OpenEnd, frontier_points, frontiers, rank, throughput_within
 from pdlab.analysis.shrinkage import moderate_all
 from pdlab.analysis.view import View
 from pdlab.core.bounds import parse_bounds
@@ -218,3 +218,54 @@ def test_identical_points_are_both_on_the_frontier() -> None:
     rng = np.random.default_rng(26)
     twice = [measured(rng, 3)] * 2
     assert [each.on_it for each in frontier_points(twice, View())] == [True] * 6
+
+
+def test_a_ceiling_below_what_was_measured_decides_nothing() -> None:
+    """Their measured figures are not distinguishable, although the second serves far less at a higher rate."""
+    noisy = Estimate(100.0, 15.0, 20.0, "repeats")
+    ends = {"b": OpenEnd(beyond="invalid", ceiling=Estimate(30.0, 1.0, 20.0, "repeats"))}
+
+    def second(value: float) -> bool:
+        estimates = [LabelledEstimate("a", noisy), LabelledEstimate("b", noisy._replace(value=value))]
+        return rank(estimates, 0.95, ends=ends)[1].tied
+
+    assert second(99.0)
+    assert not second(30.0), "both are far below the first"
+
+
+def test_the_ceiling_is_the_most_that_a_queue_was_served_at() -> None:
+    def level(rate: float, output_per_s: float, **more: bool) -> Point:
+        return made.point(rate, made.sample(output_per_s, {"tpot": 5.0}), kind="rate", **more)
+
+    over = [
+        level(rate, served, valid=False, above_capacity=True) for rate, served in ((2, 60.0), (4, 130.0), (8, 90.0))
+    ]
+    one = made.curve("a", level(1, 100.0), *over)
+    found = throughput_within(one, one.points, made.within(10.0), View(normalized=False))
+    assert found and found.end and found.end.ceiling and found.end.ceiling.value == 130.0
+
+
+def test_a_curve_without_a_valid_level_is_named() -> None:
+    rng = np.random.default_rng(31)
+    invalid = measured(rng, 3, label="c")
+    points = tuple(point.model_copy(update={"valid": False}) for point in invalid.points)
+    curves = [measured(rng, 3), measured(rng, 3, better=0.5, label="b"), invalid.model_copy(update={"points": points})]
+    bounds_ranking = read(curves, 15.0)
+    assert (bounds_ranking.tied, bounds_ranking.unknown, bounds_ranking.invalid) == (("a",), (), ("c",))
+    (sentence,) = made.sentences(curves, made.within(15.0), View())
+    assert "not known for c (no valid level)" in sentence
+
+
+@pytest.mark.parametrize(("kind", "named"), [("replay", True), ("rate", False)])
+def test_a_replay_has_no_higher_load(kind: str, named: bool) -> None:
+    """Both are within the bounds at their only load."""
+    curves = [
+        made.curve(
+            label,
+            made.point(1, *(made.sample(rate + repeat, {"tpot": 5.0}, repeat) for repeat in range(3)), kind=kind),
+        )
+        for label, rate in (("a", 100.0), ("b", 200.0))
+    ]
+    bounds_ranking = read(curves, 10.0)
+    assert (bounds_ranking.tied == ("b",)) is named
+    assert [ranked.end is None for ranked in bounds_ranking.ranking] == [named] * 2

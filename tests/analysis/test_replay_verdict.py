@@ -154,6 +154,23 @@ def test_no_session_within_an_slo_is_worse_only_than_some_in_every_replay() -> N
 
 
 @pytest.mark.parametrize(
+    ("ours", "theirs", "replays", "counts"),
+    [(48, 47, 2, False), (100, 99, 3, False), (100, 97, 1, False), (98, 20, 3, True)],
+)
+def test_equal_counts_of_sessions_are_not_certain(ours: int, theirs: int, replays: int, counts: bool) -> None:
+    """Of 100 sessions, in each of the replays."""
+
+    def within(label: str, sessions: int) -> ReplayedDeployment:
+        made = replayed(label, slos=(Slo(ttft_s=0.7),))
+        ((run, facts),) = made.replays
+        some = facts.within[0]._replace(sessions=sessions, per_s=sessions / 600)
+        return made._replace(replays=((run, facts._replace(within=(some,))),) * replays)
+
+    goodput = by_figure(verdict("w", [within("a", ours), within("b", theirs)]))["goodput of sessions (TTFT <= 700 ms)"]
+    assert (goodput.code == "replay_best_by") is counts
+
+
+@pytest.mark.parametrize(
     ("count", "replays", "sd"), [(2, 1, 0.05), (3, 1, 0.05), (5, 1, 0.05), (2, 3, 0.3), (4, 3, 0.3)]
 )
 def test_equal_deployments_have_a_best_less_than_once_in_twenty(count: int, replays: int, sd: float) -> None:
