@@ -27,9 +27,10 @@ from pydantic import ConfigDict, Field
 from pdlab.core import defaults
 from pdlab.core.bounds import Metric
 from pdlab.core.catalog import find_config
+from pdlab.core.normal_errors import sd_of_pairs
 from pdlab.core.schema import Frozen, load_yaml
 from pdlab.core.workload import Slo
-from pdlab.results.metrics import sd_of_pairs, student_t
+from pdlab.results.metrics import student_t
 
 ScatteredFigure = Literal["throughput"] | Metric
 

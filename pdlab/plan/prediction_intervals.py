@@ -21,7 +21,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pdlab.results.metrics import TO_SD, sd_of_pairs
+from pdlab.core.normal_errors import TO_SD, sd_of_pairs
 from pdlab.sim.hardware import TO_90, ErrorParts, FitError
 
 # The uncertainty of the cost of a block that is copied alone: the two levels with a wrapped pool fit 0.7 and 1.5 times

@@ -76,14 +76,6 @@ def student_t(probability: float, dof: float) -> float:
     return float(stdtrit(dof, probability))
 
 
-TO_SD = 1.4826  # median absolute error -> standard deviation of a normal one
-
-
-def sd_of_pairs(median_difference: float) -> float:
-    """Standard deviation of one normal value, from the median absolute difference of two; in the same unit."""
-    return TO_SD * median_difference / math.sqrt(2)
-
-
 def percentile(ordered: Sequence[float] | Column, q: float) -> float:
     """The ``q``-th percentile (0 to 100) of sorted values, linear between neighbours (numpy's default)."""
     position = (len(ordered) - 1) * q / 100

@@ -15,10 +15,10 @@ from pdlab.core.deployment import Deployment, Disaggregated, Mode, Pool, Transpo
 from pdlab.core.errors import UsageError
 from pdlab.core.hybrid_kv import connectors_of, is_hybrid
 from pdlab.core.nodes import GpuLink, WireKind
+from pdlab.core.normal_errors import TO_SD
 from pdlab.core.schema import Frozen, load_yaml
 from pdlab.core.text import choices, counted, version_numbers
 from pdlab.core.vllm_limits import default_utilization
-from pdlab.results.metrics import TO_SD
 from pdlab.sim.engine_host import DirectRouting, host_of, is_asynchronous
 from pdlab.sim.step_source import NO_CORRECTION, Correction
 

@@ -74,7 +74,13 @@ def test_nothing_heavy_is_imported_until_it_is_used(code: str, heavy: set[str]) 
 
 def test_every_command_has_its_module() -> None:
     modules = {path.stem.replace("_", "-") for path in (ROOT / "pdlab" / "cli").glob("*.py")} - {"--init--"}
-    assert set(COMMANDS) == modules - {"chaos-launch", "slo-start", "tuning", "until"}  # parts of others
+    assert set(COMMANDS) == modules - {
+        "chaos-launch",
+        "rehearsal-pace",
+        "slo-start",
+        "tuning",
+        "until",
+    }  # parts of others
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
