@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,6 +29,7 @@ PROBE = 2 * (
     '日本語のテキスト и ещё немного слов, مرحبا بالعالم, 🙂 {"key": [1.5e-9, null]}\n'
 )
 SHORT = "x"  # a prompt that fills no block of a prefix cache
+MOST_EVENTS = 64  # of a short completion, from a server that does not stop
 SPECIAL_TOKENS = 2
 TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json", "vocab.json"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,127}")
@@ -297,7 +299,10 @@ def completion_error(url: str, model: str) -> str | None:
     """
     request = {"model": model, "prompt": SHORT, "max_tokens": 2, "stream": True}
     try:
-        with http_client.streamed(url, request, key_of(url), TIMEOUT_S):
+        with http_client.streamed(url, request, key_of(url), TIMEOUT_S) as events:
+            # To its end: a decode engine whose client is gone may leave KV blocks of the prefill engine waiting.
+            for _ in islice(events, MOST_EVENTS):
+                pass
             return None
     except NotStreamed as error:
         return (
