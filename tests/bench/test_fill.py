@@ -118,7 +118,7 @@ def test_a_sweep_fills_and_its_levels_record_how_old_the_pools_were(
         return done.stdout + done.stderr, json.loads((tmp_path / "bm" / name / "concurrency2.json").read_text())
 
     text, fresh = sweep("fresh", "--fill-cache", "no")
-    assert fresh["pool_age"] == pytest.approx((8 * 20 + 3) / 1600), "tokens of the warm-up and of a short completion before it"
+    assert fresh["pool_age"] == pytest.approx((8 * 20 + 3) / 1600), "of the warm-up, and of a completion before it"
     assert "on fresh KV pools (given fewer tokens than they hold when the level began): all levels" in text
     text, aged = sweep("aged")
     assert "KV pools: filled once" in text and "on fresh KV pools" not in text
